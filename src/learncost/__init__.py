@@ -1,0 +1,3 @@
+"""What learning costs a transformer, counted exactly."""
+
+__version__ = "0.1.0"

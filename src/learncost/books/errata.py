@@ -1,0 +1,40 @@
+"""The errata of the publications that learncost's formulas come from: what they print, and what is right."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+
+def _as_printed() -> dict[str, str]:
+    return {"paper": "printed", "paper-corrected": "printed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Erratum:
+    """One place of a publication.
+
+    `maccs` and `flops` are polynomials in M, N, d_model, d_ff, h and voc, the right count minus the printed one;
+    they are "0" where no total changes. `books` tells for each price book whether it keeps the place as "printed"
+    or has it "mended".
+    """
+
+    id: str
+    document: str
+    where: str
+    printed: str
+    right: str
+    effect: str
+    layer: str | None = None
+    macro_operation: str | None = None
+    maccs: str = "0"
+    flops: str = "0"
+    books: Mapping[str, str] = field(default_factory=_as_printed, hash=False)
+
+
+@cache
+def errata() -> tuple[Erratum, ...]:
+    """Return all errata, in the order of the file."""
+    text = files("learncost.books").joinpath("errata.toml").read_text(encoding="utf-8")
+    return tuple(Erratum(**row) for row in tomllib.loads(text)["erratum"])

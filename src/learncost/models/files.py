@@ -1,0 +1,112 @@
+"""Configuration files: a path, a folder or standard input in, one mapping of keys to values out.
+
+Whatever is wrong with a file is said in one line that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import printable, shown
+
+LARGEST_FILE = 16 * 2**20  # bytes; published configurations take a few thousand, and /dev/zero never ends
+
+
+def looks_like_path(model: str) -> bool:
+    """Tell whether the MODEL argument means a file or a folder: it has a separator or a suffix, or it exists."""
+    if "/" in model or "\\" in model or model in {".", ".."} or model.lower().endswith((".json", ".toml")):
+        return True
+    try:
+        return bool(model) and Path(model).exists()
+    except (OSError, ValueError):  # a name too long for a file, a null character
+        return False
+
+
+def read_path(model: str, hint: str = "") -> dict[str, object]:
+    """Read a JSON or TOML file, or the config.json of a folder.
+
+    Raises InputError with one line for a file that is absent, unreadable, broken or not a table of keys; `hint` ends
+    the line about an absent one.
+    """
+    path = Path(model)
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+            if not path.exists():
+                raise InputError(f"folder {shown(model)} holds no config.json")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"no such file: {shown(model)}{hint}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{shown(model)} is not UTF-8 text, so it is not a configuration") from None
+    except OSError as error:
+        raise InputError(f"cannot read {shown(model)}: {error.strerror or error}") from None
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"not a path: {shown(model)}") from None  # a null character in it
+    parse = parse_toml if path.suffix.lower() == ".toml" else parse_json
+    return parse(text, printable(str(path)))
+
+
+def read_stream(stream: TextIO) -> dict[str, object]:
+    """Read a JSON configuration from an open stream, as `MODEL = -` does from standard input."""
+    try:
+        text = stream.read(LARGEST_FILE + 1)
+    except UnicodeDecodeError:
+        raise InputError("standard input is not UTF-8 text, so it is not a configuration") from None
+    return parse_json(text.removeprefix("\ufeff"), "standard input")
+
+
+def parse_json(text: str, where: str) -> dict[str, object]:
+    """Return the object that a JSON text holds. `where` names the text in the InputError."""
+    if len(text) > LARGEST_FILE:
+        raise InputError(f"{where} is larger than {LARGEST_FILE // 2**20} MiB, so it is not a configuration")
+    if not text.strip():
+        raise InputError(f"{where} is empty; a JSON object like that of a config.json is needed")
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"{where} gives {shown(twice)} twice")
+        return table
+
+    def refuse(constant: str) -> NoReturn:
+        raise InputError(f"{where} holds {constant}, which is not a number in JSON")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise InputError(f"{where} is nested too deeply for a configuration") from None
+    except InputError:
+        raise
+    except ValueError:  # thousands of digits
+        raise InputError(f"{where} holds a number with too many digits") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where} holds {shown(value)}; a JSON object like that of a config.json is needed")
+    return value
+
+
+def parse_toml(text: str, where: str) -> dict[str, object]:
+    """Return the table that a TOML text holds, its keys those of a config.json. `where` names it in the InputError."""
+    import tomllib  # not needed for the usual config.json
+
+    if len(text) > LARGEST_FILE:
+        raise InputError(f"{where} is larger than {LARGEST_FILE // 2**20} MiB, so it is not a configuration")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{where} is nested too deeply for a configuration") from None
+    except ValueError:  # thousands of digits
+        raise InputError(f"{where} holds a number with too many digits") from None

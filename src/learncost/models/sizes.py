@@ -1,0 +1,102 @@
+"""The sizes of a model and of a run: canonical names, every accepted spelling, and what a size may be.
+
+Canonical names are Hugging Face's. The spellings of nanoGPT and GPT-2 (`n_embd`, `block_size`), of Pau & Aymone's
+table 1 (`d_model`, `voc_size`, `M`, `N`), of DistilBERT (`dim`, `hidden_dim`) and of encoder-decoder configurations
+(`encoder_layers`) lead to them. This table is the only place that knows a spelling.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import nearest, shown
+
+LARGEST = 10**12  # sizes beyond this are slips of the keyboard
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size: its canonical name, its symbol in formulas, what it counts, and its other spellings."""
+
+    name: str
+    symbol: str
+    meaning: str
+    spellings: tuple[str, ...] = ()
+
+
+MODEL_SIZES = (
+    Size("hidden_size", "d_model", "width of the model", ("n_embd", "d_model", "dim")),
+    Size("num_hidden_layers", "n_layer", "blocks", ("n_layer", "n_layers", "num_layers")),
+    Size("num_attention_heads", "h", "attention heads of a block", ("n_head", "n_heads", "num_heads", "h")),
+    Size("head_dim", "d_k", "width of one head's queries, keys and values", ("d_k", "d_head")),
+    Size(
+        "intermediate_size", "d_ff", "width of the feed-forward network", ("n_inner", "d_ff", "hidden_dim", "ffn_dim")
+    ),
+    Size("vocab_size", "voc", "tokens in the vocabulary", ("voc", "voc_size", "n_vocab")),
+    Size(
+        "max_position_embeddings",
+        "max_len",
+        "positions that the model has",
+        ("n_positions", "n_ctx", "block_size", "max_len"),
+    ),
+    Size("type_vocab_size", "n_type", "token types"),
+    Size("n_enc", "n_enc", "blocks of the encoder", ("encoder_layers", "num_encoder_layers")),
+    Size("n_dec", "n_dec", "blocks of the decoder", ("decoder_layers", "num_decoder_layers")),
+)
+"""The sizes that a configuration may have."""
+
+RUN_SIZES = (
+    Size(
+        "seq_len", "N", "tokens in a sequence; those of the encoder where there is a decoder too", ("N", "seq_length")
+    ),
+    Size("target_len", "M", "tokens in a sequence of the decoder", ("M", "target_length")),
+    Size("batch_size", "B", "sequences in a batch"),
+)
+"""The sizes of one step, which no configuration holds."""
+
+CANONICAL = {spelling: size.name for size in MODEL_SIZES + RUN_SIZES for spelling in (size.name, *size.spellings)}
+"""Every accepted spelling and its canonical name."""
+
+
+def spelled(name: str) -> str:
+    """Return `name` as the alias table spells it: underscores for hyphens, lower case except for M and N."""
+    name = name.replace("-", "_")
+    return name if name in CANONICAL else name.lower()
+
+
+def resolve(name: str) -> str:
+    """Return the canonical name of a size given in any accepted spelling.
+
+    Hyphens count as underscores, and case matters for `M` and `N` alone.
+    Raises InputError, naming the nearest known spelling, where there is no such size.
+    """
+    try:
+        return CANONICAL[spelled(name)]
+    except KeyError:
+        raise InputError(f"unknown size {shown(name)}{nearest(name, CANONICAL)}") from None
+
+
+def check_size(name: str, value: object) -> int:
+    """Return `value` as the integer that it is: a whole number from 1 to 10^12, or its decimal digits as text.
+
+    `name` is the spelling that the user gave; the message of the InputError names it.
+    """
+    wanted = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
+    if isinstance(value, bool):
+        raise InputError(wanted)
+    if isinstance(value, str):
+        # At most 20 characters: Python refuses to convert thousands of digits with a message of its own.
+        if not re.fullmatch(r"-?[0-9]{1,20}", value, re.ASCII):
+            raise InputError(wanted)
+        number = int(value)
+    else:
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise InputError(wanted) from None
+    if not 1 <= number <= LARGEST:
+        raise InputError(wanted)
+    return number

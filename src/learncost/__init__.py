@@ -1,3 +1,59 @@
-"""What learning costs a transformer, counted exactly."""
+"""learncost tells what learning costs a transformer - and proves it by running it.
+
+    import learncost as lc
+    print(lc.cost("gpt2", procedure="pepita", seq_len=1024))
+
+Everything public is a name of this module; the packages below are private and may change.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from learncost.books.book import Book as Book
+    from learncost.books.book import book as book
+    from learncost.books.errata import errata as errata
+    from learncost.equation.errors import InputError as InputError
+    from learncost.equation.errors import NotationError as NotationError
+    from learncost.layers.derive import Derived as Derived
+    from learncost.layers.derive import derive as derive
+    from learncost.layers.layer import Layer as Layer
+    from learncost.layers.layer import layer as layer
+    from learncost.layers.lower import lower as lower
+    from learncost.readings.price import Price as Price
+    from learncost.readings.run import run as run
+
+# Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
+_PUBLIC = {
+    "Book": "learncost.books.book",
+    "Derived": "learncost.layers.derive",
+    "InputError": "learncost.equation.errors",
+    "Layer": "learncost.layers.layer",
+    "NotationError": "learncost.equation.errors",
+    "Price": "learncost.readings.price",
+    "book": "learncost.books.book",
+    "derive": "learncost.layers.derive",
+    "errata": "learncost.books.errata",
+    "layer": "learncost.layers.layer",
+    "lower": "learncost.layers.lower",
+    "price": "learncost.books.book",
+    "run": "learncost.readings.run",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'learncost' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,115 @@
+"""The price books, as data: what each says, who says so. `run` and `matmul` hold no number at all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from learncost.equation.count import ZERO, Count
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.layers.layer import Layer
+from learncost.readings.price import Book, Override, Price, WordPrice
+from learncost.readings.price import price as _price
+
+PAPER = "Pau & Aymone 2024, Eng 5(1), 34-50"
+
+
+def points(axes: str) -> Count:
+    """One per point of the axes."""
+    return Count.of(axes.split())
+
+
+_NORM = "sections 5.5.1 and 5.5.2: per element mean, subtract, square, variance, subtract, divide; Jacobian 9"
+_SOFTMAX = "section 5.3.1: 5 FLOPs per element; (28): one per element of the Jacobian"
+_GELU = "section 5.4.1: 8 FLOPs forward and 13 for the derivative, in either form"
+
+_WORDS = {
+    "softmax": WordPrice(body=5, jacobian=1, source=_SOFTMAX),
+    "log_softmax": WordPrice(body=5, gradient=0, source="(45) and section 5.6.2: target - s has no FLOPs"),
+    "normalize": WordPrice(body=6, jacobian=9, source=_NORM),
+    "gelu": WordPrice(body=8, gradient=13, source=_GELU),
+    "gelu_tanh": WordPrice(body=8, gradient=13, source=_GELU),
+}
+
+_SKIP = Override(ZERO, points("B M d"), "section 5.5.2: adding the derivative of the skip branch")
+_BETA = Override(ZERO, points("B M d"), "(42)")
+_SLICE = Override(points("B M M N h"), points("B M M N h") * 2, "(29) as printed, M N M h: erratum E2")
+_DENSE = Override(ZERO, ZERO, "section 5.1: the modulated input is one dense product, already charged")
+
+# What the rule of shapes does not give, each with its equation.
+_OVERRIDES: dict[tuple[str, str], Override] = {
+    ("norm", "db"): _BETA,
+    ("add_norm", "db"): _BETA,
+    ("add_norm", "dX"): _SKIP,
+    ("residual", "dX"): _SKIP,
+    ("embedding", "e W"): _DENSE,
+}
+
+_SLIPS: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}
+
+# Section 5.2, section 5.6.2 and Algorithms 1 and 2: positions, the loss and the step itself are not counted.
+_UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "dropout", "padding", "loss", "optimizer"})
+
+BOOKS: Mapping[str, Book] = {
+    book.name: book
+    for book in (
+        Book("run", "what the NumPy run executes", "read off the words' bodies in normal form", "executed"),
+        Book(
+            "matmul",
+            "matrix products only",
+            "read off the table as written: products with rows, columns and a sum, as torch's FlopCounterMode, "
+            "the FLOPs blog (24bsh^2 + 4bs^2h) and the DSBA slides (4nd^2 + 2n^2d) count",
+            "matrix",
+        ),
+        Book(
+            "paper",
+            "Pau & Aymone as printed, slips included",
+            PAPER,
+            "printed",
+            True,
+            _WORDS,
+            _OVERRIDES | _SLIPS,
+            _UNPRICED,
+            {("attention", "JS"): "E3", ("cross_attention", "JS"): "E3"},
+        ),
+        Book(
+            "paper-corrected",
+            "Pau & Aymone with errata E2 and E3 mended",
+            PAPER,
+            "printed",
+            True,
+            _WORDS,
+            _OVERRIDES,
+            _UNPRICED,
+        ),
+    )
+}
+
+
+def book(name: str | Book) -> Book:
+    """A price book by its name; an unknown one is refused with those that exist."""
+    if isinstance(name, Book):
+        return name
+    if name not in BOOKS:
+        near = difflib.get_close_matches(str(name), BOOKS, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise InputError(f"no price book is called {name!r}{hint} (there are {', '.join(BOOKS)})")
+    return BOOKS[name]
+
+
+def price(
+    table: Layer | Table, sizes: Mapping[str, Any] | None = None, book: str | Book = "run", dtype: str = "fp32"
+) -> Price:
+    """Price a table under a book: `.maccs`, `.flops`, `.bytes` and `.rows`.
+
+    sizes   by axis name and by the counts of repeats: ints give exact ints, arrays give float64 arrays, and a size that
+            is left out stays a symbol (a polynomial with integer coefficients)
+    book    a price book or its name; its numbers follow its convention, one MACC being two FLOPs in all of them
+    dtype   of what is moved: every operand is read once and every result written once, line by line
+    """
+    return _price(table, sizes or {}, _find(book), dtype)
+
+
+_find = book

@@ -1,0 +1,1 @@
+"""Floor 0, the notation: terms, lines, tables, parsing, counts, errors."""

@@ -1,0 +1,118 @@
+"""Counts are polynomials in the sizes with integer coefficients: exact on ints, fast on arrays, printable as symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
+
+
+def base(axis: str) -> str:
+    """The size an axis has: N' is a second axis of N's size."""
+    return axis.rstrip("'")
+
+
+@dataclass(frozen=True)
+class Count:
+    """A polynomial such as 2 B M d + 5 B M N h: a mapping from monomials to integer coefficients."""
+
+    terms: Mapping[Monomial, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(axes: Iterable[str], coefficient: int = 1) -> Count:
+        """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
+        names = []
+        for axis in axes:
+            if axis.isdigit():
+                coefficient *= int(axis)
+            else:
+                names.append(base(axis))
+        return Count({tuple(sorted(names)): coefficient}) if coefficient else Count()
+
+    def __add__(self, other: Count) -> Count:
+        terms = dict(self.terms)
+        for monomial, coefficient in other.terms.items():
+            total = terms.get(monomial, 0) + coefficient
+            if total:
+                terms[monomial] = total
+            else:
+                terms.pop(monomial, None)
+        return Count(terms)
+
+    def __mul__(self, other: Count | int) -> Count:
+        if isinstance(other, int):
+            return Count({m: c * other for m, c in self.terms.items()}) if other else Count()
+        total = Count()
+        for m1, c1 in self.terms.items():
+            total += Count({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})
+        return total
+
+    def __sub__(self, other: Count) -> Count:
+        return self + other * -1
+
+    def __bool__(self) -> bool:
+        return bool(self.terms)
+
+    @property
+    def sizes(self) -> frozenset[str]:
+        """The names of the sizes that occur."""
+        return frozenset(name for monomial in self.terms for name in monomial)
+
+    def at(self, sizes: Mapping[str, Any]) -> Any:
+        """The value: an int for ints, an array for arrays; a Count in the sizes that are left out."""
+        if not self.sizes <= sizes.keys():
+            return self._partly(sizes)
+        total: Any = 0
+        for monomial, coefficient in self.terms.items():
+            value: Any = coefficient
+            for name in monomial:
+                value = value * sizes[name]
+            total = total + value
+        return total
+
+    def _partly(self, sizes: Mapping[str, Any]) -> Count:
+        total = Count()
+        for monomial, coefficient in self.terms.items():
+            number = coefficient
+            for name in monomial:
+                if name in sizes:
+                    number *= int(sizes[name])
+            total += Count.of((name for name in monomial if name not in sizes), number)
+        return total
+
+    def rename(self, names: Mapping[str, str]) -> Count:
+        """The same polynomial in other names."""
+        total = Count()
+        for monomial, coefficient in self.terms.items():
+            total += Count.of((names.get(name, name) for name in monomial), coefficient)
+        return total
+
+    def __str__(self) -> str:
+        def power(monomial: Monomial) -> list[str]:
+            return [
+                name if monomial.count(name) == 1 else f"{name}^{monomial.count(name)}"
+                for name in dict.fromkeys(monomial)
+            ]
+
+        parts = []
+        for monomial, coefficient in sorted(self.terms.items(), key=lambda item: (-len(item[0]), item[0])):
+            factors = power(monomial)
+            if abs(coefficient) != 1 or not factors:
+                factors.insert(0, str(abs(coefficient)))
+            parts.append(("- " if coefficient < 0 else "+ ") + " ".join(factors))
+        text = " ".join(parts) or "0"
+        return text.removeprefix("+ ") if not text.startswith("- ") else "-" + text[2:]
+
+
+ZERO = Count()
+
+
+def total(counts: Iterable[Count]) -> Count:
+    """The sum of many counts."""
+    terms: dict[Monomial, int] = {}
+    for count in counts:
+        for monomial, coefficient in count.terms.items():
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+    return Count({m: c for m, c in terms.items() if c})

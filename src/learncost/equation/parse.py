@@ -1,0 +1,298 @@
+"""Text to statements. Three kinds of line, calls of layers, the repeat; every error quotes its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import NotationError
+from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b))|(?P<name>[^\W\d][\w.]*'*)|(?P<mark><=|[^\w\s]))"
+)
+_EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
+_HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
+_REPEAT = re.compile(r"^repeat\s+(\w+)\s+carry\s+([\w\s,]+?)(?:\s+shared\s+([\w\s,.]+?))?\s*:$")
+_WHERE = re.compile(r"\swhere\s")
+
+
+@dataclass(frozen=True)
+class Header:
+    """`name(inputs; weights) -> outputs`."""
+
+    name: str
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """`A[B M d] = attention(H, H, H; attn, N = M') where M' <= M`: replaced by the layer's lines when it is defined."""
+
+    left: tuple[Term, ...]
+    layer: str
+    arguments: tuple[str, ...]
+    weights: tuple[str, ...]
+    axes: tuple[tuple[str, str], ...]
+    where: tuple[Condition, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """A repeat before its names are bound."""
+
+    count: str
+    carry: tuple[str, ...]
+    shared: tuple[str, ...]
+    lines: tuple[Parsed, ...]
+    text: str
+
+
+Parsed = Line | Call | Block
+
+
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Names parted by spaces or commas."""
+    return tuple((text or "").replace(",", " ").split())
+
+
+def parse_header(text: str) -> Header:
+    """The first line of a layer."""
+    match = _HEADER.match(text)
+    if not match:
+        raise NotationError("a layer begins with its header `name(inputs; weights) -> outputs`", text or "(empty)")
+    name, inputs, weights, outputs = match.groups()
+    return Header(name, split_names(inputs), split_names(weights), split_names(outputs))
+
+
+def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
+    """The lines of a body; what is indented under a `repeat ...:` belongs to it."""
+    result: list[Parsed] = []
+    rest = [line for line in lines if line.strip()]
+    while rest:
+        line, *rest = rest
+        indent = _indent(line)
+        text = line.strip()
+        if not text.startswith("repeat "):
+            result.append(parse_line(text))
+            continue
+        match = _REPEAT.match(text)
+        if not match:
+            raise NotationError("a repeat is written `repeat COUNT carry X:`", text)
+        body = []
+        while rest and _indent(rest[0]) > indent:
+            body.append(rest.pop(0))
+        if not body:
+            raise NotationError("a repeat needs an indented body", text)
+        count, carry, shared = match.groups()
+        result.append(Block(count, split_names(carry), split_names(shared), parse_lines(body), text))
+    return tuple(result)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def parse_line(text: str) -> Line | Call:
+    """One line: a product, a sum, a word, or a call."""
+    equation = ""
+    body = text
+    if match := _EQUATION.search(body):
+        equation = match.group(1)
+        body = body[: match.start()]
+    body, *conditions = _WHERE.split(body)
+    where = tuple(_condition(c, text) for c in conditions)
+    reader = _Reader(body, text)
+    left = [reader.term()]
+    while not reader.take("="):
+        left.append(reader.term())
+    tag = Tag(equation=equation)
+    line = reader.right(tuple(left), where)
+    if not reader.done:
+        raise NotationError(f"{reader.peek!r} is not expected", text)
+    if isinstance(line, Line):
+        if len(left) > 1 and not isinstance(line, Word):
+            raise NotationError("several names on the left stand only before a word or a call", text)
+        if not all(isinstance(term, Term) for term in left):
+            raise NotationError("a name must stand on the left", text)
+        return replace(line, tag=tag)
+    return line
+
+
+def _condition(text: str, line: str) -> Condition:
+    match = re.fullmatch(r"\s*([^\W\d]\w*'*)\s*(<=|<)\s*([^\W\d]\w*'*)\s*", text)
+    if not match:
+        raise NotationError("`where` takes two axes, as in `where N <= M`", line)
+    return Condition(match.group(1), match.group(3), match.group(2) == "<")
+
+
+class _Reader:
+    """Reads the tokens of one line from left to right."""
+
+    def __init__(self, body: str, text: str) -> None:
+        self.text = text
+        self.tokens = list(_tokens(body, text))
+        self.position = 0
+
+    @property
+    def done(self) -> bool:
+        return self.position >= len(self.tokens)
+
+    @property
+    def peek(self) -> str:
+        return "" if self.done else self.tokens[self.position][1]
+
+    def take(self, mark: str) -> bool:
+        if not self.done and self.tokens[self.position] == ("mark", mark):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, mark: str) -> None:
+        if not self.take(mark):
+            raise NotationError(
+                f"expected {mark!r}" + (f" before {self.peek!r}" if not self.done else " at the end"), self.text
+            )
+
+    def kind(self, ahead: int = 0) -> str:
+        at = self.position + ahead
+        return self.tokens[at][0] if at < len(self.tokens) else "end"
+
+    def value(self, ahead: int = 0) -> str:
+        at = self.position + ahead
+        return self.tokens[at][1] if at < len(self.tokens) else ""
+
+    def name(self) -> str:
+        if self.kind() != "name":
+            raise NotationError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}", self.text)
+        self.position += 1
+        return self.tokens[self.position - 1][1]
+
+    def number(self) -> float:
+        if self.kind() != "number":
+            raise NotationError("expected a number", self.text)
+        self.position += 1
+        return float(self.tokens[self.position - 1][1])
+
+    def term(self) -> Term:
+        operand = self.operand()
+        if isinstance(operand, Literal):
+            raise NotationError("a number cannot stand here", self.text)
+        return operand
+
+    def operand(self) -> Operand:
+        if self.kind() == "number":
+            literal = Literal(self.number())
+            self.expect("[")
+            self.expect("]")
+            return literal
+        if self.take("#"):
+            sizes = [self.name()]
+            while self.take("#"):
+                sizes.append(self.name())
+            power = self.number() if self.take("^") else 1.0
+            self.expect("[")
+            self.expect("]")
+            return Literal(1.0, tuple(sizes), power)
+        name = self.name()
+        if name.endswith("'"):
+            raise NotationError(f"{name!r}: a prime belongs to an axis, not to a name", self.text)
+        self.expect("[")
+        axes: list[str | Read] = []
+        while not self.take("]"):
+            axis = self.name()
+            axes.append(Read(axis, self.operand()) if self.take("=") else axis)
+        if len({a for a in axes if isinstance(a, str)}) < sum(isinstance(a, str) for a in axes):
+            raise NotationError(f"an axis stands twice in {name}; write a second one as a prime (N and N')", self.text)
+        return Term(name, tuple(axes))
+
+    def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
+        if self.kind() == "name":
+            if self.value(1) == "(":
+                name = self.name()
+                return self.applied(name, (), left, where)
+            if self.value(1) == "[" and self._applied_with_axes():
+                name = self.name()
+                self.expect("[")
+                axes = []
+                while not self.take("]"):
+                    axes.append(self.name())
+                return self.applied(name, tuple(axes), left, where)
+        signs = [-1 if self.take("-") else 1]
+        terms = [self.operand()]
+        while not self.done and self.peek in ("+", "-"):
+            signs.append(1 if self.take("+") else -1)
+            if signs[-1] < 0:
+                self.expect("-")
+            terms.append(self.operand())
+        if len(terms) == 1 and signs == [1]:
+            while not self.done:
+                if self.peek in ("+", "-"):
+                    raise NotationError("a line is a product or a sum, not both", self.text)
+                terms.append(self.operand())
+            return Product(left, tuple(terms), where)
+        if not self.done:
+            raise NotationError("a line is a product or a sum, not both", self.text)
+        return Sum(left, tuple(terms), where, signs=tuple(signs))
+
+    def _applied_with_axes(self) -> bool:
+        depth = 0
+        for at in range(self.position + 1, len(self.tokens)):
+            mark = self.tokens[at][1]
+            depth += (mark == "[") - (mark == "]")
+            if depth == 0:
+                return at + 1 < len(self.tokens) and self.tokens[at + 1][1] == "("
+        return False
+
+    def applied(
+        self, name: str, axes: tuple[str, ...], left: tuple[Term, ...], where: tuple[Condition, ...]
+    ) -> Line | Call:
+        """What follows a name and an open parenthesis: terms for a word, bare names for a call."""
+        self.expect("(")
+        bare = self.kind() == "name" and self.value(1) in (",", ")", ";")
+        if bare or self.peek == ";":
+            if axes:
+                raise NotationError("a call takes names without axes before its parenthesis", self.text)
+            return self.call(name, left, where)
+        operands: list[Operand] = []
+        while not self.take(")"):
+            operands.append(self.operand())
+            self.take(",")
+        return Word(left, tuple(operands), where, word=name, axes=axes)
+
+    def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Call:
+        arguments: list[str] = []
+        weights: list[str] = []
+        axes: list[tuple[str, str]] = []
+        while self.peek not in (")", ";"):
+            arguments.append(self.name())
+            self.take(",")
+        if self.take(";"):
+            while self.peek != ")":
+                name = self.name()
+                if self.take("="):
+                    axes.append((name, self.name()))
+                else:
+                    weights.append(name)
+                self.take(",")
+        self.expect(")")
+        return Call(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
+
+
+def _tokens(body: str, text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(body.rstrip()):
+        match = _TOKEN.match(body, position)
+        if not match:
+            raise NotationError(f"{body[position]!r} is not expected", text)
+        kind, value = match.lastgroup or "", match.group(match.lastgroup or "")
+        # A minus sign before a number is a sign between terms when a term ended just before it.
+        if kind == "number" and value.startswith("-") and body[:position].rstrip().endswith("]"):
+            yield "mark", "-"
+            value = value[1:]
+        yield kind, value
+        position = match.end()

@@ -1,0 +1,273 @@
+"""From parsed lines to a checked table: names get versions and declared axes, readers' axes are brought to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import NotationError
+from learncost.equation.parse import Block, Call, Header, Parsed
+from learncost.equation.table import Carry, Condition, Line, Product, Read, Repeat, Statement, Sum, Table, Term, Word
+
+Axes = Mapping[str, tuple[str, ...]]
+Check = Callable[[Line], Line]
+Expand = Callable[[Call, Axes], tuple[tuple[Line, ...], tuple[str, ...]]]
+
+
+def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, expand: Expand | None = None) -> Table:
+    """The table of a header and its lines.
+
+    `check` may refuse or complete a line once its axes are known; `expand` gives the lines that stand for a call of a
+    layer, and the weights that it brings along.
+    """
+    parsed = tuple(parsed)
+    scope = _Scope(header, check, expand, _read_outside(parsed))
+    lines = scope.statements(parsed)
+    for name in header.outputs:
+        if name not in scope.current:
+            raise NotationError(f"the output {name} is never defined", header.name)
+    for name in (*header.inputs, *header.weights):
+        if name not in scope.axes and name not in scope.indices:
+            raise NotationError(f"{name} is declared in the header of {header.name} and never read")
+    return Table(
+        lines,
+        scope.axes,
+        header.inputs,
+        tuple(scope.weights),
+        tuple(scope.current[name] for name in header.outputs),
+        frozenset(scope.indices),
+        title=header.name,
+    )
+
+
+def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
+    names: set[str] = set()
+    for line in parsed:
+        names.update(line.reads if isinstance(line, Line) else line.weights if isinstance(line, Call) else ())
+    return frozenset(names)
+
+
+class _Scope:
+    """The names of a table while its lines are read in order; a repeat opens an inner one."""
+
+    def __init__(self, header: Header, check: Check | None, expand: Expand | None, outside: frozenset[str]) -> None:
+        self.given = frozenset((*header.inputs, *header.weights))
+        self.weights = list(header.weights)
+        self.check = check
+        self.expand = expand
+        self.outside = outside  # names that lines outside any repeat read: a weight among them is shared
+        self.current: dict[str, str] = {name: name for name in self.given}
+        self.versions: dict[str, int] = dict.fromkeys(self.given, 1)
+        self.axes: dict[str, tuple[str, ...]] = {}
+        self.indices: set[str] = set()
+        self.values: set[str] = set()
+
+    def version(self, name: str) -> str:
+        self.versions[name] = self.versions.get(name, 0) + 1
+        return name if self.versions[name] == 1 else f"{name}.{self.versions[name]}"
+
+    def statements(self, parsed: Iterable[Parsed]) -> tuple[Statement, ...]:
+        result: list[Statement] = []
+        for line in parsed:
+            if isinstance(line, Block):
+                result.append(self.repeat(line))
+            elif isinstance(line, Line):
+                result.append(self.line(line))
+            else:
+                result.extend(map(self.line, self.call(line)))
+        return tuple(result)
+
+    def call(self, call: Call) -> tuple[Line, ...]:
+        if self.expand is None:
+            raise NotationError(f"no layer is called {call.layer!r} here", call.text)
+        for name in call.arguments:
+            if name not in self.current:
+                raise NotationError(f"{name} is not defined before it is read", call.text)
+        known = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
+        lines, weights = self.expand(call, known)
+        for name in weights:
+            if name not in self.given:
+                self.given |= {name}
+                self.current[name] = name
+                self.versions[name] = 1
+                self.weights.append(name)
+        return lines
+
+    def line(self, line: Line) -> Line:
+        for name in line.reads:
+            if name not in self.current:
+                raise NotationError(f"{name} is not defined before it is read", str(line))
+        if not line.tag.local:
+            line = replace(line, tag=replace(line.tag, local=line.name, locals=tuple(t.name for t in line.right)))
+        line = replace(line, right=tuple(t.renamed(self.current) for t in line.right))
+        line = replace(
+            line, left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left)
+        )
+        for term in line.right:
+            if isinstance(term, Term):
+                self.meet(term, line, index=False)
+        for term in line.left:
+            for axis in term.axes:
+                if isinstance(axis, Read) and isinstance(axis.at, Term):
+                    self.meet(axis.at, line, index=True)
+        line = settle(line, self.axes)
+        check_shape(line)
+        if self.check:
+            line = self.check(line)
+        names = {term.name: self.version(term.name) for term in line.left}
+        for term in line.left:
+            self.current[term.name] = names[term.name]
+            self.axes[names[term.name]] = term.declared
+        return replace(line, left=tuple(Term(names[t.name], t.axes) for t in line.left))
+
+    def meet(self, term: Term, line: Line, index: bool) -> None:
+        """A read: the first one of a given name declares its axes, later ones must have as many."""
+        if term.name not in self.axes:
+            self.axes[term.name] = term.declared
+        elif len(self.axes[term.name]) != len(term.axes):
+            declared = " ".join(self.axes[term.name])
+            raise NotationError(f"{term.name}[{declared}] is read with {len(term.axes)} axes", str(line))
+        (self.indices if index else self.values).add(term.name)
+        if term.name in self.indices and term.name in self.values:
+            raise NotationError(f"{term.name} is read both as a value and as an index", str(line))
+        for axis in term.axes:
+            if isinstance(axis, Read) and isinstance(axis.at, Term):
+                self.meet(axis.at, line, index=True)
+
+    def repeat(self, block: Block) -> Repeat:
+        for name in block.carry:
+            if name not in self.current:
+                raise NotationError(f"{name} is carried but not defined before", block.text)
+        outer, outer_axes = dict(self.current), dict(self.axes)
+        starts = {name: outer[name] for name in block.carry}
+        lines = self.statements(block.lines)
+        ends = {name: self.current[name] for name in block.carry}
+        for name in block.carry:
+            if ends[name] == starts[name]:
+                raise NotationError(f"{name} is carried but never assigned", block.text)
+            if _bases(self.axes[ends[name]]) != _bases(self.axes[starts[name]]):
+                raise NotationError(
+                    f"{name} enters a turn as {' '.join(self.axes[starts[name]])} and leaves it as "
+                    f"{' '.join(self.axes[ends[name]])}",
+                    block.text,
+                )
+        inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts.values()}
+        read = dict.fromkeys(name for line in lines for name in line.reads)
+        shared = frozenset(block.shared) | self.outside
+        each = tuple(n for n in read if n in self.weights and n not in shared)
+        for name in each:
+            inner_axes[name] = self.axes[name]
+        self.current, self.axes = outer, outer_axes
+        for name in read:
+            if name in self.given and name not in self.axes:
+                self.axes[name] = (block.count, *inner_axes[name]) if name in each else inner_axes[name]
+                if name not in each and name not in starts.values():
+                    inner_axes.pop(name, None)
+        carry = []
+        for name in block.carry:
+            initial = self.current[name]
+            self.current[name] = self.version(name)
+            self.axes[self.current[name]] = self.axes[initial]
+            carry.append(Carry(starts[name], ends[name], initial, self.current[name]))
+        return Repeat(block.count, lines, inner_axes, tuple(carry), tuple((n, n) for n in each))
+
+
+def _rename_reads(axis: str | Read, names: Mapping[str, str]) -> str | Read:
+    return axis if isinstance(axis, str) else Read(axis.axis, axis.at.renamed(names))
+
+
+def _bases(axes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(base(axis) for axis in axes)
+
+
+def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
+    """The line with its axes called as the values declare them; a lone N' becomes N.
+
+    An axis keeps its own primes where it can: among the axes of one size the first in order of primes is unprimed.
+    """
+    sizes: dict[str, str] = {}
+    order = list(line.loops)
+    for term in _terms(line):
+        axes = declared.get(term.name)
+        if axes is None:
+            continue
+        for axis, name in zip(term.axes, axes, strict=True):
+            if not isinstance(axis, str):
+                continue
+            if sizes.setdefault(axis, base(name)) != base(name):
+                raise NotationError(f"axis {axis} has the size of {sizes[axis]} and of {base(name)}", str(line))
+    groups: dict[str, list[str]] = {}
+    for axis in order:
+        groups.setdefault(sizes.get(axis, base(axis)), []).append(axis)
+    renaming = {}
+    for size, members in groups.items():
+        members.sort(key=lambda axis: (base(axis) != size, axis.count("'"), order.index(axis)))
+        for primes, axis in enumerate(members):
+            renaming[axis] = size + "'" * primes
+    where = tuple(c for c in line.where if c.axes <= set(order))
+    return replace(line, where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
+
+
+def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
+    """A derived line renamed so that its left shows the axes that the left value declares."""
+    term = line.left[0]
+    want = declared[term.name]
+    swap: dict[str, str] = {}
+    for axis, name in zip(term.axes, want, strict=True):
+        if isinstance(axis, str) and axis != name:
+            swap[axis] = name
+    if not swap:
+        return line
+    free = [axis for axis in swap if axis not in swap.values()]
+    for name in tuple(swap.values()):
+        if name in line.loops and name not in swap:
+            swap[name] = free.pop(0)
+    return line.renamed({}, swap)
+
+
+def _terms(line: Line) -> list[Term]:
+    """Every term of the line, those inside indices included; left terms last."""
+    found: list[Term] = []
+
+    def visit(term: object) -> None:
+        if isinstance(term, Term):
+            found.append(term)
+            for axis in term.axes:
+                if isinstance(axis, Read):
+                    visit(axis.at)
+
+    for term in line.right:
+        visit(term)
+    for left in line.left:
+        for axis in left.axes:
+            if isinstance(axis, Read):
+                visit(axis.at)
+    return found
+
+
+def check_shape(line: Line) -> None:
+    """Refuse a layer's line whose axes do not fit together."""
+    left = set(line.left[0].loops)
+    right = {axis for term in line.right for axis in term.loops}
+    if missing := sorted(left - right):
+        raise NotationError(f"axis {missing[0]} on the left is not on the right", str(line))
+    if isinstance(line, Product):
+        for axis in sorted(right - left):
+            if sum(axis in term.loops for term in line.right) == 1:
+                raise NotationError(f"axis {axis} is summed but stands in one factor alone", str(line))
+    elif isinstance(line, Sum):
+        for term in line.right:
+            if extra := sorted(set(term.loops) - left):
+                raise NotationError(f"axis {extra[0]} of {term} is not on the left", str(line))
+    elif isinstance(line, Word):
+        for axis in line.axes:
+            if axis not in right:
+                raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
+    for condition in line.where:
+        _check_condition(condition, line)
+
+
+def _check_condition(condition: Condition, line: Line) -> None:
+    if base(condition.lower) == condition.upper == condition.lower:
+        raise NotationError(f"where {condition}: two different axes are needed", str(line))

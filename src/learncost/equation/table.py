@@ -1,0 +1,328 @@
+"""The data of the notation: terms, three kinds of line, the repeat, the table. Programs are values; nothing here acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from learncost.equation.count import base
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An axis read at an index, `v=T[B M]`: axis v of the term at the positions that T holds."""
+
+    axis: str
+    at: Term | Literal
+
+    def __str__(self) -> str:
+        return f"{self.axis}={self.at}"
+
+
+Axis: TypeAlias = str | Read
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A named value with its axes as this line reads them, `Q[B M h k]`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The axes that are looped over: plain axes, and the axes of the indices, each once, in order."""
+        loops: list[str] = []
+        for axis in self.axes:
+            loops.extend((axis,) if isinstance(axis, str) else axis.at.loops)
+        return tuple(dict.fromkeys(loops))
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The axes of the value itself, indices aside: wte[v=tokens[B M] d] has (v, d)."""
+        return tuple(axis if isinstance(axis, str) else axis.axis for axis in self.axes)
+
+    @property
+    def indexed(self) -> bool:
+        return any(isinstance(axis, Read) for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and those of its indices."""
+        inner = (name for axis in self.axes if isinstance(axis, Read) for name in axis.at.names)
+        return (self.name, *inner)
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Term:
+        return Term(
+            names.get(self.name, self.name),
+            tuple(
+                axes.get(a, a) if isinstance(a, str) else Read(axes.get(a.axis, a.axis), a.at.renamed(names, axes))
+                for a in self.axes
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}[{' '.join(map(str, self.axes))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, `0.5[]`, or a size to a power, `#k^-0.5[]`: value times the product of the sizes to the power."""
+
+    value: float = 1.0
+    sizes: tuple[str, ...] = ()
+    power: float = 1.0
+
+    name = ""
+    axes: tuple[Axis, ...] = ()
+    loops: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+    indexed = False
+    names: tuple[str, ...] = ()
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Literal:
+        return replace(self, sizes=tuple(axes.get(size, size) for size in self.sizes))
+
+    def number(self, sizes: Mapping[str, int]) -> float:
+        """The number, given the sizes."""
+        points = 1
+        for size in self.sizes:
+            points *= int(size) if size.isdigit() else sizes[base(size)]
+        return self.value * float(points) ** self.power
+
+    def __str__(self) -> str:
+        if not self.sizes:
+            return f"{self.value:g}[]"
+        text = "".join(f"#{size}" for size in self.sizes) + (f"^{self.power:g}" if self.power != 1 else "")
+        return text + "[]"
+
+
+Operand: TypeAlias = Term | Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`where N <= M`: only the points with index(lower) <= index(upper) (or <, when strict) are inside."""
+
+    lower: str
+    upper: str
+    strict: bool = False
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset((self.lower, self.upper))
+
+    def renamed(self, axes: Mapping[str, str]) -> Condition:
+        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.strict)
+
+    def __str__(self) -> str:
+        return f"{self.lower} {'<' if self.strict else '<='} {self.upper}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Where a line comes from and what it is for; no reading needs it for its meaning."""
+
+    layer: str = ""
+    block: str | None = None
+    macro: str = "forward"
+    equation: str = ""
+    local: str = ""  # the left name inside the layer where the line was written
+    locals: tuple[str, ...] = ()  # the same for the operands on the right
+    gradients: tuple[str, ...] = ()  # numbers of the paper's equations for the gradients of the operands
+    origin: str = ""  # of a lowered line: the left name of the line that it belongs to
+    jacobian: str = ""  # and for the explicit Jacobian of the line
+    binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the three kinds of line share. `left` has several terms only before a word."""
+
+    left: tuple[Term, ...]
+    right: tuple[Operand, ...]
+    where: tuple[Condition, ...] = ()
+    tag: Tag = Tag()
+
+    @property
+    def name(self) -> str:
+        return self.left[0].name
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """Every axis of the line, each once."""
+        return tuple(dict.fromkeys(a for term in (*self.left, *self.right) for a in term.loops))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names that the line needs, indices included, each once."""
+        inner = [n for term in self.right for n in term.names]
+        inner += [n for term in self.left for n in term.names[1:]]
+        return tuple(dict.fromkeys(inner))
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Line:
+        return replace(
+            self,
+            left=tuple(t.renamed(names, axes) for t in self.left),
+            right=tuple(t.renamed(names, axes) for t in self.right),
+            where=tuple(c.renamed(axes) for c in self.where),
+        )
+
+    def _suffix(self) -> str:
+        text = "".join(f" where {condition}" for condition in self.where)
+        return text + (f"  ({self.tag.equation})" if self.tag.equation else "")
+
+
+@dataclass(frozen=True)
+class Product(Line):
+    """`Y[M f] = X[M d] W[d f]`: axes that are absent on the left are summed."""
+
+    def __str__(self) -> str:
+        return f"{self.left[0]} = {' '.join(map(str, self.right))}{self._suffix()}"
+
+
+@dataclass(frozen=True)
+class Sum(Line):
+    """`Y[M d] = X[M d] + b[d]`: terms with signs; a term with fewer axes is spread."""
+
+    signs: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        text = " ".join(f"{'-' if s < 0 else '+'} {t}" for s, t in zip(self.signs, self.right, strict=True))
+        return f"{self.left[0]} = {text.removeprefix('+ ')}{self._suffix()}"
+
+
+@dataclass(frozen=True)
+class Word(Line):
+    """`P[B h M N] = softmax[N](S[B h M N])`: a word of the vocabulary, with the axes it acts on.
+
+    `part` says which of the word's tables this line is: its body, its gradient, or its explicit Jacobian; `given` and
+    `gives` are the names in that table of the operands and of the results.
+    """
+
+    word: str = ""
+    axes: tuple[str, ...] = ()
+    part: str = "body"
+    given: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
+        line = super().renamed(names, axes)
+        assert isinstance(line, Word)
+        return replace(line, axes=tuple(axes.get(a, a) for a in self.axes))
+
+    def __str__(self) -> str:
+        word = {"gradient": f"{self.word}'", "jacobian": f"jacobian {self.word}"}.get(self.part, self.word)
+        acts = f"[{' '.join(self.axes)}]" if self.axes else ""
+        return f"{' '.join(map(str, self.left))} = {word}{acts}({', '.join(map(str, self.right))}){self._suffix()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A value handed from turn to turn: `start` and `end` are its names inside, `initial` and `final` outside."""
+
+    start: str
+    end: str
+    initial: str
+    final: str
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
+
+    `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
+    with the stack outside that collects it. A stack has the count as its first axis. `reverse` runs the last turn first.
+    """
+
+    count: str
+    lines: tuple[Statement, ...]
+    axes: Mapping[str, tuple[str, ...]]
+    carry: tuple[Carry, ...] = ()
+    each: tuple[tuple[str, str], ...] = ()
+    keep: tuple[tuple[str, str], ...] = ()
+    reverse: bool = False
+
+    @property
+    def inside(self) -> frozenset[str]:
+        """The names that belong to the body's own scope."""
+        names = {carry.start for carry in self.carry} | {name for name, _ in self.each}
+        return frozenset(names | defined(self.lines))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The outer names that the repeat needs."""
+        inside = self.inside
+        names = [carry.initial for carry in self.carry] + [outer for _, outer in self.each]
+        names += [name for line in self.lines for name in line.reads if name not in inside]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The outer names that every turn reads as they are."""
+        inside = self.inside
+        return tuple(dict.fromkeys(n for line in self.lines for n in line.reads if n not in inside))
+
+    def __str__(self) -> str:
+        head = f"repeat {self.count}{' backwards' if self.reverse else ''}"
+        if self.carry:
+            head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
+        body = "\n".join("  " + text for line in self.lines for text in str(line).splitlines())
+        return f"{head}:\n{body}"
+
+
+Statement: TypeAlias = Line | Repeat
+
+
+def defined(lines: Iterable[Statement]) -> frozenset[str]:
+    """The names that lines define in their own scope."""
+    names: set[str] = set()
+    for line in lines:
+        if isinstance(line, Repeat):
+            names |= {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
+        else:
+            names |= {term.name for term in line.left}
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines and repeats, with the declared axes of every name in their scope.
+
+    `inputs` and `weights` are given from outside, `outputs` is what others may read. `indices` are names that are only
+    read as an index, `constants` inputs that have no gradient (drawn masks, shares of the loss).
+    """
+
+    lines: tuple[Statement, ...]
+    axes: Mapping[str, tuple[str, ...]]
+    inputs: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    indices: frozenset[str] = frozenset()
+    constants: frozenset[str] = frozenset()
+    title: str = field(default="", compare=False)
+    within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.lines))
+
+
+def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """Every line with the counts of the repeats around it."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            yield from walk(line.lines, (*turns, line.count))
+        else:
+            yield line, turns
+
+
+def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line]]) -> tuple[Statement, ...]:
+    """The lines with every one replaced by what `change` makes of it; repeats keep their frame."""
+    result: list[Statement] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            result.append(replace(line, lines=each_line(line.lines, change)))
+        else:
+            result.extend(change(line))
+    return tuple(result)

@@ -1,0 +1,184 @@
+"""A layer is its forward table. Calls of other layers are replaced by their lines when the layer is defined."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+
+from learncost.equation.count import base
+from learncost.equation.errors import NotationError
+from learncost.equation.parse import Call, parse_header, parse_lines
+from learncost.equation.scope import Axes, bind
+from learncost.equation.table import Line, Table, Term, Word, each_line
+from learncost.vocabulary import canonical, entry
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer: its name, its forward table, the numbers of the equations that its derived lines equal, its source."""
+
+    name: str
+    table: Table
+    equations: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def layer(text: str) -> Layer:
+    """Read a layer in the notation; its first line is the header `name(inputs; weights) -> outputs`.
+
+    Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
+    the printed equations that derived lines equal. Raises `NotationError`, which quotes the line.
+    """
+    remarks, equations, lines = [], {}, []
+    for line in text.splitlines():
+        if line.strip().startswith("%"):
+            remarks.append(line.strip().lstrip("% "))
+        elif line.strip().startswith("gradients:"):
+            equations |= _equations(line)
+        elif line.strip():
+            lines.append(line)
+    header = parse_header(lines[0] if lines else "")
+    table = bind(header, parse_lines(lines[1:]), _check_word, _expand)
+    table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
+    return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks))
+
+
+def _equations(line: str) -> dict[str, str]:
+    pairs = {}
+    for item in line.partition(":")[2].split(","):
+        name, _, number = item.strip().partition(" ")
+        if not number.startswith("(") or not number.endswith(")"):
+            raise NotationError("`gradients:` takes names with equation numbers, as in `dX (31), dW (33)`", line)
+        pairs[name] = number[1:-1]
+    return pairs
+
+
+def _tagged(line: Line, name: str, equations: Mapping[str, str]) -> Line:
+    if line.tag.layer:
+        return line
+    gradients = tuple(equations.get(f"d{operand}", "") for operand in line.tag.locals)
+    jacobian = next((equations[f"J{o}"] for o in line.tag.locals if f"J{o}" in equations), "")
+    binding = tuple((base(a), base(a)) for a in line.loops)
+    return replace(line, tag=replace(line.tag, layer=name, gradients=gradients, jacobian=jacobian, binding=binding))
+
+
+def _check_word(line: Line) -> Line:
+    """Complete a word: its own spelling, default operands, the names of its operands and results in its body."""
+    if not isinstance(line, Word) or line.given:
+        return line
+    try:
+        found = entry(line.word)
+    except ValueError as error:
+        raise NotationError(str(error), str(line)) from None
+    missing = len(found.inputs) - len(line.right)
+    if missing < 0 or missing > len(found.defaults):
+        raise NotationError(f"{found.name} takes {len(found.inputs)} operands, not {len(line.right)}", str(line))
+    if len(line.left) != len(found.outputs):
+        raise NotationError(f"{found.name} gives {len(found.outputs)} results, not {len(line.left)}", str(line))
+    if found.pointwise and line.axes:
+        raise NotationError(f"{found.name} acts on each element, it takes no axes", str(line))
+    if not found.pointwise and not line.axes and found.kind != "constant":
+        raise NotationError(f"{found.name} needs the axes it acts on, as in {found.name}[N](...)", str(line))
+    left, right = set(line.left[0].loops), {axis for term in line.right for axis in term.loops}
+    acted = set(line.axes) if found.kind == "reduction" else set()
+    if left != right - acted:
+        raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {found.name}", str(line))
+    defaults = found.defaults[len(found.defaults) - missing :] if missing else ()
+    tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
+    right_terms = (*line.right, *defaults)
+    return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
+
+
+def _expand(call: Call, known: Axes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """The lines of the called layer under the caller's names and axes, and the weights that they read."""
+    called = named(call.layer, call.text)
+    table = called.table
+    if len(call.arguments) != len(table.inputs):
+        raise NotationError(f"{called.name} takes {len(table.inputs)} inputs, not {len(call.arguments)}", call.text)
+    if len(call.left) != len(table.outputs):
+        raise NotationError(f"{called.name} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
+    weights = _weight_names(call, table.weights)
+    prefix = call.weights[0] if len(call.weights) == 1 else call.left[0].name
+    names = dict(zip(table.inputs, call.arguments, strict=True)) | weights
+    names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
+    lines = []
+    axes = _axis_names(call, table, known, weights)
+    for line in table.lines:
+        if not isinstance(line, Line):
+            raise NotationError(f"{called.name} has a repeat and cannot be called", call.text)
+        for term in line.left:
+            names.setdefault(term.name, f"{prefix}.{term.name}")
+        moved = line.renamed(names, axes)
+        binding = tuple((own, base(axes.get(now, now))) for own, now in line.tag.binding)
+        where = tuple(c for c in call.where if c.axes <= set(moved.loops))
+        tag = replace(line.tag, binding=binding)
+        lines.append(replace(moved, where=(*moved.where, *where), tag=tag))
+    return tuple(lines), tuple(weights.values())
+
+
+def _weight_names(call: Call, weights: tuple[str, ...]) -> dict[str, str]:
+    """One name for one weight is its name; one name for several is their prefix; else as many names as weights."""
+    if len(call.weights) == len(weights):
+        return dict(zip(weights, call.weights, strict=True))
+    if len(call.weights) == 1:
+        return {name: f"{call.weights[0]}.{name}" for name in weights}
+    raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
+
+
+def _axis_names(call: Call, table: Table, known: Axes, weights: Mapping[str, str]) -> dict[str, str]:
+    """What the layer's axes are called at the caller's: as the call says, else as its arguments and left show."""
+    axes = dict(call.axes)
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    for inner, outer in [*zip(table.inputs, call.arguments, strict=True), *weights.items()]:
+        if inner in table.axes and outer in known:
+            pairs.append((table.axes[inner], known[outer]))
+    pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
+    for inner_axes, outer_axes in pairs:
+        if len(inner_axes) != len(outer_axes):
+            raise NotationError(
+                f"{call.layer} expects the axes {' '.join(inner_axes)}, not {' '.join(outer_axes)}", call.text
+            )
+        for inner_axis, outer_axis in zip(inner_axes, outer_axes, strict=True):
+            if base(axes.setdefault(inner_axis, outer_axis)) != base(outer_axis):
+                raise NotationError(
+                    f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
+                )
+    return axes
+
+
+# The registry: a file `name.table` beside this one holds one layer.
+
+
+@cache
+def shipped() -> tuple[str, ...]:
+    """The names of the layers that come with the package."""
+    folder = files("learncost.layers") / "tables"
+    return tuple(sorted(f.name.removesuffix(".table") for f in folder.iterdir() if f.name.endswith(".table")))
+
+
+@cache
+def named(name: str, line: str = "") -> Layer:
+    """A layer that comes with the package, by its name (hyphens accepted)."""
+    name = name.replace("-", "_")
+    if name not in shipped():
+        near = difflib.get_close_matches(name, shipped(), n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise NotationError(f"no layer is called {name!r}{hint}", line)
+    return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
+
+
+def shapes(table: Table) -> dict[str, tuple[str, ...]]:
+    """The axes of what the table is given: inputs and weights."""
+    return {name: table.axes[name] for name in (*table.inputs, *table.weights)}
+
+
+def term(table: Table, name: str) -> Term:
+    """A value of the table as its declaration shows it."""
+    return Term(name, table.axes[name])

@@ -1,0 +1,347 @@
+"""The normal form that everything executable passes through.
+
+Index reads stand alone, products have two factors, a lone axis is summed first, sums have two terms, words are replaced
+by their bodies down to the primitives. A `where` becomes a select only where an outside value could still reach a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.table import (
+    Condition,
+    Line,
+    Literal,
+    Operand,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Term,
+    Word,
+)
+from learncost.layers.derive import spell
+from learncost.vocabulary import entry
+
+Pair = tuple[int, int, bool]  # positions of the lower and the upper axis among a value's axes, and whether strict
+
+
+def lower(table: Table) -> Table:
+    """The table in normal form, words replaced by their bodies. Every line keeps the tag of the line it comes from."""
+    work = _Lowering(dict(table.axes), frozenset(table.outputs))
+    return replace(table, lines=work.statements(table.lines), axes=work.axes)
+
+
+@dataclass
+class _Lowering:
+    axes: dict[str, tuple[str, ...]]
+    outputs: frozenset[str]
+    out: list[Line] = field(default_factory=list)
+    count: int = 0
+    outside: dict[str, dict[Pair, float | None]] = field(default_factory=dict)  # None: something unknown stands there
+    selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
+
+    def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
+        result: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Repeat):
+                inner = _Lowering({**self.axes, **line.axes}, frozenset(), outside=self.outside)
+                body = inner.statements(line.lines)
+                own = {n: a for n, a in inner.axes.items() if n not in self.axes or n in line.axes}
+                result.append(replace(line, lines=body, axes=own))
+                continue
+            origin = line.name
+            self.line(replace(line, tag=replace(line.tag, origin=line.tag.origin or origin)))
+            result.extend(self.out)
+            self.out = []
+        return tuple(result)
+
+    def line(self, line: Line) -> None:
+        for term in line.left:
+            self.outside.pop(term.name, None)
+        line = self.unindexed(line)
+        if line.name in self.outputs and line.where and isinstance(line, (Product, Sum)):
+            self.whole_output(line)
+        elif isinstance(line, Product):
+            self.product(line)
+        elif isinstance(line, Sum):
+            self.sum(line)
+        elif isinstance(line, Word):
+            self.word(line)
+
+    def emit(self, line: Line) -> None:
+        for term in line.left:
+            self.axes.setdefault(term.name, term.declared)
+        known = {}
+        for condition in line.where:
+            pair = _pair(line.left[0], condition)
+            if pair:
+                known[pair] = self.beyond(line, condition)
+        if known:
+            self.outside[line.name] = known
+        self.out.append(line)
+
+    def fresh(self, line: Line, axes: Iterable[str]) -> Term:
+        self.count += 1
+        return Term(f"{line.name}~{self.count}", tuple(axes))
+
+    # Index reads stand alone.
+
+    def unindexed(self, line: Line) -> Line:
+        if isinstance(line, Product) and len(line.right) == 1 and line.right[0].indexed and not line.left[0].indexed:
+            term = line.right[0]
+            if set(term.loops) == set(line.left[0].loops):
+                return line
+        right = tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
+        return replace(line, right=right)
+
+    def gathered(self, line: Line, term: Term) -> Term:
+        term = Term(term.name, tuple(self._plain_index(line, a) for a in term.axes))
+        left = self.fresh(line, term.loops)
+        self.emit(Product((left,), (term,), (), line.tag))
+        return left
+
+    def _plain_index(self, line: Line, axis: str | Read) -> str | Read:
+        if isinstance(axis, Read) and isinstance(axis.at, Term) and axis.at.indexed:
+            return Read(axis.axis, self.gathered(line, axis.at))
+        return axis
+
+    # Products.
+
+    def product(self, line: Product) -> None:
+        left = line.left[0]
+        target = left
+        if left.indexed:
+            plain = left.loops
+            if len(line.right) == 1 and set(line.right[0].loops) == set(plain):
+                self.emit(line)
+                return
+            target = self.fresh(line, plain)
+        line_where = tuple(c for c in line.where)
+        factors: list[Operand] = list(self.guarded(line, target))
+        factors.sort(key=lambda term: isinstance(term, Literal))  # numbers last; the sort is stable
+        factors = [self.reduced(line, i, factors, target) for i in range(len(factors))]
+        while len(factors) > 2:
+            one, two, *rest = factors
+            needed = set(target.loops) | {axis for term in rest for axis in term.loops}
+            axes = [a for a in dict.fromkeys((*one.loops, *two.loops)) if a in needed]
+            middle = self.fresh(line, axes)
+            self.emit(Product((middle,), (one, two), _inside(line_where, (*one.loops, *two.loops)), line.tag))
+            factors = [middle, *rest]
+        right = tuple(factors)
+        missing = [a for a in target.loops if all(a not in term.loops for term in right)]
+        if missing and len(right) > 1:
+            middle = self.fresh(line, [a for a in target.loops if a not in missing])
+            self.emit(Product((middle,), right, _inside(line_where, middle.loops), line.tag))
+            right = (middle,)
+        self.emit(Product((target,), right, line_where, line.tag))
+        if left.indexed:
+            self.emit(Product((left,), (target,), (), line.tag))
+
+    def reduced(self, line: Product, i: int, factors: list[Operand], target: Term) -> Operand:
+        """The factor with the axes summed that stand in it alone."""
+        term = factors[i]
+        if len(factors) == 1 and not (target.loops and set(target.loops) - set(term.loops)):
+            return term
+        others = {a for j, other in enumerate(factors) if j != i for a in other.loops} | set(target.loops)
+        axes = [a for a in term.loops if a in others]
+        if len(axes) == len(term.loops):
+            return term
+        left = self.fresh(line, axes)
+        self.emit(Product((left,), (term,), _inside(line.where, term.loops), line.tag))
+        return left
+
+    def guarded(self, line: Product, target: Term) -> tuple[Operand, ...]:
+        """The factors such that nothing from outside a `where` is summed."""
+        factors = line.right
+        for condition in line.where:
+            if condition.axes <= set(target.loops):
+                continue
+            both = [i for i, t in enumerate(factors) if isinstance(t, Term) and condition.axes <= set(t.loops)]
+            if any(self.known(factors[i], condition) == 0.0 for i in both):
+                continue
+            if both:
+                chosen = self.selected_term(line, factors[both[0]], condition, 0.0)
+                factors = (*factors[: both[0]], chosen, *factors[both[0] + 1 :])
+            else:
+                mask = self.fresh(line, (condition.lower, condition.upper))
+                self.emit(Word((mask,), (), (condition,), line.tag, word="inside", gives=("Y",)))
+                factors = (mask, *factors)
+        return factors
+
+    # Sums.
+
+    def sum(self, line: Sum) -> None:
+        terms = sorted(zip(line.signs, line.right, strict=True), key=lambda item: -item[0])
+        if terms[0][0] < 0:
+            last = len(terms) == 1
+            left = line.left[0] if last else self.fresh(line, terms[0][1].loops)
+            self.emit(Product((left,), (terms[0][1], Literal(-1.0)), line.where if last else (), line.tag))
+            if last:
+                return
+            terms[0] = (1, left)
+        acc = terms[0][1]
+        for sign, term in terms[1:-1]:
+            axes = dict.fromkeys((*acc.loops, *term.loops))
+            middle = self.fresh(line, [a for a in line.left[0].loops if a in axes])
+            where = _inside(line.where, middle.loops)
+            self.emit(Sum((middle,), (acc, term), where, line.tag, (1, sign)))
+            acc = middle
+        if len(terms) == 1:
+            self.emit(Sum(line.left, (acc,), line.where, line.tag, (1,)))
+        else:
+            self.emit(Sum(line.left, (acc, terms[-1][1]), line.where, line.tag, (1, terms[-1][0])))
+
+    # Words.
+
+    def word(self, line: Word) -> None:
+        found = entry(line.word) if line.word != "inside" else None
+        if found is None or (not found.body and line.part == "body"):
+            if found and found.kind == "reduction":
+                line = self.guarded_word(line, found.outside)
+            self.emit(line)
+            return
+        if line.part == "body" and found.outside:
+            line = self.guarded_word(line, found.outside)
+        known: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
+        known.update(zip(line.gives, line.left, strict=True))
+        second: dict[str, str] = {}
+        if line.part == "jacobian":
+            full = line.left[0].declared
+            second = dict(zip(line.axes, full[len(full) - len(line.axes) :], strict=True))
+        for body in found.lines(line.part, line.gives):
+            self.line(self.placed(line, body, known, second))
+
+    def placed(self, line: Word, body: Line, known: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
+        """A line of a word's table with the word's own operands, results and axes in it."""
+
+        def place(term: Operand) -> Operand:
+            if isinstance(term, Literal):
+                sizes = spell(term.sizes, line, second)
+                return replace(term, sizes=sizes)
+            actual = known.get(term.name)
+            if actual is None:
+                return Term(f"{line.name}.{term.name}", spell(term.declared, line, second))
+            if isinstance(actual, Term) and "n'" in term.axes and "n" not in term.axes:
+                return actual.renamed({}, second)
+            return actual
+
+        right = tuple(place(term) for term in body.right)
+        left = tuple(term for term in map(place, body.left) if isinstance(term, Term))
+        loops = {a for term in (*left, *right) for a in term.loops}
+        made = replace(body, left=left, right=right, where=_inside(line.where, loops), tag=line.tag)
+        if isinstance(made, Word):
+            found = entry(made.word)
+            defaults = (
+                found.defaults[len(made.right) - len(found.inputs) :] if len(made.right) < len(found.inputs) else ()
+            )
+            made = replace(
+                made,
+                right=(*made.right, *defaults),
+                axes=spell(made.axes, line, second),
+                given=found.inputs,
+                gives=found.outputs,
+            )
+        return made
+
+    def guarded_word(self, line: Word, value: float) -> Word:
+        """The operands such that outside a `where` they have the word's own outside value."""
+        right = line.right
+        for condition in line.where:
+            if not condition.axes & set(line.axes):
+                continue
+            right = tuple(
+                self.selected_term(line, term, condition, value)
+                if isinstance(term, Term) and condition.axes <= set(term.loops) and self.known(term, condition) != value
+                else term
+                for term in right
+            )
+        return replace(line, right=right)
+
+    # What stands outside.
+
+    def known(self, term: Operand, condition: Condition) -> float | None:
+        if isinstance(term, Literal):
+            return term.value if not term.sizes else None
+        pair = _pair(term, condition)
+        return self.outside.get(term.name, {}).get(pair) if pair else None
+
+    def selected_term(self, line: Line, term: Operand, condition: Condition, value: float) -> Term:
+        assert isinstance(term, Term)
+        pair = _pair(term, condition)
+        assert pair is not None
+        key = (term.name, pair, value)
+        if key not in self.selected:
+            left = self.fresh(line, term.loops)
+            select = Word(
+                (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
+            )
+            self.emit(select)
+            self.outside[left.name] = {pair: value}
+            self.selected[key] = left.name
+        return Term(self.selected[key], term.axes)
+
+    def whole_output(self, line: Line) -> None:
+        """An output shows its zeros outside."""
+        left = line.left[0]
+        raw = self.fresh(line, left.axes if not left.indexed else left.loops)
+        moved = replace(line, left=(raw,))
+        if isinstance(moved, Product):
+            self.product(moved)
+        elif isinstance(moved, Sum):
+            self.sum(moved)
+        term = raw
+        for condition in line.where:
+            if condition.axes <= set(raw.loops) and self.known(raw, condition) != 0.0:
+                term = self.selected_term(line, term, condition, 0.0)
+        self.emit(Sum((left,), (term,), line.where, line.tag, (1,)))
+
+    def beyond(self, line: Line, condition: Condition) -> float | None:
+        """What stands outside in the result of a line, when that follows from its operands."""
+        values = [
+            self.known(term, condition) if isinstance(term, Literal) or condition.axes <= set(term.loops) else None
+            for term in line.right
+        ]
+        if isinstance(line, Product):
+            return (
+                0.0 if any(v == 0.0 for v, t in zip(values, line.right, strict=True) if isinstance(t, Term)) else None
+            )
+        if isinstance(line, Sum):
+            signed = [None if v is None else v * s for v, s in zip(values, line.signs, strict=True)]
+            if any(v == -math.inf for v in signed):
+                return -math.inf
+            return math.fsum(v for v in signed if v is not None) if None not in signed else None
+        assert isinstance(line, Word)
+        if line.word == "divide" and values[0] == 0.0:
+            return 0.0
+        if line.word == "select" and values[-1] is not None and len(line.given) == 2:
+            return values[-1]
+        if len(values) == 1 and values[0] is not None:
+            return {"exp": math.exp, "tanh": math.tanh, "erf": math.erf, "sqrt": math.sqrt}.get(line.word, _unknown)(
+                values[0]
+            )
+        if line.word == "select" and values[1:] == [0.0, 0.0]:
+            return 0.0
+        if line.word == "maximum" and None not in values:
+            return max(v for v in values if v is not None)
+        return None
+
+
+def _unknown(_: float) -> None:
+    return None
+
+
+def _inside(where: Iterable[Condition], loops: Iterable[str]) -> tuple[Condition, ...]:
+    loops = set(loops)
+    return tuple(condition for condition in where if condition.axes <= loops)
+
+
+def _pair(term: Operand, condition: Condition) -> Pair | None:
+    axes = term.axes
+    if condition.lower in axes and condition.upper in axes:
+        return axes.index(condition.lower), axes.index(condition.upper), condition.strict
+    return None

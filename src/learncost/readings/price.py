@@ -1,0 +1,284 @@
+"""Price: MACCs, FLOPs and bytes of every line under a named book. No price of a layer is typed here or anywhere.
+
+A MACC is one term of a product that sums and costs two FLOPs; a product without a sum costs one FLOP a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from learncost.equation.count import ZERO, Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, each_line, walk
+from learncost.layers.layer import Layer
+from learncost.layers.lower import lower
+from learncost.vocabulary import entry
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+
+
+@dataclass(frozen=True)
+class WordPrice:
+    """FLOPs per element of the result of a word, of its gradient, of its explicit Jacobian; None: the book has none."""
+
+    body: int | None = None
+    gradient: int | None = None
+    jacobian: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a book says of one line, in the layer's own axes, instead of its rule."""
+
+    maccs: Count
+    flops: Count
+    source: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """A price book: for every word and for products, what one point costs, and who says so.
+
+    rule       "executed": primitives of the normal form; "matrix": matrix products of the table as written;
+               "printed": products by their shapes, words and overrides as a publication prints them
+    jacobian   whether backward goes through explicit Jacobians
+    unpriced   layers that the publication counts as nothing
+    withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
+    """
+
+    name: str
+    title: str
+    source: str
+    rule: str
+    jacobian: bool = False
+    words: Mapping[str, WordPrice] = field(default_factory=dict)
+    overrides: Mapping[tuple[str, str], Override] = field(default_factory=dict)
+    unpriced: frozenset[str] = frozenset()
+    withdrawn: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The price of one line, all turns of its repeats included, as polynomials in the sizes."""
+
+    line: str
+    layer: str
+    block: str | None
+    macro_operation: str
+    equation: str
+    maccs: Count
+    flops: Count
+    elements: Count
+    repeat: Count = field(default_factory=lambda: Count.of(()))
+    outside_paper: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Rows and their totals. `maccs`, `flops`, `bytes` are ints for ints, arrays for arrays, else polynomials."""
+
+    book: str
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, Any]
+    dtype: str = "fp32"
+
+    @property
+    def maccs(self) -> Any:
+        return total(row.maccs for row in self.rows).at(self.sizes)
+
+    @property
+    def flops(self) -> Any:
+        return total(row.flops for row in self.rows).at(self.sizes)
+
+    @property
+    def bytes(self) -> Any:
+        return (total(row.elements for row in self.rows) * BYTES[self.dtype]).at(self.sizes)
+
+    def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:
+        """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault(tuple(getattr(row, name) for name in fields), []).append(row)
+        return {key: replace(self, rows=tuple(rows)) for key, rows in groups.items()}
+
+
+def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
+    """Price a table. `sizes` by axis name (and by the counts of repeats); one that is left out stays a symbol.
+
+    bytes: every operand read once and every result written once, line by line of the table as written.
+    """
+    if isinstance(table, Layer):
+        table = table.table
+    if dtype not in BYTES:
+        raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
+    rule = {"executed": _executed, "matrix": _matrix, "printed": _printed}[book.rule]
+    return Price(book.name, rule(table, book), sizes, dtype)
+
+
+def _row(line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
+    times = Count.of(turns)
+    tag = line.tag
+    return Row(
+        tag.local or line.name,
+        tag.layer,
+        tag.block,
+        tag.macro,
+        tag.equation,
+        maccs * times,
+        flops * times,
+        elements(line) * times,
+        times,
+        text=str(line),
+    )
+
+
+def elements(line: Line) -> Count:
+    """Elements read and written by a line, each operand once. An alias moves nothing."""
+    if alias(line):
+        return ZERO
+    return total(Count.of(term.loops) for operand in (*line.left, *line.right) for term in _touched(operand))
+
+
+def _touched(operand: Operand) -> list[Term]:
+    if isinstance(operand, Literal):
+        return []
+    inner = [t for axis in operand.axes if isinstance(axis, Read) for t in _touched(axis.at)]
+    return [operand, *inner]
+
+
+def alias(line: Line) -> bool:
+    """Another name for the same array."""
+    return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)
+
+
+# What runs: every line of the normal form.
+
+
+def _executed(table: Table, book: Book) -> tuple[Row, ...]:
+    whole = table.within or table  # what stands outside a `where` may be known from lines before
+    numbered: list[Line] = []
+
+    def number(line: Line) -> tuple[Line]:
+        numbered.append(line)
+        return (replace(line, tag=replace(line.tag, origin=str(len(numbered) - 1))),)
+
+    sums: dict[str, tuple[Count, Count]] = {}
+    for line, _ in walk(lower(replace(whole, lines=each_line(whole.lines, number))).lines):
+        maccs, flops = executed(line)
+        before = sums.get(line.tag.origin, (ZERO, ZERO))
+        sums[line.tag.origin] = before[0] + maccs, before[1] + flops
+    counts = {id(line): sums.get(str(i), (ZERO, ZERO)) for i, line in enumerate(numbered)}
+    return tuple(_row(line, turns, *counts[id(line)]) for line, turns in walk(table.lines))
+
+
+def executed(line: Line) -> tuple[Count, Count]:
+    """MACCs and FLOPs of one line of the normal form, as NumPy executes it."""
+    loops = [axis for term in line.right for axis in term.loops]
+    points = Count.of(dict.fromkeys(loops))
+    if isinstance(line, Product):
+        summed = set(loops) - set(line.left[0].loops)
+        if len(line.right) == 1:
+            return ZERO, points if summed or line.left[0].indexed else ZERO  # a reduction, a scatter-add; else a move
+        if any(isinstance(term, Literal) for term in line.right):
+            return ZERO, points
+        return (points, points * 2) if summed else (ZERO, points)
+    if isinstance(line, Sum):
+        return ZERO, points if len(line.right) > 1 else ZERO
+    assert isinstance(line, Word)
+    if line.word == "inside" or entry(line.word).kind == "constant":
+        return ZERO, ZERO
+    return ZERO, points
+
+
+# What matrix-product counters see: the table as written.
+
+
+def _matrix(table: Table, book: Book) -> tuple[Row, ...]:
+    rows = []
+    for line, turns in walk(table.lines):
+        maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
+        rows.append(_row(line, turns, maccs, maccs * 2))
+    return tuple(rows)
+
+
+def matrix_maccs(line: Product) -> Count:
+    """MACCs of the matrix products of a line: each factor has an axis that the other lacks, and one is summed."""
+    factors: list[tuple[str, ...]] = [t.loops for t in line.right if isinstance(t, Term)]
+    count = ZERO
+    while len(factors) > 1:
+        one, two, *rest = factors
+        needed = set(line.left[0].loops) | {axis for axes in rest for axis in axes}
+        union = tuple(dict.fromkeys((*one, *two)))
+        kept = tuple(axis for axis in union if axis in needed)
+        if set(one) - set(two) and set(two) - set(one) and len(kept) < len(union):
+            count += Count.of(union)
+        factors = [kept, *rest]
+    return count
+
+
+# What a publication prints.
+
+
+def _printed(table: Table, book: Book) -> tuple[Row, ...]:
+    rows = []
+    for line, turns in walk(table.lines):
+        tag = line.tag
+        outside = False
+        if (override := book.overrides.get((tag.layer, tag.local))) is not None:
+            names = dict(tag.binding)
+            maccs, flops = override.maccs.rename(names), override.flops.rename(names)
+        elif tag.layer in book.unpriced:
+            maccs = flops = ZERO
+        elif isinstance(line, Product):
+            maccs, flops = _printed_product(line)
+        elif isinstance(line, Sum):
+            adds = len(line.right) - 1 if tag.macro in ("forward", "recomputation") else 0
+            maccs, flops = ZERO, Count.of(line.left[0].loops, adds)
+        else:
+            assert isinstance(line, Word)
+            maccs, flops, outside = _printed_word(line, book, table)
+        rows.append(replace(_row(line, turns, maccs, flops), outside_paper=outside))
+        if erratum := book.withdrawn.get((tag.layer, tag.local)):
+            text = f"the publication's total leaves {tag.equation} out"
+            back = replace(rows[-1], line=erratum, equation=erratum, text=text, elements=ZERO)
+            rows.append(replace(back, maccs=back.maccs * -1, flops=back.flops * -1))
+    return tuple(rows)
+
+
+def _printed_product(line: Product) -> tuple[Count, Count]:
+    """A product by its shapes: an axis read at an index is a one-hot product and looped over."""
+    if line.left[0].indexed and line.tag.macro != "forward":
+        return ZERO, ZERO  # backpropagation updates the rows directly (section 5.1.2)
+    loops = dict.fromkeys(a for term in line.right for a in _looped(term))
+    left = {a for a in line.left[0].loops}
+    if len(line.right) == 1 and not line.right[0].indexed:
+        return ZERO, ZERO  # a sum of rows, such as a bias gradient: section 5.4.3 leaves it out
+    points = Count.of(loops)
+    return (points, points * 2) if set(loops) - left else (ZERO, points)
+
+
+def _looped(term: Operand) -> tuple[str, ...]:
+    if isinstance(term, Literal):
+        return ()
+    return (*term.loops, *(f"{axis.axis}" for axis in term.axes if isinstance(axis, Read)))
+
+
+def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
+    given = book.words.get(line.word, WordPrice())
+    each = {"body": given.body, "gradient": given.gradient, "jacobian": given.jacobian}[line.part]
+    if each is not None:
+        return ZERO, Count.of(line.left[0].loops, each), False
+    if not line.right and entry(line.word).kind == "constant":
+        return ZERO, ZERO, False
+    alone = replace(table, lines=(line,), outputs=())
+    counts = [executed(own) for own, _ in walk(lower(alone).lines)]
+    return total(m for m, _ in counts), total(f for _, f in counts), True
+
+
+def parameters(table: Table) -> Count:
+    """What is trained: every weight of the table once, stacks of turns in full."""
+    return total(Count.of(table.axes[name]) for name in table.weights)

@@ -1,0 +1,354 @@
+"""Run on NumPy: the definition of every table. Any array that follows NumPy's protocols may pass through.
+
+Operations used: matmul, multiply, add, subtract, divide, exp, log, tanh, sqrt, erf, maximum, less, equal as ufuncs,
+add.reduce and maximum.reduce, add.at, where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import (
+    Condition,
+    Line,
+    Literal,
+    Operand,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Term,
+    Word,
+)
+from learncost.layers.derive import derive
+from learncost.layers.layer import Layer
+from learncost.layers.lower import lower
+
+Array = Any
+Values = dict[str, Array]
+Sizes = Mapping[str, int]
+Step = Callable[[MutableMapping[str, Array], Sizes], None]
+
+
+def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
+    """Every named value of a layer; given the outputs' gradients (`dY`), every gradient (`dX`, `dW1`, ...) too.
+
+    arrays   inputs and weights by name, shaped as the layer declares them; a weight of a repeat is a stack whose first
+             axis is the turn. The count of a repeat may be given here or in `sizes` by its name.
+    Raises `InputError` where an array is missing or does not fit.
+    """
+    table = layer.table if isinstance(layer, Layer) else layer
+    given = [name for name in table.outputs if _seed(name) in arrays]
+    numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
+    sizes = {**numbers, **(sizes or {})}
+    sizes = infer_sizes(table, arrays, sizes)
+    values = {name: np.asanyarray(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
+    if not given:
+        execute(lower(table), values, sizes)
+        return _public(values, table)
+    derived = derive(table, given=given)
+    for name in given:
+        values[f"d{name}"] = arrays[_seed(name)]
+    execute(lower(derived.step), values, sizes)
+    for name, gradient in list(derived.gradients.items()):
+        values[f"d{name}"] = values[gradient]
+    for name in (*table.inputs, *table.weights):
+        if name not in derived.gradients and name not in table.indices | table.constants:
+            values[f"d{name}"] = np.zeros(np.shape(arrays[name]))
+    return _public(values, table)
+
+
+def _seed(name: str) -> str:
+    """Versions aside: the gradient of the output Y.2 is given as dY."""
+    head, _, tail = name.rpartition(".")
+    return f"d{head}" if head and tail.isdigit() else f"d{name}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _public(values: Values, table: Table) -> Values:
+    """Stacks of kept values as arrays, under their plain names where these are free; outputs under the header's names."""
+    result: Values = {}
+    for name, value in values.items():
+        plain = name.removesuffix("*")
+        stacked = np.stack(value) if isinstance(value, list) else value
+        result[plain if plain not in values else name] = stacked
+    for name in table.outputs:
+        result[_seed(name)[1:]] = result[name]
+    return result
+
+
+def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The size of every axis, from the shapes of the arrays."""
+    found: dict[str, int] = dict(sizes or {})
+    origin: dict[str, str] = dict.fromkeys(found, "the given sizes")
+    for name in (*table.inputs, *table.weights):
+        if name in found:
+            continue
+        if name not in arrays:
+            raise InputError(f"{name}[{' '.join(table.axes[name])}] is missing among the arrays")
+        shape, axes = np.shape(arrays[name]), table.axes[name]
+        if len(shape) != len(axes):
+            raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
+        for axis, size in zip(axes, shape, strict=True):
+            expected = int(axis) if axis.isdigit() else found.setdefault(base(axis), size)
+            if expected != size:
+                where = origin.get(base(axis), "the table")
+                raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")
+            origin.setdefault(base(axis), name)
+    return found
+
+
+def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes) -> None:
+    """Run the lines of a table in normal form; `values` receives every name."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        _execute(table.lines, {**table.axes}, values, sizes)
+
+
+def _execute(
+    lines: Iterable[Statement], axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes
+) -> None:
+    for line in lines:
+        if isinstance(line, Repeat):
+            _turns(line, axes, values, sizes)
+        else:
+            _line(line, axes, values, sizes)
+
+
+def _turns(line: Repeat, axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes) -> None:
+    if not line.count.isdigit() and line.count not in sizes:
+        raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes")
+    count = int(line.count) if line.count.isdigit() else sizes[line.count]
+    own = {**axes, **line.axes}
+    carried = {carry.start: values[carry.initial] for carry in line.carry}
+    kept: dict[str, list[Array]] = {outer: [None] * count for _, outer in line.keep}
+    for turn in reversed(range(count)) if line.reverse else range(count):
+        inner = _Scope(values)
+        inner.own.update(carried)
+        inner.own.update({inside: values[outer][turn] for inside, outer in line.each})
+        _execute(line.lines, own, inner, sizes)
+        carried = {carry.start: inner[carry.end] for carry in line.carry}
+        for inside, outer in line.keep:
+            kept[outer][turn] = inner[inside]
+    for carry in line.carry:
+        values[carry.final] = carried[carry.start]
+    for outer, stack in kept.items():
+        values[outer] = stack if outer.endswith("*") else np.stack(stack)
+
+
+class _Scope(dict[str, Array]):
+    """The names of one turn, over those of the scope around it."""
+
+    def __init__(self, outer: Mapping[str, Array]) -> None:
+        super().__init__()
+        self.outer = outer
+        self.own = self
+
+    def __missing__(self, name: str) -> Array:
+        return self.outer[name]
+
+
+def _line(line: Line, axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes) -> None:
+    if isinstance(line, Product):
+        result = _product(line, axes, values, sizes)
+    elif isinstance(line, Sum):
+        result = _sum(line, values, sizes)
+    else:
+        assert isinstance(line, Word)
+        result = _word(line, axes, values, sizes)
+    values[line.name] = result
+
+
+# Moves.
+
+
+def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
+    """The array with its axes in the order wanted, an axis that it lacks of length 1."""
+    if have == want:
+        return array
+    order = [have.index(axis) for axis in want if axis in have]
+    if order != list(range(len(order))):
+        array = array.transpose(order)
+    if len(order) < len(want):
+        array = array[tuple(slice(None) if axis in have else None for axis in want)]
+    return array
+
+
+def _size(axis: str, sizes: Sizes) -> int:
+    return int(axis) if axis.isdigit() else sizes[base(axis)]
+
+
+def _operand(term: Operand, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
+    if isinstance(term, Literal):
+        return term.number(sizes)
+    return spread(values[term.name], term.loops, want)
+
+
+def _index(
+    term: Term, values: Mapping[str, Array], sizes: Sizes, want: tuple[str, ...], declared: tuple[str, ...]
+) -> Any:
+    """What to write in brackets so that an array is read (or written) at the term's indices, axes as wanted."""
+    reads = [i for i, axis in enumerate(term.axes) if isinstance(axis, Read)]
+    index: list[Any] = []
+    for i, axis in enumerate(term.axes):
+        if isinstance(axis, Read):
+            at = axis.at
+            positions = np.asarray(values[at.name] if isinstance(at, Term) else int(at.number(sizes)))
+            _check_index(positions, axis, _size(declared[i], sizes))
+            index.append(spread(positions, at.loops, want))
+        else:
+            shape = [1] * len(want)
+            shape[want.index(axis)] = -1
+            index.append(np.arange(_size(axis, sizes)).reshape(shape))
+    plain = [axis for axis in term.axes if isinstance(axis, str)]
+    (first, *_) = reads
+    at = term.axes[first]
+    simple = len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain)
+    if simple and want == term.loops:
+        assert isinstance(at, Read)
+        positions = np.asarray(values[at.at.name] if isinstance(at.at, Term) else int(at.at.number(sizes)))
+        return (*[slice(None)] * first, positions)
+    return tuple(index)
+
+
+def _check_index(positions: Any, axis: Read, size: int) -> None:
+    if positions.dtype.kind not in "iu":
+        raise InputError(f"{axis} reads at {positions.dtype} numbers; an index must be integers")
+    if positions.size and (positions.min() < 0 or positions.max() >= size):
+        raise InputError(
+            f"{axis} reads at {int(positions.max())} or {int(positions.min())}, but axis {axis.axis} has {size}"
+        )
+
+
+# The three kinds of line.
+
+
+def _product(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+    left = line.left[0]
+    if len(line.right) == 1:
+        return _move(line, axes, values, sizes)
+    one, two = line.right
+    want = left.loops
+    summed = [axis for axis in dict.fromkeys((*one.loops, *two.loops)) if axis not in want]
+    if not summed:
+        return np.multiply(_operand(one, want, values, sizes), _operand(two, want, values, sizes))
+    assert isinstance(one, Term) and isinstance(two, Term)
+    batch = tuple(a for a in want if a in one.loops and a in two.loops)
+    rows = tuple(a for a in want if a in one.loops and a not in batch)
+    columns = tuple(a for a in want if a in two.loops and a not in batch)
+    a = spread(values[one.name], one.loops, (*batch, *rows, *summed))
+    b = spread(values[two.name], two.loops, (*batch, *summed, *columns))
+    groups, inner = a.shape[: len(batch)], a.shape[len(batch) + len(rows) :]
+    a_rows, b_columns = a.shape[len(batch) : len(batch) + len(rows)], b.shape[len(batch) + len(inner) :]
+    k = math.prod(inner)
+    result = np.matmul(a.reshape((*groups, math.prod(a_rows), k)), b.reshape((*groups, k, math.prod(b_columns))))
+    result = result.reshape((*groups, *a_rows, *b_columns))
+    return spread(result, (*batch, *rows, *columns), want)
+
+
+def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+    """One factor: a gather, a scatter-add, a reduction, a transposition, a spread."""
+    left, (term,) = line.left[0], line.right
+    want = left.loops
+    if isinstance(term, Literal):
+        return np.full([_size(axis, sizes) for axis in want], term.number(sizes))
+    array = values[term.name]
+    if term.indexed:
+        index = _index(term, values, sizes, term.loops, axes[term.name])
+        return spread(array[index], term.loops, want)
+    if left.indexed:
+        shape = [_size(axis, sizes) for axis in axes[left.name]]
+        target = np.zeros_like(array, shape=tuple(shape))
+        np.add.at(target, _index(left, values, sizes, want, axes[left.name]), spread(array, term.loops, want))
+        return target
+    summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
+    if summed:
+        array = np.add.reduce(array, axis=summed)
+    have = tuple(axis for axis in term.loops if axis in want)
+    array = spread(array, have, want)
+    if len(have) < len(want):
+        array = np.broadcast_to(array, tuple(_size(axis, sizes) for axis in want), subok=True)
+    return array
+
+
+def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
+    want = line.left[0].loops
+    one = _operand(line.right[0], want, values, sizes)
+    if len(line.right) == 1:
+        return one
+    two = _operand(line.right[1], want, values, sizes)
+    return np.add(one, two) if line.signs[1] > 0 else np.subtract(one, two)
+
+
+def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+    want = line.left[0].loops
+    if line.word == "zeros":
+        return np.zeros([_size(axis, sizes) for axis in want])
+    if line.word == "eye":
+        half = len(want) // 2
+        one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
+        return np.equal(spread(one, want[:half], want), spread(two, want[half:], want)).astype(float)
+    if line.word == "inside":
+        return _inside(line.where, want, sizes)
+    if line.word == "max":
+        (term,) = line.right
+        assert isinstance(term, Term)
+        acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
+        kept = tuple(axis for axis in term.loops if axis in want)
+        return spread(np.maximum.reduce(values[term.name], axis=acted), kept, want)
+    operands = [_operand(term, want, values, sizes) for term in line.right]
+    if line.word == "select":
+        if len(operands) == 2:
+            operands.insert(0, _inside(line.where, want, sizes))
+        return np.where(*operands)
+    return _PRIMITIVES[line.word](*operands)
+
+
+def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
+    return [[_size(axis, sizes) for axis in part] for part in (want[:half], want[half:])]
+
+
+def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -> Array:
+    mask: Array = np.True_
+    for condition in where:
+        at = {axis: spread(np.arange(_size(axis, sizes)), (axis,), want) for axis in condition.axes}
+        lower_index, upper_index = at[condition.lower], at[condition.upper]
+        mask = mask & (lower_index < upper_index if condition.strict else lower_index <= upper_index)
+    return mask
+
+
+def _erf(x: Array) -> Array:
+    """The error function as one operation; scipy's ufunc where it is installed, else Python's own, element by element."""
+    global _erf_ufunc
+    if _erf_ufunc is None:
+        try:
+            from scipy.special import erf as _erf_ufunc  # type: ignore[import-untyped,no-redef]  # scipy ships no types
+        except ImportError:
+            _erf_ufunc = np.frompyfunc(math.erf, 1, 1)
+    result = _erf_ufunc(x)
+    return result if result.dtype != object else result.astype(getattr(x, "dtype", float))
+
+
+_erf_ufunc: Any = None
+
+_PRIMITIVES: dict[str, Callable[..., Array]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "sqrt": np.sqrt,
+    "erf": _erf,
+    "divide": np.true_divide,
+    "maximum": np.maximum,
+    "less": np.less,
+    "equal": np.equal,
+}

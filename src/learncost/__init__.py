@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from learncost.books.book import Book as Book
     from learncost.books.book import book as book
     from learncost.books.errata import errata as errata
     from learncost.equation.errors import InputError as InputError
@@ -24,12 +23,13 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
+    from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.readings.run import run as run
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
-    "Book": "learncost.books.book",
+    "Book": "learncost.readings.price",
     "Derived": "learncost.layers.derive",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",

@@ -1,4 +1,4 @@
-"""Counts are polynomials in the sizes with integer coefficients: exact on ints, fast on arrays, printable as symbols."""
+"""Counts are polynomials in the sizes with integer coefficients: exact on ints, fast on arrays, printable."""
 
 from __future__ import annotations
 

@@ -213,10 +213,8 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
     """A derived line renamed so that its left shows the axes that the left value declares."""
     term = line.left[0]
     want = declared[term.name]
-    swap: dict[str, str] = {}
-    for axis, name in zip(term.axes, want, strict=True):
-        if isinstance(axis, str) and axis != name:
-            swap[axis] = name
+    pairs = zip(term.axes, want, strict=True)
+    swap = {axis: name for axis, name in pairs if isinstance(axis, str) and axis != name}
     if not swap:
         return line
     free = [axis for axis in swap if axis not in swap.values()]

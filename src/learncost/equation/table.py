@@ -1,4 +1,4 @@
-"""The data of the notation: terms, three kinds of line, the repeat, the table. Programs are values; nothing here acts."""
+"""The data of the notation: terms, three kinds of line, the repeat, the table. Programs are values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Literal:
         points = 1
         for size in self.sizes:
             points *= int(size) if size.isdigit() else sizes[base(size)]
-        return self.value * float(points) ** self.power
+        return float(self.value * float(points) ** self.power)
 
     def __str__(self) -> str:
         if not self.sizes:
@@ -233,7 +233,8 @@ class Repeat:
     """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
 
     `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
-    with the stack outside that collects it. A stack has the count as its first axis. `reverse` runs the last turn first.
+    with the stack outside that collects it. A stack has the count as its first axis. `reverse` runs the last turn
+    first.
     """
 
     count: str

@@ -1,8 +1,8 @@
 """Backward and weight update from the forward table: one rule for products, one for sums, one row per word.
 
 A product: the gradient of a factor is the output's gradient times the other factors, and the factor's own term stands
-on the left; an index on the left is a scatter. A sum: the gradient passes on, reduced where the term was spread. A word:
-its entry's gradient table, or its explicit Jacobian and a product. A repeat: the repeat backwards.
+on the left; an index on the left is a scatter. A sum: the gradient passes on, reduced where the term was spread. A
+word: its entry's gradient table, or its explicit Jacobian and a product. A repeat: the repeat backwards.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def derive(
 ) -> Derived:
     """Backward and weight-update tables of a layer.
 
-    wanted    names of inputs and weights whose gradients are wanted; all of them (indices and constants aside) by default
-    jacobian  True: words with an explicit Jacobian are derived through it, as the paper prices them; False: closed form
-    given     outputs whose gradients are given; all of them by default
+    wanted    names of inputs and weights whose gradients are wanted; all (indices and constants aside) by default
+    jacobian  words with an explicit Jacobian are derived through it, as the paper prices them; else in closed form
+    given     outputs whose gradients are given; all by default
     """
     table = layer.table if isinstance(layer, Layer) else layer
     possible = [n for n in (*table.inputs, *table.weights) if n not in table.indices and n not in table.constants]
@@ -384,10 +384,7 @@ class _Scope:
         starts = {c.start: inner.finish(c.start, tag) for c in carries}
         each = [(i, o) for i, o in line.each if inner.wants(i)]
         keep = [(inner.finish(i, tag), self.part(o)) for i, o in each]
-        totals = []
-        for name in line.shared:
-            if inner.wants(name):
-                totals.append(self._accumulate(inner, name))
+        totals = [self._accumulate(inner, name) for name in line.shared if inner.wants(name)]
         carry_lines = tuple(
             Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
             if self.wants(c.initial)
@@ -397,7 +394,7 @@ class _Scope:
         for c in carry_lines:
             self.made.setdefault(c.final, inner.made[c.start])
         own = line.inside | {
-            f"{n}:{e}" for l, _ in walk(line.lines) for n in (l.name,) for e in inner.exposed.get(id(l), ())
+            f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(id(word), ())
         }
         read = dict.fromkeys(n for made in inner.out for n in made.reads)
         stacked = dict(line.each)

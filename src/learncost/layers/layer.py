@@ -36,7 +36,9 @@ def layer(text: str) -> Layer:
     Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
     the printed equations that derived lines equal. Raises `NotationError`, which quotes the line.
     """
-    remarks, equations, lines = [], {}, []
+    remarks: list[str] = []
+    equations: dict[str, str] = {}
+    lines: list[str] = []
     for line in text.splitlines():
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))

@@ -288,7 +288,7 @@ class _Lowering:
     def whole_output(self, line: Line) -> None:
         """An output shows its zeros outside."""
         left = line.left[0]
-        raw = self.fresh(line, left.axes if not left.indexed else left.loops)
+        raw = self.fresh(line, left.loops)
         moved = replace(line, left=(raw,))
         if isinstance(moved, Product):
             self.product(moved)

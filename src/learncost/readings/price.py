@@ -254,7 +254,7 @@ def _printed_product(line: Product) -> tuple[Count, Count]:
     if line.left[0].indexed and line.tag.macro != "forward":
         return ZERO, ZERO  # backpropagation updates the rows directly (section 5.1.2)
     loops = dict.fromkeys(a for term in line.right for a in _looped(term))
-    left = {a for a in line.left[0].loops}
+    left = set(line.left[0].loops)
     if len(line.right) == 1 and not line.right[0].indexed:
         return ZERO, ZERO  # a sum of rows, such as a bias gradient: section 5.4.3 leaves it out
     points = Count.of(loops)

@@ -77,7 +77,7 @@ def _is_number(value: object) -> bool:
 
 
 def _public(values: Values, table: Table) -> Values:
-    """Stacks of kept values as arrays, under their plain names where these are free; outputs under the header's names."""
+    """Stacks of kept values as arrays, under plain names where these are free; outputs under the header's names."""
     result: Values = {}
     for name, value in values.items():
         plain = name.removesuffix("*")
@@ -202,10 +202,9 @@ def _index(
     index: list[Any] = []
     for i, axis in enumerate(term.axes):
         if isinstance(axis, Read):
-            at = axis.at
-            positions = np.asarray(values[at.name] if isinstance(at, Term) else int(at.number(sizes)))
+            positions = _positions(axis, values, sizes)
             _check_index(positions, axis, _size(declared[i], sizes))
-            index.append(spread(positions, at.loops, want))
+            index.append(spread(positions, axis.at.loops, want))
         else:
             shape = [1] * len(want)
             shape[want.index(axis)] = -1
@@ -216,9 +215,13 @@ def _index(
     simple = len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain)
     if simple and want == term.loops:
         assert isinstance(at, Read)
-        positions = np.asarray(values[at.at.name] if isinstance(at.at, Term) else int(at.at.number(sizes)))
-        return (*[slice(None)] * first, positions)
+        return (*[slice(None)] * first, _positions(at, values, sizes))
     return tuple(index)
+
+
+def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes) -> Any:
+    at = axis.at
+    return np.asarray(values[at.name] if isinstance(at, Term) else int(at.number(sizes)))
 
 
 def _check_index(positions: Any, axis: Read, size: int) -> None:
@@ -242,7 +245,8 @@ def _product(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping
     summed = [axis for axis in dict.fromkeys((*one.loops, *two.loops)) if axis not in want]
     if not summed:
         return np.multiply(_operand(one, want, values, sizes), _operand(two, want, values, sizes))
-    assert isinstance(one, Term) and isinstance(two, Term)
+    assert isinstance(one, Term)
+    assert isinstance(two, Term)
     batch = tuple(a for a in want if a in one.loops and a in two.loops)
     rows = tuple(a for a in want if a in one.loops and a not in batch)
     columns = tuple(a for a in want if a in two.loops and a not in batch)
@@ -328,11 +332,11 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
 
 
 def _erf(x: Array) -> Array:
-    """The error function as one operation; scipy's ufunc where it is installed, else Python's own, element by element."""
+    """The error function as one operation: scipy's ufunc where it is installed, else Python's own for each element."""
     global _erf_ufunc
     if _erf_ufunc is None:
         try:
-            from scipy.special import erf as _erf_ufunc  # type: ignore[import-untyped,no-redef]  # scipy ships no types
+            from scipy.special import erf as _erf_ufunc
         except ImportError:
             _erf_ufunc = np.frompyfunc(math.erf, 1, 1)
     result = _erf_ufunc(x)

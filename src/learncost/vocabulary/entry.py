@@ -1,4 +1,4 @@
-"""An entry of the vocabulary. A word means its body; primitives, about a dozen, have none and mean a NumPy operation."""
+"""An entry of the vocabulary. A word means its body; primitives have none and mean a NumPy operation."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ define(
         dX[_] = dY[_] D[_]
         """,
         pointwise=True,
-        source="0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks & Gimpel 2016; Hugging Face calls it gelu_new",
+        source="0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks & Gimpel 2016; gelu_new at Hugging Face",
     ),
     aliases=("gelu_new", "gelu_pytorch_tanh"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 
 from learncost.equation.count import base
@@ -30,11 +30,12 @@ class Layer:
         return self.text
 
 
-def layer(text: str) -> Layer:
+def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     """Read a layer in the notation; its first line is the header `name(inputs; weights) -> outputs`.
 
     Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
-    the printed equations that derived lines equal. Raises `NotationError`, which quotes the line.
+    the printed equations that derived lines equal. A call finds the layer that it names among `layers`, then among the
+    shipped ones. Raises `NotationError`, which quotes the line.
     """
     remarks: list[str] = []
     equations: dict[str, str] = {}
@@ -47,7 +48,7 @@ def layer(text: str) -> Layer:
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
-    table = bind(header, parse_lines(lines[1:]), _check_word, _expand)
+    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}))
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks))
 
@@ -98,16 +99,15 @@ def _check_word(line: Line) -> Line:
     return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
 
 
-def _expand(call: Call, known: Axes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     """The lines of the called layer under the caller's names and axes, and the weights that they read."""
-    called = named(call.layer, call.text)
+    called = layers[call.layer] if call.layer in layers else named(call.layer, call.text)
     table = called.table
     if len(call.arguments) != len(table.inputs):
         raise NotationError(f"{called.name} takes {len(table.inputs)} inputs, not {len(call.arguments)}", call.text)
     if len(call.left) != len(table.outputs):
         raise NotationError(f"{called.name} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
-    weights = _weight_names(call, table.weights)
-    prefix = call.weights[0] if len(call.weights) == 1 else call.left[0].name
+    weights, prefix = _weight_names(call, table.weights)
     names = dict(zip(table.inputs, call.arguments, strict=True)) | weights
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
     lines = []
@@ -125,13 +125,19 @@ def _expand(call: Call, known: Axes) -> tuple[tuple[Line, ...], tuple[str, ...]]
     return tuple(lines), tuple(weights.values())
 
 
-def _weight_names(call: Call, weights: tuple[str, ...]) -> dict[str, str]:
-    """One name for one weight is its name; one name for several is their prefix; else as many names as weights."""
-    if len(call.weights) == len(weights):
-        return dict(zip(weights, call.weights, strict=True))
+def _weight_names(call: Call, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
+    """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
+
+    Drawn masks come in beside the weights and are always named by the prefix: the call's left where it has no other.
+    """
+    own = [name for name in weights if not name.endswith(".mask")]
+    prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
+    masks = {name: f"{prefix}.{name}" for name in weights if name.endswith(".mask")}
+    if len(call.weights) == len(own):
+        return dict(zip(own, call.weights, strict=True)) | masks, prefix
     if len(call.weights) == 1:
-        return {name: f"{call.weights[0]}.{name}" for name in weights}
-    raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
+        return {name: f"{prefix}.{name}" for name in own} | masks, prefix
+    raise NotationError(f"{call.layer} has {len(own)} weights: give one prefix or as many names", call.text)
 
 
 def _axis_names(call: Call, table: Table, known: Axes, weights: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""Rewritings: pure functions from layer to layer. A variant names what it replaces and keeps the free names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word, each_line
+from learncost.layers.layer import Layer
+from learncost.vocabulary import entry
+
+
+def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: object) -> Layer:
+    """The layer with every line replaced by what `change` makes of it."""
+    lines = each_line(layer.table.lines, change)
+    return replace(layer, table=replace(layer.table, lines=lines, **table))  # type: ignore[arg-type]  # Table's fields
+
+
+def with_word(layer: Layer, old: str, new: str) -> Layer:
+    """Another word in place of one, such as relu for gelu_tanh."""
+    found = entry(new)
+
+    def change(line: Line) -> tuple[Line]:
+        if isinstance(line, Word) and line.word == old:
+            return (replace(line, word=found.name, given=found.inputs, gives=found.outputs),)
+        return (line,)
+
+    return rewritten(layer, change)
+
+
+def with_epsilon(layer: Layer, epsilon: float) -> Layer:
+    """Another epsilon in every normalization."""
+
+    def change(line: Line) -> tuple[Line]:
+        if isinstance(line, Word) and line.word == "normalize":
+            return (replace(line, right=(line.right[0], Literal(epsilon))),)
+        return (line,)
+
+    return rewritten(layer, change)
+
+
+def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
+    """A bias after every product with the weights named: {"WQ": "bQ"} makes Q = XQ WQ + bQ."""
+    axes = dict(layer.table.axes)
+    weights = list(layer.table.weights)
+
+    def change(line: Line) -> tuple[Line, ...]:
+        chosen = [t for t in line.right if isinstance(line, Product) and t.name in biases]
+        if not chosen:
+            return (line,)
+        left, weight = line.left[0], chosen[0]
+        bias = Term(biases[weight.name], tuple(a for a in left.axes if a in weight.axes))
+        linear = Term(f"{left.name}.linear", left.axes)
+        axes[bias.name], axes[linear.name] = bias.declared, left.declared
+        weights.insert(weights.index(weight.name) + 1, bias.name)
+        tag = Tag(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
+        tag = replace(tag, binding=line.tag.binding)
+        product = replace(line, left=(linear,), tag=replace(line.tag, local=linear.name))
+        return product, Sum((left,), (linear, bias), line.where, tag, (1, 1))
+
+    changed = rewritten(layer, change)
+    return replace(changed, table=replace(changed.table, axes=axes, weights=tuple(weights)))
+
+
+def with_transposed(layer: Layer, weight: str) -> Layer:
+    """A weight stored with its axes the other way round, so that a head can be tied to the embedding."""
+
+    def change(line: Line) -> tuple[Line]:
+        right = tuple(Term(t.name, t.axes[::-1]) if isinstance(t, Term) and t.name == weight else t for t in line.right)
+        return (replace(line, right=right),)
+
+    axes = {**layer.table.axes, weight: layer.table.axes[weight][::-1]}
+    return rewritten(layer, change, axes=axes)
+
+
+def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
+    """Dropout of the named values: a product with a drawn mask, 0 or 1/keep, which comes in like a weight."""
+    axes = dict(layer.table.axes)
+    weights = list(layer.table.weights)
+    chosen = set(names)
+
+    def change(line: Line) -> tuple[Line, ...]:
+        left = line.left[0]
+        if left.name not in chosen:
+            return (line,)
+        whole, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
+        axes[whole.name] = axes[mask.name] = left.declared
+        weights.append(mask.name)
+        tag = Tag("dropout", local=left.name, locals=(whole.name, mask.name), binding=line.tag.binding)
+        return (
+            replace(line, left=(whole, *line.left[1:]), tag=replace(line.tag, local=whole.name)),
+            Product((left,), (whole, mask), line.where, tag),
+        )
+
+    changed = rewritten(layer, change)
+    return replace(changed, table=replace(changed.table, axes=axes, weights=tuple(weights)))
+
+
+def with_padding(layer: Layer, scores: str = "S", keys: str = "N") -> Layer:
+    """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
+    batch = layer.table.axes[scores][0]
+    axes = {**layer.table.axes, "keep.mask": (batch, keys), f"{scores}.padded": layer.table.axes[scores]}
+
+    def change(line: Line) -> tuple[Line, ...]:
+        padded = f"{scores}.padded"
+        if isinstance(line, Word) and line.right[0].name == scores:
+            term = line.right[0]
+            keep = Term("keep.mask", (batch, keys))
+            left = Term(padded, term.axes)
+            tag = Tag("padding", local=padded, locals=("keep.mask", scores, ""), binding=line.tag.binding)
+            select = Word(
+                (left,),
+                (keep, term, Literal(float("-inf"))),
+                line.where,
+                tag,
+                word="select",
+                given=("C", "X", "Z"),
+                gives=("Y",),
+            )
+            locals_ = (padded, *line.tag.locals[1:])
+            return select, replace(line, right=(left, *line.right[1:]), tag=replace(line.tag, locals=locals_))
+        return (line,)
+
+    changed = rewritten(layer, change)
+    return replace(changed, table=replace(changed.table, axes=axes, weights=(*changed.table.weights, "keep.mask")))

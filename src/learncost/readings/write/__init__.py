@@ -1,0 +1,67 @@
+"""Print: a line, a table or a count as text, LaTeX and MathML."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from learncost.equation.count import Count
+from learncost.equation.table import Line, Repeat, Table
+from learncost.layers.layer import Layer
+from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python
+from learncost.readings.write.lines import equation, line_node
+from learncost.readings.write.tables import aligned, rows_of
+from learncost.readings.write.tree import latex as _latex
+from learncost.readings.write.tree import mathml as _mathml
+
+__all__ = [
+    "SYMBOLS",
+    "divided",
+    "equation",
+    "in_symbols",
+    "latex",
+    "mathml",
+    "one_width",
+    "plain",
+    "python",
+    "text",
+]
+
+Printable = Line | Repeat | Table | Layer | Count
+
+
+def text(what: Printable) -> str:
+    """What it says in the notation; a count in the paper's symbols, such as 2 M d_model^2."""
+    if isinstance(what, Count):
+        return plain(what)
+    return str(what.table if isinstance(what, Layer) else what)
+
+
+def latex(what: Printable, known: Collection[str] | None = None) -> str:
+    """The same in LaTeX, without dollars: a table is an `aligned` with one equation a row.
+
+    known   the names that a `d` before them makes gradients of; those of the table itself, or capitals where a line
+            stands alone
+    """
+    if isinstance(what, Count):
+        return _latex(node(what))
+    if isinstance(what, Line):
+        return _latex(line_node(what, known))
+    return aligned(rows_of(what, known))
+
+
+def mathml(what: Printable, known: Collection[str] | None = None, display: bool = True) -> str:
+    """The same as one `math` element of MathML Core; a table is an `mtable` with one equation a row."""
+    if isinstance(what, Count):
+        return _wrapped(_mathml(node(what)), display)
+    if isinstance(what, Line):
+        return _wrapped(_mathml(line_node(what, known)), display)
+    rows = []
+    for left, right, number in rows_of(what, known):
+        cells = f'<mtd style="text-align: right">{_mathml(left)}</mtd><mtd style="text-align: left">{_mathml(right)}</mtd>'
+        rows.append(f"<mtr>{cells}<mtd><mtext>{number}</mtext></mtd></mtr>")
+    return _wrapped(f"<mtable>{''.join(rows)}</mtable>", display)
+
+
+def _wrapped(inner: str, display: bool) -> str:
+    shown = "block" if display else "inline"
+    return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="{shown}">{inner}</math>'

@@ -1,0 +1,151 @@
+"""Counts in the paper's symbols: d is d_model, k is d_k, f is d_ff, v is voc; h d_k is written d_model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fractions import Fraction as Ratio
+
+from learncost.equation.count import Count, Monomial
+from learncost.readings.write.tree import Fraction, Mark, Name, Node, Number, Row, Script, named
+
+SYMBOLS: Mapping[str, str] = {
+    "B": "B",
+    "M": "M",
+    "N": "N",
+    "v": "voc",
+    "d": "d_model",
+    "f": "d_ff",
+    "k": "d_k",
+    "h": "h",
+    "p": "max_len",
+}
+"""Axes and their symbols in formulas; every other axis and the count of a repeat is its own symbol."""
+
+_ORDER = ("B", "M", "N", "p", "v", "d", "f", "e", "g", "k", "h")
+
+
+def one_width(count: Count, axes: Collection[str]) -> Count:
+    """The count with h k written as d, as d_model = h d_k allows, where the table at hand has all three axes.
+
+    With query groups (an axis g) the width is not h k and nothing is changed. The value is the same for d = h k.
+    """
+    if not {"d", "h", "k"} <= set(axes) or "g" in axes:
+        return count
+    result = Count()
+    for monomial, coefficient in count.terms.items():
+        names = list(monomial)
+        while "h" in names and "k" in names:
+            names.remove("h")
+            names.remove("k")
+            names.append("d")
+        result += Count.of(names, coefficient)
+    return result
+
+
+def divided(counts: Collection[Count], axis: str) -> tuple[Count, ...] | None:
+    """The counts over one axis, such as the batch, when each of their terms has it exactly once; else nothing."""
+    if any(monomial.count(axis) != 1 for count in counts for monomial in count.terms):
+        return None
+    return tuple(
+        Count({tuple(name for name in monomial if name != axis): c for monomial, c in count.terms.items()})
+        for count in counts
+    )
+
+
+def in_symbols(count: Count) -> Count:
+    """The count with its axes called by their symbols."""
+    return count.rename(SYMBOLS)
+
+
+def _rank(name: str) -> tuple[int, int, str]:
+    if name not in _ORDER:
+        # How often something is repeated comes first, an unknown axis before what is known.
+        return (0 if name.startswith("n_") else 1, 0, name)
+    return (2, _ORDER.index(name), name)
+
+
+def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
+    """The terms, high degrees first: their sizes with their powers, and their coefficients."""
+
+    def key(item: tuple[Monomial, int]) -> tuple[int, int, list[tuple[int, int, str]]]:
+        monomial = item[0]
+        highest = max((monomial.count(name) for name in monomial), default=0)
+        return -len(monomial), -highest, sorted(map(_rank, monomial))
+
+    terms = []
+    for monomial, coefficient in sorted(count.terms.items(), key=key):
+        names = sorted(set(monomial), key=_rank)
+        terms.append(([(name, monomial.count(name)) for name in names], coefficient))
+    return terms
+
+
+def plain(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+    """The count as text, 2 M d_model^2 + M N h."""
+    return _written(count, symbols, " ", "^")
+
+
+def python(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
+    """The count as an expression that Python and computer algebra read, 2*M*d_model**2 + M*N*h."""
+    return _written(count, symbols, "*", "**")
+
+
+def _written(count: Count, symbols: Mapping[str, str], times: str, power: str) -> str:
+    text = ""
+    for sizes, coefficient in _ordered(count):
+        factors = [symbols.get(n, n) + (f"{power}{p}" if p > 1 else "") for n, p in sizes]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, str(abs(coefficient)))
+        sign = ("- " if text else "-") if coefficient < 0 else ("+ " if text else "")
+        text += (" " if text else "") + sign + times.join(factors)
+    return text or "0"
+
+
+def node(count: Count) -> Node:
+    """The count as a tree."""
+    parts: list[Node] = []
+    for sizes, coefficient in _ordered(count):
+        if parts or coefficient < 0:
+            parts.append(Mark("-" if coefficient < 0 else "+"))
+        factors: list[Node] = []
+        if abs(coefficient) != 1 or not sizes:
+            factors.append(Number(str(abs(coefficient))))
+        for name, power in sizes:
+            if factors:
+                factors.append(Mark("thin"))
+            factors.append(powered(name, Ratio(power)))
+        parts.append(Row(tuple(factors)))
+    return Row(tuple(parts)) if parts else Number("0")
+
+
+def size_node(name: str) -> Node:
+    """The symbol of a size as a tree."""
+    return named(SYMBOLS.get(name, name))
+
+
+def powered(name: str, power: Ratio) -> Node:
+    """A size to a power, its symbol's own subscript kept."""
+    symbol = size_node(name)
+    if power == 1:
+        return symbol
+    top = Number(str(power.numerator)) if power.denominator == 1 else _ratio(power)
+    if isinstance(symbol, Script):
+        return Script(symbol.base, symbol.below, top)
+    return Script(symbol, None, top)
+
+
+def _ratio(power: Ratio) -> Node:
+    return Fraction(Number(str(power.numerator)), Number(str(power.denominator)))
+
+
+__all__ = [
+    "SYMBOLS",
+    "Name",
+    "divided",
+    "in_symbols",
+    "node",
+    "one_width",
+    "plain",
+    "powered",
+    "python",
+    "size_node",
+]

@@ -1,0 +1,210 @@
+"""Lines as trees, in index form: Q_bmhk = sum over d of X^Q_bmd W^Q_dhk; dX is a derivative of the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction as Ratio
+
+from learncost.equation.count import base
+from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.readings.write.counts import powered, size_node
+from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
+
+_LABELLED = re.compile(r"^([^\W\d_])([A-Z]+|\d+)$")  # XQ, W1: a letter with a label
+_MARKED = re.compile(r"^([^+~:*]*)(.*)$")  # dX+2, R~1, Z:g, X*: a name and what derivation or lowering put after it
+_EQUAL, _COMMA, _THIN = Mark("="), Mark(","), Mark("thin")
+
+
+def equation(line: Line) -> str:
+    """The number of the printed equation in parentheses, or nothing."""
+    return f"({line.tag.equation})" if line.tag.equation else ""
+
+
+def line_node(line: Line, known: Collection[str] | None = None) -> Node:
+    """The whole line."""
+    left, right = sides(line, known)
+    return Row((*left.parts, *right.parts))
+
+
+def sides(line: Line, known: Collection[str] | None = None) -> tuple[Row, Row]:
+    """What stands left of the relation, and the relation with what stands right of it."""
+    context = _Context(_letters(line), known)
+    left: Node
+    if len(line.left) == 1:
+        left = context.term(line.left[0])
+    else:
+        left = Fenced(between(_COMMA, [context.term(term) for term in line.left]))
+    relation = Mark("+=") if any(term.indexed for term in line.left) else _EQUAL
+    if isinstance(line, Product):
+        right = _product(line, context)
+    elif isinstance(line, Sum):
+        right = _sum(line, context)
+    else:
+        assert isinstance(line, Word)
+        right = _word(line, context)
+    return row(left), row(relation, *right)
+
+
+def _letters(line: Line) -> Mapping[str, str]:
+    """Axes as indices: lower case, unless two axes of the line would then look alike."""
+    axes = {base(axis) for term in (*line.left, *line.right) for axis in (*term.loops, *term.declared)}
+    lowered = [axis.lower() for axis in axes]
+    return {axis: axis.lower() if lowered.count(axis.lower()) == 1 else axis for axis in axes}
+
+
+@dataclass(frozen=True)
+class _Context:
+    """How the axes of a line are written, and which names can have a gradient."""
+
+    letters: Mapping[str, str]
+    known: Collection[str] | None
+
+    def axis(self, axis: str) -> Node:
+        letter = Name(self.letters.get(base(axis), base(axis)))
+        primes = len(axis) - len(base(axis))
+        return Script(letter, None, Row((Mark("'"),) * primes)) if primes else letter
+
+    def indices(self, axes: Iterable[str | Read]) -> Node | None:
+        parts: list[Node] = []
+        alone = True
+        for axis in axes:
+            if isinstance(axis, Read):
+                parts.append(self.term(axis.at) if isinstance(axis.at, Term) else literal(axis.at))
+                alone = False
+            else:
+                parts.append(self.axis(axis))
+                alone = alone and len(self.letters.get(base(axis), base(axis))) == 1
+        if not parts:
+            return None
+        return Row(tuple(parts)) if alone else between(_COMMA, parts)
+
+    def term(self, term: Operand) -> Node:
+        if isinstance(term, Literal):
+            return literal(term)
+        core, marks = _parts(term.name)
+        inner = core[1:]
+        if core.startswith("d") and self.gradient(inner):
+            own, version = (inner.removesuffix(".total"), "total") if inner.endswith(".total") else (inner, "")
+            below = row(Mark("∂"), _scripted(own, "", self.indices(term.axes)))
+            whole = Fraction(row(Mark("∂"), Mark("ℒ")), below)
+            note = marks.lstrip("+:") + version
+            return Script(Fenced(whole, bar=True), _label(note)) if note else whole
+        return _scripted(core, marks, self.indices(term.axes))
+
+    def gradient(self, inner: str) -> bool:
+        if not inner:
+            return False
+        if self.known is None:
+            return inner[0].isupper() or "." in inner
+        return inner in self.known or inner.removesuffix(".total") in self.known
+
+
+def _parts(name: str) -> tuple[str, str]:
+    match = _MARKED.match(name)
+    assert match
+    return match.group(1), match.group(2)
+
+
+def _scripted(core: str, marks: str, below: Node | None) -> Node:
+    """A name with its labels above and its indices below: attn.WQ becomes W with Q and attn above."""
+    *prefixes, own = core.split(".")
+    above: list[Node] = []
+    version = ""
+    if own.isdigit() and prefixes:
+        version, own = own, prefixes.pop()
+    letter: Node
+    if labelled := _LABELLED.match(own):
+        letter = Name(labelled.group(1))
+        label = labelled.group(2)
+        above.append(Fenced(Number(label)) if label.isdigit() else _label(label))
+    else:
+        letter = Name(own)
+    above += [Name(prefix) for prefix in prefixes]
+    if version:
+        above.append(Fenced(row(Name("version"), _THIN, Number(version))))
+    if marks:
+        above.append(_label(marks.lstrip(":")))
+    return Script(letter, below, between(_COMMA, above) if above else None) if above or below else letter
+
+
+def _label(text: str) -> Node:
+    return Number(text) if text.isdigit() else Name(text)
+
+
+def literal(term: Literal) -> Node:
+    """A number, a size to a power."""
+    if not term.sizes:
+        return _number(term.value)
+    power = Ratio(term.power).limit_denominator(1000)
+    sizes: list[Node] = []
+    for size in term.sizes:
+        if sizes:
+            sizes.append(_THIN)
+        inner = power if abs(power) not in (Ratio(1, 2), Ratio(1)) else Ratio(1)
+        sizes.append(_number(float(size)) if size.isdigit() else powered(base(size), abs(inner)))
+    body: Node = row(*sizes) if len(sizes) > 1 else sizes[0]
+    if abs(power) == Ratio(1, 2):
+        body = Root(body)
+    if power < 0:
+        return Fraction(_number(term.value), body)
+    return body if term.value == 1 else row(_number(term.value), _THIN, body)
+
+
+def _number(value: float) -> Node:
+    if value == float("inf") or value == -float("inf"):
+        return Row((Mark("-"), Name("∞"))) if value < 0 else Name("∞")
+    digits, _, exponent = f"{value:g}".partition("e")
+    if not exponent:
+        return Number(digits)
+    power = Script(Number("10"), None, Number(str(int(exponent))))
+    return power if digits == "1" else row(Number(digits), Mark("times"), power)
+
+
+def _conditions(where: Iterable[Condition], context: _Context) -> list[Node]:
+    return [row(context.axis(c.lower), Mark("<" if c.strict else "<="), context.axis(c.upper)) for c in where]
+
+
+def _product(line: Product, context: _Context) -> tuple[Node, ...]:
+    left = set(line.left[0].loops)
+    summed = [a for a in dict.fromkeys(a for term in line.right for a in term.loops) if a not in left]
+    under = [c for c in line.where if c.axes & set(summed)]
+    beside = [c for c in line.where if c not in under]
+    parts: list[Node] = []
+    if summed:
+        bound = {axis for c in under for axis in c.axes}
+        below = [context.axis(axis) for axis in summed if axis not in bound] + _conditions(under, context)
+        parts.append(Script(Mark("∑"), between(_COMMA, below)))
+    # Numbers stand first, as in print.
+    factors = sorted(line.right, key=lambda term: isinstance(term, Term))
+    for factor in factors:
+        if parts:
+            parts.append(_THIN)
+        parts.append(context.term(factor))
+    return (*parts, *_aside(beside, context))
+
+
+def _sum(line: Sum, context: _Context) -> tuple[Node, ...]:
+    parts: list[Node] = []
+    for sign, term in zip(line.signs, line.right, strict=True):
+        if parts or sign < 0:
+            parts.append(Mark("-" if sign < 0 else "+"))
+        parts.append(context.term(term))
+    return (*parts, *_aside(line.where, context))
+
+
+def _word(line: Word, context: _Context) -> tuple[Node, ...]:
+    above = Mark("'") if line.part == "gradient" else None
+    word: Node = Script(Name(line.word), context.indices(line.axes), above)
+    if not line.axes and above is None:
+        word = Name(line.word)
+    if line.part == "jacobian":
+        word = row(Name("Jacobian"), _THIN, word)
+    inside = between(_COMMA, [context.term(term) for term in line.right])
+    return (word, Fenced(inside), *_aside(line.where, context))
+
+
+def _aside(where: Iterable[Condition], context: _Context) -> tuple[Node, ...]:
+    conditions = _conditions(where, context)
+    return (Mark(" "), Fenced(between(_COMMA, conditions))) if conditions else ()

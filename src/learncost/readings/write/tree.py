@@ -1,0 +1,196 @@
+"""Formulas as small trees, and the two ways to write one down: LaTeX and MathML Core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TypeAlias
+
+# A mark, how LaTeX writes it, and whether MathML makes it an operator or an identifier.
+_MARKS = {
+    "=": "=",
+    "+=": r"\mathrel{+}=",
+    "+": "+",
+    "-": "-",
+    "<=": r"\le",
+    "<": "<",
+    ",": ",",
+    "times": r"\times",
+    "∑": r"\sum",
+    "∂": r"\partial",
+    "ℒ": r"\mathcal{L}",
+    "'": "'",
+    " ": r"\quad",
+    "thin": r"\,",
+}
+_MATHML_MARKS = {"<=": "≤", "<": "&lt;", "'": "′", "times": "×", "-": "−"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A letter (italic) or a word (upright)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Digits."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An operator, a relation, a comma, a gap."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Parts side by side."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A base with what stands below and above it; under a sum the lower one stands right beneath the sign."""
+
+    base: Node
+    below: Node | None = None
+    above: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction:
+    """One thing over another."""
+
+    top: Node
+    bottom: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A square root."""
+
+    inner: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Something in parentheses; `bar` instead puts a bar after it, which carries a subscript."""
+
+    inner: Node
+    bar: bool = False
+
+
+Node: TypeAlias = Name | Number | Mark | Row | Script | Fraction | Root | Fenced
+
+
+def row(*parts: Node) -> Row:
+    """Parts side by side."""
+    return Row(parts)
+
+
+def between(mark: Mark, parts: list[Node]) -> Row:
+    """Parts with a mark between any two of them."""
+    joined: list[Node] = []
+    for part in parts:
+        joined += [mark, part] if joined else [part]
+    return Row(tuple(joined))
+
+
+def named(text: str) -> Node:
+    """A size's symbol: what follows an underscore is a subscript, as in d_model."""
+    head, _, tail = text.partition("_")
+    return Script(Name(head), Name(tail)) if head and tail else Name(text)
+
+
+# LaTeX.
+
+
+def latex(node: Node) -> str:
+    """The tree in LaTeX."""
+    match node:
+        case Name(text):
+            return text if len(text) == 1 else rf"\mathrm{{{_escaped(text)}}}"
+        case Number(text):
+            return text
+        case Mark(text):
+            return _MARKS[text]
+        case Row(parts):
+            return _spaced([latex(part) for part in parts])
+        case Script(base, below, above):
+            lower = f"_{{{latex(below)}}}" if below is not None else ""
+            written = latex(above) if above is not None else ""
+            if written.strip("'") == "":
+                return latex(base) + written + lower
+            return f"{latex(base)}{lower}^{{{written}}}"
+        case Fraction(top, bottom):
+            return rf"\frac{{{latex(top)}}}{{{latex(bottom)}}}"
+        case Root(inner):
+            return rf"\sqrt{{{latex(inner)}}}"
+        case Fenced(inner, bar):
+            text = latex(inner)
+            if bar:
+                return rf"\left.{text}\right|"
+            return rf"\left({text}\right)" if r"\frac" in text else f"({text})"
+
+
+def _spaced(parts: list[str]) -> str:
+    """Side by side; a space only where a command would swallow the next letter, and around relations and signs."""
+    text = ""
+    for part in parts:
+        loose = part in ("=", "+", "-", r"\le", "<", r"\mathrel{+}=", r"\times")
+        if text and part and (loose or _command_ends(text)):
+            text += " "
+        text += part + (" " if loose or part == "," else "")
+    return " ".join(text.split())
+
+
+def _command_ends(text: str) -> bool:
+    last = text.rfind("\\")
+    return last >= 0 and text[last + 1 :].isalpha()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("_", r"\_").replace("~", r"\sim ")
+
+
+# MathML Core: mi, mn, mo, mrow, msub, msup, msubsup, munder, mfrac, msqrt.
+
+
+def mathml(node: Node) -> str:
+    """The tree in MathML Core, without the `math` element around it."""
+    match node:
+        case Name(text):
+            return f"<mi>{escape(text)}</mi>"
+        case Number(text):
+            sign, digits = ("<mo>−</mo>", text[1:]) if text.startswith("-") else ("", text)
+            return f"{sign}<mn>{digits}</mn>" if not sign else f"<mrow>{sign}<mn>{digits}</mn></mrow>"
+        case Mark(text):
+            if text in (" ", "thin"):
+                return f'<mspace width="{"1em" if text == " " else "0.17em"}"/>'
+            if text in "∂ℒ":
+                return f"<mi>{text}</mi>"
+            return f"<mo>{_MATHML_MARKS.get(text, text)}</mo>"
+        case Row(parts):
+            return f"<mrow>{''.join(mathml(part) for part in parts)}</mrow>"
+        case Script(base, below, above):
+            inner = mathml(base)
+            if below is not None and above is not None:
+                return f"<msubsup>{inner}{mathml(below)}{mathml(above)}</msubsup>"
+            if below is not None:
+                tag = "munder" if base == Mark("∑") else "msub"
+                return f"<{tag}>{inner}{mathml(below)}</{tag}>"
+            return f"<msup>{inner}{mathml(above)}</msup>" if above is not None else inner
+        case Fraction(top, bottom):
+            return f"<mfrac>{mathml(top)}{mathml(bottom)}</mfrac>"
+        case Root(inner_node):
+            return f"<msqrt>{mathml(inner_node)}</msqrt>"
+        case Fenced(inner_node, bar):
+            left, right = ("", "|") if bar else ("(", ")")
+            opening = f"<mo>{left}</mo>" if left else ""
+            return f"<mrow>{opening}{mathml(inner_node)}<mo>{right}</mo></mrow>"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
+    from learncost.readings.live import Live as Live
+    from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.readings.run import run as run
@@ -33,12 +35,14 @@ _PUBLIC = {
     "Derived": "learncost.layers.derive",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",
+    "Live": "learncost.readings.live",
     "NotationError": "learncost.equation.errors",
     "Price": "learncost.readings.price",
     "book": "learncost.books.book",
     "derive": "learncost.layers.derive",
     "errata": "learncost.books.errata",
     "layer": "learncost.layers.layer",
+    "live": "learncost.readings.live",
     "lower": "learncost.layers.lower",
     "price": "learncost.books.book",
     "run": "learncost.readings.run",

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, each_line, walk
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
 from learncost.vocabulary import entry
-
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -148,11 +147,6 @@ def _touched(operand: Operand) -> list[Term]:
         return []
     inner = [t for axis in operand.axes if isinstance(axis, Read) for t in _touched(axis.at)]
     return [operand, *inner]
-
-
-def alias(line: Line) -> bool:
-    """Another name for the same array."""
-    return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)
 
 
 # What runs: every line of the normal form.

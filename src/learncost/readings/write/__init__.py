@@ -20,6 +20,7 @@ __all__ = [
     "in_symbols",
     "latex",
     "mathml",
+    "mathml_inner",
     "one_width",
     "plain",
     "python",
@@ -30,7 +31,7 @@ Printable = Line | Repeat | Table | Layer | Count
 
 
 def text(what: Printable) -> str:
-    """What it says in the notation; a count in the paper's symbols, such as 2 M d_model^2."""
+    """What it says in the notation; a count in the paper's symbols, such as 2*M*d_model^2."""
     if isinstance(what, Count):
         return plain(what)
     return str(what.table if isinstance(what, Layer) else what)
@@ -60,6 +61,11 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
         cells = f'<mtd style="text-align: right">{_mathml(left)}</mtd><mtd style="text-align: left">{_mathml(right)}</mtd>'
         rows.append(f"<mtr>{cells}<mtd><mtext>{number}</mtext></mtd></mtr>")
     return _wrapped(f"<mtable>{''.join(rows)}</mtable>", display)
+
+
+def mathml_inner(count: Count) -> str:
+    """A count in MathML without the `math` element around it, to stand in a larger formula."""
+    return _mathml(node(count))
 
 
 def _wrapped(inner: str, display: bool) -> str:

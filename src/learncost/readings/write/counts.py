@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 
 from learncost.equation.count import Count, Monomial
-from learncost.readings.write.tree import Fraction, Mark, Name, Node, Number, Row, Script, named
+from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, named
 
 SYMBOLS: Mapping[str, str] = {
     "B": "B",
@@ -80,23 +80,23 @@ def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
 
 
 def plain(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
-    """The count as text, 2 M d_model^2 + M N h."""
-    return _written(count, symbols, " ", "^")
+    """The count as text, 2*M*d_model^2 + M*N*h."""
+    return _written(count, symbols, "^")
 
 
 def python(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:
     """The count as an expression that Python and computer algebra read, 2*M*d_model**2 + M*N*h."""
-    return _written(count, symbols, "*", "**")
+    return _written(count, symbols, "**")
 
 
-def _written(count: Count, symbols: Mapping[str, str], times: str, power: str) -> str:
+def _written(count: Count, symbols: Mapping[str, str], power: str) -> str:
     text = ""
     for sizes, coefficient in _ordered(count):
         factors = [symbols.get(n, n) + (f"{power}{p}" if p > 1 else "") for n, p in sizes]
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, str(abs(coefficient)))
         sign = ("- " if text else "-") if coefficient < 0 else ("+ " if text else "")
-        text += (" " if text else "") + sign + times.join(factors)
+        text += (" " if text else "") + sign + "*".join(factors)
     return text or "0"
 
 
@@ -136,16 +136,3 @@ def powered(name: str, power: Ratio) -> Node:
 def _ratio(power: Ratio) -> Node:
     return Fraction(Number(str(power.numerator)), Number(str(power.denominator)))
 
-
-__all__ = [
-    "SYMBOLS",
-    "Name",
-    "divided",
-    "in_symbols",
-    "node",
-    "one_width",
-    "plain",
-    "powered",
-    "python",
-    "size_node",
-]

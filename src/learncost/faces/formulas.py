@@ -1,0 +1,296 @@
+"""`learncost formulas LAYER`: every macro-operation's MACCs and FLOPs in the paper's symbols."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from learncost.equation.count import ZERO, Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.faces.subject import Subject, dense, subject
+from learncost.layers.derive import derive
+from learncost.readings import write
+from learncost.readings.price import Book, price
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Format = Literal["text", "latex", "mathml", "json"]
+Procedure = Literal["bp", "recompute", "pepita", "mempepita"]
+
+# Passes of one step, Pau & Aymone 2024, table 2; recomputation is for the layers of a block.
+_PASSES: Mapping[str, Mapping[str, int]] = {
+    "bp": {"forward": 1, "backward": 1, "weight_update": 1},
+    "recompute": {"forward": 1, "recomputation": 1, "backward": 1, "weight_update": 1},
+    "pepita": {"forward": 2, "weight_update": 1},
+    "mempepita": {"forward": 3, "weight_update": 1},
+}
+_OUTSIDE_BLOCKS = frozenset({"embedding", "positions", "sinusoidal_positions", "head", "loss", "pooler"})
+_FORWARD_LEARNING = ("pepita", "mempepita")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What one pass of a macro-operation costs. `procedures` says where it holds; empty: everywhere."""
+
+    macro_operation: str
+    maccs: Count
+    flops: Count
+    passes: int = 1
+    procedures: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        words = self.macro_operation.replace("_", " ")
+        return words if self.passes == 1 else f"{words} (× {self.passes})"
+
+    @property
+    def subtitle(self) -> str:
+        return f"({', '.join(self.procedures)})" if self.procedures else ""
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """The formulas of a layer under a price book.
+
+    `rows` holds a macro-operation each, for one pass; `total` is one step of the procedure. `others` holds what differs
+    under another procedure. Counts are whole; what is written leaves the batch out where it divides all of them, and
+    writes h d_k as d_model.
+    """
+
+    layer: str
+    source: str
+    price_book: Book
+    procedure: str
+    jacobian: bool
+    rows: tuple[Formula, ...]
+    total: Formula
+    others: tuple[Formula, ...] = ()
+    axes: frozenset[str] = frozenset()
+    format: Format = "text"
+
+    def __str__(self) -> str:
+        return self.show(self.format)
+
+    def __rich__(self) -> RenderableType:
+        return self._table() if self.format == "text" else self.show(self.format)
+
+    def show(self, format: str) -> str:
+        """The formulas as text, latex, mathml or json."""
+        if format == "text":
+            return plain(self._table())
+        if format == "latex":
+            return self._latex()
+        if format == "mathml":
+            return self._mathml()
+        if format == "json":
+            return json.dumps(self.to_dict(), indent=2)
+        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The formulas as data; expressions are those of Python, to be multiplied by `times`."""
+        return {
+            "schema": 1,
+            "layer": self.layer,
+            "source": self.source,
+            "price_book": {
+                "name": self.price_book.name,
+                "title": self.price_book.title,
+                "source": self.price_book.source,
+            },
+            "procedure": self.procedure,
+            "jacobian": self.jacobian,
+            "times": "B" if self.per_sequence else "",
+            "one_width": self.one_width,
+            "rows": [self._row(formula) for formula in (*self.rows, *self.others)],
+            "total": self._row(self.total),
+        }
+
+    def _row(self, formula: Formula) -> dict[str, Any]:
+        return {
+            "macro_operation": formula.macro_operation,
+            "passes": formula.passes,
+            "procedures": list(formula.procedures),
+            "maccs": write.python(self.written(formula.maccs)),
+            "flops": write.python(self.written(formula.flops)),
+        }
+
+    # How counts are written.
+
+    @property
+    def counts(self) -> tuple[Count, ...]:
+        return tuple(c for row in (*self.rows, *self.others, self.total) for c in (row.maccs, row.flops))
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether every count has the batch as a factor, which is then left out."""
+        return any(self.counts) and write.divided(self.counts, "B") is not None
+
+    @property
+    def one_width(self) -> bool:
+        """Whether h d_k is written as d_model somewhere."""
+        return any(write.one_width(count, self.axes).terms != count.terms for count in self.counts)
+
+    def written(self, count: Count) -> Count:
+        """The count as it is written: per sequence where that can be, h d_k as d_model."""
+        if self.per_sequence:
+            (count,) = write.divided((count,), "B") or (count,)
+        return write.one_width(count, self.axes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What stands underneath: the batch, the width, the book and its source."""
+        notes = []
+        if self.per_sequence:
+            notes.append("Per sequence: a batch of B sequences costs B times as much.")
+        if self.one_width:
+            notes.append("h d_k is written d_model.")
+        own = self.price_book
+        notes.append(f"Price book {own.name}: {own.title}; {own.source}.")
+        if self.jacobian != own.jacobian:
+            notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
+        return tuple(notes)
+
+    # The formats.
+
+    def _shown(self) -> list[Formula]:
+        return [*self.rows, *self.others, self.total] if len(self.rows) > 1 else list(self.rows)
+
+    def _table(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        grid = Grid.grid(padding=(0, 2, 0, 0))
+        grid.add_column()
+        grid.add_column()
+        grid.add_column()
+        for row in self._shown():
+            style = "bold" if row is self.total else ""
+            grid.add_row(Text(row.title, style), Text("MACCs", "dim"), Text(write.plain(self.written(row.maccs)), style))
+            grid.add_row(row.subtitle, Text("FLOPs", "dim"), Text(write.plain(self.written(row.flops)), style))
+        notes = [Text(note, "dim") for note in self.notes]
+        heading = [Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")]
+        return Group(*heading, Text(), Padding(grid, (0, 0, 0, 2)), Text(), *notes)
+
+    def _latex(self) -> str:
+        lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}", r"\begin{array}{lll}"]
+        for row in self._shown():
+            label = row.title.replace("×", r"$\times$")
+            lines.append(rf"\text{{{label}}} & \text{{MACCs}} & {write.latex(self.written(row.maccs))} \\")
+            lines.append(rf"\text{{{row.subtitle}}} & \text{{FLOPs}} & {write.latex(self.written(row.flops))} \\")
+        return "\n".join([*lines, r"\end{array}", *(f"% {note}" for note in self.notes)])
+
+    def _mathml(self) -> str:
+        def cell(inner: str) -> str:
+            return f'<mtd style="text-align: left">{inner}</mtd>'
+
+        rows = []
+        for row in self._shown():
+            for label, name, count in ((row.title, "MACCs", row.maccs), (row.subtitle, "FLOPs", row.flops)):
+                formula = write.mathml_inner(self.written(count))
+                cells = f"<mtext>{escape(label)}</mtext>", f"<mtext>{name}</mtext>", formula
+                rows.append(f"<mtr>{''.join(map(cell, cells))}</mtr>")
+        notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes)
+        table = f"<mtable>\n{chr(10).join(rows)}\n</mtable>"
+        math = f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">\n{table}\n</math>'
+        return f"<div>\n{math}\n{notes}</div>"
+
+
+def plain(table: RenderableType, width: int = 80) -> str:
+    """A rich rendering as plain text."""
+    from rich.console import Console
+
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def formulas(
+    layer: str,
+    *,
+    price_book: str = "run",
+    procedure: Procedure = "bp",
+    jacobian: bool | None = None,
+    optimizer: str = "sgd",
+    format: Format = "text",
+) -> Formulas:
+    """MACCs and FLOPs of a layer's macro-operations, in the symbols of Pau & Aymone 2024.
+
+    Parameters
+    ----------
+    layer
+        A layer's name (hyphens accepted), or a file in the notation, which ends in .table.
+    price_book
+        What one operation costs: run, paper, paper-corrected or matmul.
+    procedure
+        The learning procedure whose step is summed: bp, recompute, pepita or mempepita.
+    jacobian
+        Backward through explicit Jacobians, or in closed form; as the price book does by default.
+    optimizer
+        For the layer `optimizer`: sgd, momentum or adamw.
+    format
+        text, latex, mathml or json.
+    """
+    if format not in get_args(Format):
+        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+    if procedure not in _PASSES:
+        raise InputError(f"no procedure is called {procedure!r} (there are {', '.join(_PASSES)})")
+    found = subject(layer, price_book, jacobian, optimizer)
+    priced = {macro: _priced(table, found.book) for macro, table in found.tables.items()}
+    rows, others = _rows(found, priced, procedure)
+    maccs, flops = (total(getattr(row, kind) * row.passes for row in rows) for kind in ("maccs", "flops"))
+    return Formulas(
+        found.name,
+        found.layer.source,
+        found.book,
+        procedure,
+        found.jacobian,
+        rows,
+        Formula("total", maccs, flops),
+        others,
+        found.axes,
+        format,
+    )
+
+
+Cost = tuple[Count, Count]
+
+
+def _priced(table: Table, book: Book) -> Cost:
+    found = price(table, {}, book)
+    return total(row.maccs for row in found.rows), total(row.flops for row in found.rows)
+
+
+def _rows(
+    found: Subject, priced: dict[str, Cost], procedure: str
+) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+    """The rows of the procedure, and those of the others where they differ."""
+    if "forward" not in priced:
+        return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()
+    forward_learning = procedure in _FORWARD_LEARNING
+    other = None
+    if found.name == "embedding":
+        table = derive(dense(found.layer), wanted=found.layer.table.weights).update
+        other = _priced(table, found.book)
+        if forward_learning:
+            priced, other = {**priced, "weight_update": other}, priced["weight_update"]
+    passes = dict(_PASSES[procedure])
+    if found.name in _OUTSIDE_BLOCKS:
+        passes.pop("recomputation", None)
+    costs = {**priced, "recomputation": priced["forward"]}
+    split = other is not None and other != costs["weight_update"]
+    groups = (("bp", "recompute"), _FORWARD_LEARNING)
+    mine, theirs = reversed(groups) if forward_learning else groups
+    rows = tuple(
+        Formula(macro, *costs.get(macro, (ZERO, ZERO)), times, mine if split and macro == "weight_update" else ())
+        for macro, times in passes.items()
+    )
+    others = (Formula("weight_update", *other, 1, theirs),) if split and other is not None else ()
+    return rows, others

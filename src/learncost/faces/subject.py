@@ -1,0 +1,145 @@
+"""What `formulas` and `explain` are about: a layer by its name or from a file, derived as a price book prices it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from learncost.books.book import BOOKS, book
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Product, Read, Table, Term, each_line
+from learncost.layers.derive import Derived, derive
+from learncost.layers.layer import Layer, layer, named, shipped
+from learncost.readings.price import Book
+from learncost.vocabulary import entry
+
+OPTIMIZERS = ("sgd", "momentum", "adamw")
+
+# Inputs that no model learns: sines and cosines, the share of each position in the loss.
+_CONSTANTS = {("sinusoidal_positions", "S"), ("loss", "share")}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A layer with the tables of its macro-operations, in the order in which they run."""
+
+    layer: Layer
+    book: Book
+    jacobian: bool
+    tables: dict[str, Table]
+    derived: Derived | None
+
+    @property
+    def name(self) -> str:
+        return self.layer.name
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Every axis of the layer."""
+        return frozenset(axis.rstrip("'") for axes in self.layer.table.axes.values() for axis in axes)
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The names that a `d` before them makes gradients of."""
+        return frozenset(self.derived.step.axes if self.derived else self.layer.table.axes)
+
+
+def subject(name: str, price_book: str = "run", jacobian: bool | None = None, optimizer: str = "sgd") -> Subject:
+    """The layer of that name (hyphens accepted), or of that file in the notation, with its macro-operations' tables."""
+    chosen = book(price_book)
+    through = chosen.jacobian if jacobian is None else jacobian
+    if name == "optimizer":
+        step = _optimizer(optimizer)
+        return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
+    found = _layer(name)
+    table = found.table
+    if found.name == "error_projection":
+        # Nothing learns through the projection: it has one pass and no gradient.
+        return Subject(found, chosen, through, {"error_projection": table}, None)
+    wanted = [
+        n for n in (*table.inputs, *table.weights) if n not in table.indices and (found.name, n) not in _CONSTANTS
+    ]
+    derived = derive(table, wanted=wanted, jacobian=through)
+    tables = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}
+    return Subject(found, chosen, through, tables, derived)
+
+
+def layers() -> tuple[str, ...]:
+    """Every name that `formulas` and `explain` take."""
+    return tuple(sorted((*shipped(), "optimizer")))
+
+
+def _layer(name: str) -> Layer:
+    plain = name.replace("-", "_")
+    if plain in shipped():
+        return named(plain)
+    path = Path(name)
+    if name.endswith(".table") or path.is_file():
+        return _read(path)
+    near = difflib.get_close_matches(plain, layers(), n=1)
+    hint = f"; the nearest is {near[0]!r}" if near else ""
+    raise InputError(
+        f"no layer is called {name!r}{hint} (there are {', '.join(layers())}; a file in the notation ends in .table)"
+    )
+
+
+def _read(path: Path) -> Layer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return layer(text)
+
+
+def _optimizer(name: str) -> Layer:
+    """One step of one tensor of parameters, as a table made of the optimizer's word."""
+    if name not in OPTIMIZERS:
+        raise InputError(f"no optimizer is called {name!r} (there are {', '.join(OPTIMIZERS)})")
+    word = entry(name)
+    scalars = {
+        term.name for line in word.body for term in line.right if isinstance(term, Term) and not term.axes
+    } & set(word.inputs)
+
+    def shown(given: str) -> str:
+        return f"{given}[]" if given in scalars else f"{given}[n_parameters]"
+
+    left = " ".join(map(shown, word.outputs))
+    others = " ".join(given for given in word.inputs if given != "W")
+    head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
+    body = f"{left} = {name}({', '.join(map(shown, word.inputs))})"
+    return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
+
+
+def dense(found: Layer) -> Layer:
+    """The layer with every read at an index written as the one-hot product that it stands for.
+
+    PEPITA adds an error to the one-hot input of the embedding, so its update there is truly the dense product.
+    """
+
+    def change(line: Line) -> tuple[Line, ...]:
+        reads = [term for term in line.right if isinstance(term, Term) and term.indexed]
+        if not reads or not isinstance(line, Product):
+            return (line,)
+        right: list[Term] = []
+        for term in line.right:
+            assert isinstance(term, Term)
+            for axis in term.axes:
+                if isinstance(axis, Read) and isinstance(axis.at, Term):
+                    right.append(Term(axis.at.name, (*axis.at.axes, axis.axis)))
+            right.append(Term(term.name, term.declared))
+        locals_ = tuple(term.name for term in right)
+        return (replace(line, right=tuple(right), tag=replace(line.tag, locals=locals_, gradients=())),)
+
+    table = found.table
+    lines = each_line(table.lines, change)
+    axes = dict(table.axes)
+    for line in lines:
+        if isinstance(line, Line):
+            axes |= {term.name: term.declared for term in line.right if isinstance(term, Term)}
+    return replace(found, table=replace(table, lines=lines, axes=axes, indices=frozenset()))
+
+
+__all__ = ["BOOKS", "OPTIMIZERS", "Subject", "dense", "layers", "subject"]

@@ -172,7 +172,9 @@ class Formulas:
         grid.add_column()
         for row in self._shown():
             style = "bold" if row is self.total else ""
-            grid.add_row(Text(row.title, style), Text("MACCs", "dim"), Text(write.plain(self.written(row.maccs)), style))
+            grid.add_row(
+                Text(row.title, style), Text("MACCs", "dim"), Text(write.plain(self.written(row.maccs)), style)
+            )
             grid.add_row(row.subtitle, Text("FLOPs", "dim"), Text(write.plain(self.written(row.flops)), style))
         notes = [Text(note, "dim") for note in self.notes]
         heading = [Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")]
@@ -268,9 +270,7 @@ def _priced(table: Table, book: Book) -> Cost:
     return total(row.maccs for row in found.rows), total(row.flops for row in found.rows)
 
 
-def _rows(
-    found: Subject, priced: dict[str, Cost], procedure: str
-) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+def _rows(found: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
     """The rows of the procedure, and those of the others where they differ."""
     if "forward" not in priced:
         return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()

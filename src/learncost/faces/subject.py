@@ -126,12 +126,11 @@ def dense(found: Layer) -> Layer:
         right: list[Term] = []
         for term in line.right:
             assert isinstance(term, Term)
-            for axis in term.axes:
-                if isinstance(axis, Read) and isinstance(axis.at, Term):
-                    right.append(Term(axis.at.name, (*axis.at.axes, axis.axis)))
+            reads_at = [axis for axis in term.axes if isinstance(axis, Read)]
+            right.extend(Term(a.at.name, (*a.at.axes, a.axis)) for a in reads_at if isinstance(a.at, Term))
             right.append(Term(term.name, term.declared))
-        locals_ = tuple(term.name for term in right)
-        return (replace(line, right=tuple(right), tag=replace(line.tag, locals=locals_, gradients=())),)
+        tag = replace(line.tag, locals=tuple(term.name for term in right), gradients=())
+        return (replace(line, right=tuple(right), tag=tag),)
 
     table = found.table
     lines = each_line(table.lines, change)

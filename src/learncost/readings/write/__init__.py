@@ -58,7 +58,9 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
         return _wrapped(_mathml(line_node(what, known)), display)
     rows = []
     for left, right, number in rows_of(what, known):
-        cells = f'<mtd style="text-align: right">{_mathml(left)}</mtd><mtd style="text-align: left">{_mathml(right)}</mtd>'
+        cells = (
+            f'<mtd style="text-align: right">{_mathml(left)}</mtd><mtd style="text-align: left">{_mathml(right)}</mtd>'
+        )
         rows.append(f"<mtr>{cells}<mtd><mtext>{number}</mtext></mtd></mtr>")
     return _wrapped(f"<mtable>{''.join(rows)}</mtable>", display)
 

@@ -135,4 +135,3 @@ def powered(name: str, power: Ratio) -> Node:
 
 def _ratio(power: Ratio) -> Node:
     return Fraction(Number(str(power.numerator)), Number(str(power.denominator)))
-

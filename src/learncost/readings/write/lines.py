@@ -9,7 +9,7 @@ from fractions import Fraction as Ratio
 
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
-from learncost.readings.write.counts import powered, size_node
+from learncost.readings.write.counts import powered
 from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
 
 _LABELLED = re.compile(r"^([^\W\d_])([A-Z]+|\d+)$")  # XQ, W1: a letter with a label

@@ -135,7 +135,7 @@ def latex(node: Node) -> str:
         case Fenced(inner, bar):
             text = latex(inner)
             if bar:
-                return rf"\left.{text}\right|"
+                return rf"\left.{text}\right\rvert"
             return rf"\left({text}\right)" if r"\frac" in text else f"({text})"
 
 

@@ -1,0 +1,304 @@
+"""A layer line by line, as text, Markdown, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.faces.formulas import plain
+from learncost.readings import write
+from learncost.readings.price import Book
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as Grid
+
+Format = Literal["text", "markdown", "latex", "json"]
+
+# Widths of the columns, together 80 with the numbers of equations and the gaps.
+_LINE, _MACCS, _FLOPS = 45, 9, 14
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line with its price. `line` is nothing where a publication's total differs from the sum of its lines."""
+
+    equation: str
+    text: str
+    latex: str
+    maccs: Count
+    flops: Count
+    depth: int = 0
+    outside_paper: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A macro-operation: its lines in the order in which they run."""
+
+    macro_operation: str
+    steps: tuple[Step, ...]
+
+    @property
+    def title(self) -> str:
+        return self.macro_operation.replace("_", " ").capitalize()
+
+    @property
+    def maccs(self) -> Count:
+        return total(step.maccs for step in self.steps)
+
+    @property
+    def flops(self) -> Count:
+        return total(step.flops for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value that forward keeps, and the lines that read it later."""
+
+    name: str
+    axes: tuple[str, ...]
+    given: bool  # an input, which somebody keeps in any case
+    readers: tuple[str, ...]
+    word: str = ""  # of a value from inside a word's body: the word, and the name in its body
+    line: str = ""
+
+    @property
+    def elements(self) -> Count:
+        return Count.of(self.axes)
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}[{' '.join(self.axes)}]"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A layer line by line under a price book, and what must be kept between its passes."""
+
+    layer: str
+    source: str
+    price_book: Book
+    jacobian: bool
+    parts: tuple[Part, ...]
+    kept: tuple[Kept, ...]
+    axes: frozenset[str] = frozenset()
+    format: Format = "text"
+
+    def __str__(self) -> str:
+        return self.show(self.format)
+
+    def __rich__(self) -> RenderableType:
+        return self._table() if self.format == "text" else self.show(self.format)
+
+    def show(self, format: str) -> str:
+        """The explanation as text, markdown, latex or json."""
+        if format == "text":
+            return plain(self._table())
+        if format == "markdown":
+            return self._markdown()
+        if format == "latex":
+            return self._latex()
+        if format == "json":
+            return json.dumps(self.to_dict(), indent=2)
+        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as data; counts are expressions of Python, to be multiplied by `times`."""
+
+        def expression(count: Count) -> str:
+            return write.python(self.written(count))
+
+        return {
+            "schema": 1,
+            "layer": self.layer,
+            "source": self.source,
+            "price_book": {"name": self.price_book.name, "source": self.price_book.source},
+            "jacobian": self.jacobian,
+            "times": "B" if self.per_sequence else "",
+            "macro_operations": {
+                part.macro_operation: {
+                    "maccs": expression(part.maccs),
+                    "flops": expression(part.flops),
+                    "lines": [
+                        {
+                            "equation": step.equation,
+                            "line": step.text,
+                            "latex": step.latex,
+                            "maccs": expression(step.maccs),
+                            "flops": expression(step.flops),
+                            "outside_paper": step.outside_paper,
+                        }
+                        for step in part.steps
+                    ],
+                }
+                for part in self.parts
+            },
+            "kept": [
+                {
+                    "name": kept.name,
+                    "axes": list(kept.axes),
+                    "elements": expression(kept.elements),
+                    "input": kept.given,
+                    "read_by": list(kept.readers),
+                }
+                for kept in self.kept
+            ],
+        }
+
+    # How counts are written.
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether every count has the batch as a factor, which is then left out."""
+        counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
+        counts += [kept.elements for kept in self.kept]
+        return any(counts) and write.divided(counts, "B") is not None
+
+    def written(self, count: Count) -> Count:
+        """The count as it is written: per sequence where that can be, h d_k as d_model."""
+        if self.per_sequence:
+            (count,) = write.divided((count,), "B") or (count,)
+        return write.one_width(count, self.axes)
+
+    def short(self, count: Count) -> str:
+        """The count in the letters of the axes, as the lines beside it have them."""
+        return write.plain(self.written(count), {})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The axes, what a count stands for, the book and its source."""
+        letters = [f"{axis} = {symbol}" for axis, symbol in write.SYMBOLS.items() if axis in self.axes - {symbol}]
+        notes = [", ".join(letters) + "."] if letters else []
+        if {"d", "h", "k"} <= self.axes and "g" not in self.axes:
+            notes.append("h k is written d in counts.")
+        if self.per_sequence:
+            notes.append("Counts are per sequence: B sequences cost B times as much.")
+        if any(step.outside_paper for part in self.parts for step in part.steps):
+            notes.append("* not in the publication, priced as it runs.")
+        notes += [f"{kept.name} is line {kept.line} of the body of {kept.word}." for kept in self.kept if kept.line]
+        notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
+        if self.jacobian != self.price_book.jacobian:
+            notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
+        return tuple(notes)
+
+    @property
+    def kept_total(self) -> Count:
+        return total(kept.elements for kept in self.kept)
+
+    # The formats.
+
+    def _table(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        numbers = max((len(step.equation) for part in self.parts for step in part.steps), default=0)
+        parts: list[RenderableType] = []
+        for part in self.parts:
+            parts += [self._grid(part, numbers), Text()]
+            if len(part.steps) > 1:
+                totals = f"MACCs  {self.short(part.maccs)}\nFLOPs  {self.short(part.flops)}"
+                parts[-1:] = [Padding(Text(totals, "bold"), (0, 0, 0, numbers + 1)), Text()]
+        if self.kept:
+            parts += [self._kept_grid(numbers), Text()]
+        heading = Text.assemble((self.layer, "bold"), f"  {self.source}" if self.source else "")
+        return Group(heading, Text(), *parts, *(Text(note, "dim") for note in self.notes))
+
+    def _grid(self, part: Part, numbers: int) -> RenderableType:
+        from rich.text import Text
+
+        grid = _columns(numbers, (_LINE + 9 - numbers, _MACCS, _FLOPS))
+        if not part.steps:
+            grid.add_row("", Text.assemble((part.title, "bold"), ("  nothing", "dim")))
+            return grid
+        grid.add_row("", Text(part.title, "bold"), Text("MACCs", "dim"), Text("FLOPs", "dim"))
+        for step in part.steps:
+            text = Text("\n".join(_wrapped(step.text, _LINE + 9 - numbers, step.depth)))
+            mark = "*" if step.outside_paper else ""
+            costs = (self.short(step.maccs), self.short(step.flops) + mark) if step.latex or step.equation else ()
+            grid.add_row(Text(step.equation, "dim"), text, *map(Text, costs))
+        return grid
+
+    def _kept_grid(self, numbers: int) -> RenderableType:
+        from rich.text import Text
+
+        grid = _columns(numbers, (_LINE + 9 - numbers, _MACCS + _FLOPS + 1))
+        grid.add_row("", Text("Kept between the passes", "bold"), Text("elements", "dim"))
+        for kept in self.kept:
+            readers = f"  {'input, ' if kept.given else ''}read by {', '.join(kept.readers)}"
+            grid.add_row("", Text.assemble(kept.text, (readers, "dim")), Text(self.short(kept.elements)))
+        grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
+        return grid
+
+    def _markdown(self) -> str:
+        def formula(count: Count) -> str:
+            return f"${write.latex(self.written(count))}$"
+
+        lines = [f"# {self.layer}", "", self.source, ""]
+        for part in self.parts:
+            lines += [f"## {part.title}", ""]
+            if not part.steps:
+                lines += ["Nothing.", ""]
+                continue
+            lines += ["| equation | line | | MACCs | FLOPs |", "| --- | --- | --- | --- | --- |"]
+            for step in part.steps:
+                written = f"${step.latex}$" if step.latex else ""
+                text = f"`{step.text}`" if step.latex else step.text
+                cells = (step.equation, text, written, formula(step.maccs), formula(step.flops))
+                lines.append(f"| {' | '.join(cells)} |")
+            lines += [f"| | **total** | | {formula(part.maccs)} | {formula(part.flops)} |", ""]
+        if self.kept:
+            lines += ["## Kept between the passes", "", "| value | elements | read by |", "| --- | --- | --- |"]
+            for kept in self.kept:
+                name = f"`{kept.text}`" + (" (input)" if kept.given else "")
+                lines.append(f"| {name} | {formula(kept.elements)} | {', '.join(f'`{r}`' for r in kept.readers)} |")
+            lines += [f"| **total** | {formula(self.kept_total)} | |", ""]
+        return "\n".join([*lines, *(note + "\n" for note in self.notes)]).rstrip() + "\n"
+
+    def _latex(self) -> str:
+        lines = [f"% {self.layer}: {self.source}" if self.source else f"% {self.layer}"]
+        for part in self.parts:
+            if not part.steps:
+                continue
+            lines += [rf"\paragraph{{{part.title}}}", r"\begin{align*}"]
+            rows = []
+            for step in part.steps:
+                maccs, flops = write.latex(self.written(step.maccs)), write.latex(self.written(step.flops))
+                number = rf" \tag{{{step.equation.strip('()')}}}" if step.equation else ""
+                left = step.latex or rf"\text{{{step.text}}}"
+                rows.append(rf"& {left} && {maccs}\ \text{{MACCs}},\ {flops}\ \text{{FLOPs}}{number}")
+            lines += [" \\\\\n".join(rows), r"\end{align*}"]
+        return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
+
+
+def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
+    from rich.table import Table as Grid
+
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    for width in (numbers, *widths):
+        grid.add_column(width=width, overflow="fold")
+    return grid
+
+
+def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
+    """The line in pieces no longer than the width, broken between terms, never between the axes of one."""
+    pieces, inside = [""], 0
+    for character in "  " * depth + text:
+        inside += (character == "[") - (character == "]")
+        if character == " " and not inside and pieces[-1].strip():
+            pieces.append("")
+        else:
+            pieces[-1] += "\xa0" if character == " " else character
+    row = pieces[0]
+    for piece in pieces[1:]:
+        if len(row) + 1 + len(piece) > width:
+            yield row.replace("\xa0", " ")
+            row = "  " * depth + "    " + piece
+        else:
+            row += " " + piece
+    yield row.replace("\xa0", " ")

@@ -45,6 +45,7 @@ _OVERRIDES: dict[tuple[str, str], Override] = {
     ("add_norm", "dX"): _SKIP,
     ("residual", "dX"): _SKIP,
     ("embedding", "e W"): _DENSE,
+    ("embedding", "x + F e"): _DENSE,
 }
 
 _SLIPS: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}

@@ -141,6 +141,7 @@ class _Scope:
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
     made: Axes = field(default_factory=dict)  # declared axes of the gradients
+    readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
     exposed: dict[int, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[int, _Scope] = field(default_factory=dict)
     kept: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
@@ -156,8 +157,7 @@ class _Scope:
                 continue
             if any(self._term(line, i).name in self.needed for i in differentiable(line)):
                 self.needed |= {term.name for term in line.left}
-            names = [term.name for term in line.right if isinstance(term, Term)]
-            if names and all(name in made_of_weights for name in names):
+            if line.reads and made_of_weights.issuperset(line.reads):
                 made_of_weights |= {term.name for term in line.left}
         self.weights = frozenset(made_of_weights)
 
@@ -247,6 +247,7 @@ class _Scope:
         terms = ([f"d{name}"] if name in self.seeded else []) + parts
         axes = self.axes[name]
         macro = "weight_update" if name in self.weights else "backward"
+        tag = tag if tag.layer else self.readers.get(name, tag)
         tag = Tag(layer=tag.layer, block=tag.block, macro=macro, binding=tag.binding, local="merge")
         right = tuple(Term(part, axes) for part in terms)
         self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
@@ -278,6 +279,7 @@ class _Scope:
         """Add a derived line: where and tags come from its forward line, its left shows the declared axes."""
         target = made.left[0].name
         source = line.right[i]
+        self.readers[source.name] = line.tag
         macro = "weight_update" if isinstance(source, Term) and source.name in self.weights else "backward"
         tag = replace(line.tag, macro=macro, local="", locals=(), gradients=(), jacobian="", equation="")
         if not made.tag.local:
@@ -438,10 +440,9 @@ class _Scope:
         start, end, zero = f"{part}:sum", f"{part}:sum.2", f"{part}:zero"
         self._zeros(zero, axes, macro)
         inner.made[start] = inner.made[end] = axes
-        total = Sum(
-            (Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), Tag(macro=macro, local="merge"), (1, 1)
-        )
-        inner.out.append(total)
+        reader = inner.readers.get(name, Tag())
+        tag = Tag(reader.layer, reader.block, macro, local="merge", binding=reader.binding)
+        inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
         return Carry(start, end, zero, part)
 
     def keeping(self, lines: Iterable[Statement], axes: Axes) -> tuple[Statement, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.table import (
+    Axis,
     Condition,
     Line,
     Literal,
@@ -32,24 +33,37 @@ Pair = tuple[int, int, bool]  # positions of the lower and the upper axis among 
 
 def lower(table: Table) -> Table:
     """The table in normal form, words replaced by their bodies. Every line keeps the tag of the line it comes from."""
-    work = _Lowering(dict(table.axes), frozenset(table.outputs))
+    work = _Lowering(dict(table.axes), frozenset(table.outputs) | _handed(table.lines))
     return replace(table, lines=work.statements(table.lines), axes=work.axes)
+
+
+def _handed(lines: Iterable[Statement]) -> frozenset[str]:
+    """Names that turn into other names without a line: what stands outside a `where` must be zero in them."""
+    return frozenset(carry.initial for line in lines if isinstance(line, Repeat) for carry in line.carry)
 
 
 @dataclass
 class _Lowering:
+    """Lines in, lines of the normal form out.
+
+    Under a `where` every result is zero outside. It is made so only where it matters: until then an array may hold
+    anything there, and `outside` says what: a number that is known, or None.
+    """
+
     axes: dict[str, tuple[str, ...]]
     outputs: frozenset[str]
     out: list[Line] = field(default_factory=list)
     count: int = 0
-    outside: dict[str, dict[Pair, float | None]] = field(default_factory=dict)  # None: something unknown stands there
+    outside: dict[str, dict[Pair, float | None]] = field(default_factory=dict)
     selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
 
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                inner = _Lowering({**self.axes, **line.axes}, frozenset(), outside=self.outside)
+                ends = {carry.end for carry in line.carry} | {own for own, stack in line.keep if stack[-1] != "*"}
+                handed = _handed(line.lines) | ends
+                inner = _Lowering({**self.axes, **line.axes}, handed, outside=self.outside)
                 body = inner.statements(line.lines)
                 own = {n: a for n, a in inner.axes.items() if n not in self.axes or n in line.axes}
                 result.append(replace(line, lines=body, axes=own))
@@ -61,10 +75,12 @@ class _Lowering:
         return tuple(result)
 
     def line(self, line: Line) -> None:
+        line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
         for term in line.left:
             self.outside.pop(term.name, None)
+            self.selected = {key: name for key, name in self.selected.items() if key[0] != term.name}
         line = self.unindexed(line)
-        if line.name in self.outputs and line.where and isinstance(line, (Product, Sum)):
+        if line.where and any(term.name in self.outputs for term in line.left) and not line.left[0].indexed:
             self.whole_output(line)
         elif isinstance(line, Product):
             self.product(line)
@@ -159,7 +175,7 @@ class _Lowering:
         """The factors such that nothing from outside a `where` is summed."""
         factors = line.right
         for condition in line.where:
-            if condition.axes <= set(target.loops):
+            if condition.axes <= set(target.loops) and not line.left[0].indexed:
                 continue
             both = [i for i, t in enumerate(factors) if isinstance(t, Term) and condition.axes <= set(t.loops)]
             if any(self.known(factors[i], condition) == 0.0 for i in both):
@@ -270,35 +286,62 @@ class _Lowering:
         pair = _pair(term, condition)
         return self.outside.get(term.name, {}).get(pair) if pair else None
 
+    def settled(self, line: Line, term: Operand) -> Operand:
+        """The operand, zero outside the conditions that it was made under, unless the line is under them itself."""
+        for (lower, upper, strict), value in list(self.outside.get(term.name, {}).items()):
+            one, two = term.axes[lower], term.axes[upper]
+            if value == 0.0 or any(_within(c, one, two, strict) for c in line.where):
+                continue
+            if isinstance(line, Product) and self.vanishes(line, term, (one, two, strict)):
+                continue
+            assert isinstance(term, Term)
+            plain = self.axes[term.name]
+            condition = Condition(plain[lower], plain[upper], strict)
+            term = Term(self.selected_term(line, Term(term.name, plain), condition, 0.0).name, term.axes)
+        return term
+
+    def vanishes(self, line: Product, term: Operand, where: tuple[Axis, Axis, bool]) -> bool:
+        """Whether another factor is zero wherever this one may hold anything."""
+        one, two, strict = where
+        return any(
+            value == 0.0 and (other.axes[lower], other.axes[upper]) == (one, two) and (zero_strict or not strict)
+            for other in line.right
+            if other is not term
+            for (lower, upper, zero_strict), value in self.outside.get(other.name, {}).items()
+        )
+
     def selected_term(self, line: Line, term: Operand, condition: Condition, value: float) -> Term:
         assert isinstance(term, Term)
         pair = _pair(term, condition)
         assert pair is not None
         key = (term.name, pair, value)
         if key not in self.selected:
+            known = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
             select = Word(
                 (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
-            self.outside[left.name] = {pair: value}
+            self.outside[left.name] = {p: v for p, v in known.items() if v is None or v == value} | {pair: value}
             self.selected[key] = left.name
         return Term(self.selected[key], term.axes)
 
     def whole_output(self, line: Line) -> None:
-        """An output shows its zeros outside."""
-        left = line.left[0]
-        raw = self.fresh(line, left.loops)
-        moved = replace(line, left=(raw,))
+        """What others may read shows its zeros outside."""
+        raw = {term.name: self.fresh(line, term.loops) for term in line.left}
+        moved = replace(line, left=tuple(raw.values()))
         if isinstance(moved, Product):
             self.product(moved)
         elif isinstance(moved, Sum):
             self.sum(moved)
-        term = raw
-        for condition in line.where:
-            if condition.axes <= set(raw.loops) and self.known(raw, condition) != 0.0:
-                term = self.selected_term(line, term, condition, 0.0)
-        self.emit(Sum((left,), (term,), line.where, line.tag, (1,)))
+        elif isinstance(moved, Word):
+            self.word(moved)
+        for left in line.left:
+            term = raw[left.name]
+            for condition in line.where:
+                if condition.axes <= set(term.loops) and self.known(term, condition) != 0.0:
+                    term = self.selected_term(line, term, condition, 0.0)
+            self.emit(Sum((left,), (term,), (), line.tag, (1,)))
 
     def beyond(self, line: Line, condition: Condition) -> float | None:
         """What stands outside in the result of a line, when that follows from its operands."""
@@ -316,7 +359,7 @@ class _Lowering:
                 return -math.inf
             return math.fsum(v for v in signed if v is not None) if None not in signed else None
         assert isinstance(line, Word)
-        if line.word == "divide" and values[0] == 0.0:
+        if line.word == "divide" and values[0] == 0.0 and not condition.axes <= set(line.right[1].loops):
             return 0.0
         if line.word == "select" and values[-1] is not None and len(line.given) == 2:
             return values[-1]
@@ -338,6 +381,10 @@ def _unknown(_: float) -> None:
 def _inside(where: Iterable[Condition], loops: Iterable[str]) -> tuple[Condition, ...]:
     loops = set(loops)
     return tuple(condition for condition in where if condition.axes <= loops)
+
+
+def _within(condition: Condition, lower: Axis, upper: Axis, strict: bool) -> bool:
+    return (condition.lower, condition.upper) == (lower, upper) and (condition.strict or not strict)
 
 
 def _pair(term: Operand, condition: Condition) -> Pair | None:

@@ -1,4 +1,4 @@
-"""The base tables of the families, as data: the text in the notation, and which rewritings of its layers belong to it."""
+"""The base tables of the families, as data: text in the notation, and the rewritings that belong to it."""
 
 from __future__ import annotations
 

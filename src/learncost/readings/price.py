@@ -72,6 +72,7 @@ class Row:
     flops: Count
     elements: Count
     repeat: Count = field(default_factory=lambda: Count.of(()))
+    kind: str = "elementwise"
     outside_paper: bool = False
     text: str = ""
 
@@ -118,7 +119,7 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
     return Price(book.name, rule(table, book), sizes, dtype)
 
 
-def _row(line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
+def _row(table: Table, line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
     times = Count.of(turns)
     tag = line.tag
     return Row(
@@ -131,8 +132,20 @@ def _row(line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
         flops * times,
         elements(line) * times,
         times,
+        kind(line, table),
         text=str(line),
     )
+
+
+def kind(line: Line, table: Table) -> str:
+    """linear: matrix products with a weight or for one, look-ups of a weight; attention: other matrix products."""
+    if not isinstance(line, Product):
+        return "elementwise"
+    indexed = line.left[0].indexed or any(term.indexed for term in line.right)
+    weighted = line.tag.macro == "weight_update" or any(name in table.weights for name in line.reads)
+    if matrix_maccs(line) or (indexed and weighted):
+        return "linear" if weighted else "attention"
+    return "attention" if indexed and line.tag.layer == "error_projection" else "elementwise"
 
 
 def elements(line: Line) -> Count:
@@ -166,7 +179,7 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
         before = sums.get(line.tag.origin, (ZERO, ZERO))
         sums[line.tag.origin] = before[0] + maccs, before[1] + flops
     counts = {id(line): sums.get(str(i), (ZERO, ZERO)) for i, line in enumerate(numbered)}
-    return tuple(_row(line, turns, *counts[id(line)]) for line, turns in walk(table.lines))
+    return tuple(_row(table, line, turns, *counts[id(line)]) for line, turns in walk(table.lines))
 
 
 def executed(line: Line) -> tuple[Count, Count]:
@@ -195,7 +208,7 @@ def _matrix(table: Table, book: Book) -> tuple[Row, ...]:
     rows = []
     for line, turns in walk(table.lines):
         maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
-        rows.append(_row(line, turns, maccs, maccs * 2))
+        rows.append(_row(table, line, turns, maccs, maccs * 2))
     return tuple(rows)
 
 
@@ -235,7 +248,7 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
         else:
             assert isinstance(line, Word)
             maccs, flops, outside = _printed_word(line, book, table)
-        rows.append(replace(_row(line, turns, maccs, flops), outside_paper=outside))
+        rows.append(replace(_row(table, line, turns, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((tag.layer, tag.local)):
             text = f"the publication's total leaves {tag.equation} out"
             back = replace(rows[-1], line=erratum, equation=erratum, text=text, elements=ZERO)
@@ -247,6 +260,8 @@ def _printed_product(line: Product) -> tuple[Count, Count]:
     """A product by its shapes: an axis read at an index is a one-hot product and looped over."""
     if line.left[0].indexed and line.tag.macro != "forward":
         return ZERO, ZERO  # backpropagation updates the rows directly (section 5.1.2)
+    if any(isinstance(term, Term) and not term.axes for term in line.right):
+        return ZERO, ZERO  # a scalar of the step, such as one over the count of targets
     loops = dict.fromkeys(a for term in line.right for a in _looped(term))
     left = set(line.left[0].loops)
     if len(line.right) == 1 and not line.right[0].indexed:

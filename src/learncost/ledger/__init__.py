@@ -1,0 +1,1 @@
+"""Between the books and the faces: cost ledgers, comparisons, sweeps, rules of thumb."""

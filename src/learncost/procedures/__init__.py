@@ -1,0 +1,1 @@
+"""Floor 5: learning procedures as schedules of passes over tables."""

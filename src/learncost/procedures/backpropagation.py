@@ -1,0 +1,42 @@
+"""Backpropagation, and backpropagation with every block's forward run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from learncost.equation.table import Line, Repeat, Statement, Table
+from learncost.layers.derive import Derived, derive
+from learncost.models.model import Model
+
+
+def backpropagation(model: Model, jacobian: bool = False) -> Derived:
+    """Forward, backward and weight update of all the model's weights."""
+    return derive(model.table, wanted=model.table.weights, jacobian=jacobian)
+
+
+def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
+    """Every repeat of the forward table with its backward one, which stand in the opposite order."""
+    forward = [line for line in derived.forward.lines if isinstance(line, Repeat)]
+    reverse = [line for line in derived.reverse.lines if isinstance(line, Repeat)]
+    return list(zip(forward, reversed(reverse), strict=True))
+
+
+def recomputed(derived: Derived) -> Table:
+    """The step in which every block keeps only its input, and the backward pass runs every line of the block again."""
+    changed: dict[int, Repeat] = {}
+    axes = dict(derived.step.axes)
+    for forward, reverse in repeats(derived):
+        starts = tuple((carry.start, f"{carry.start}*") for carry in forward.carry)
+        axes |= {outer: (forward.count, *forward.axes[start]) for start, outer in starts}
+        kept = {inside for inside, _ in forward.keep}
+        each = dict.fromkeys((*forward.each, *(pair for pair in reverse.each if pair[0] not in kept), *starts))
+        lines = (*in_macro(forward.lines, "recomputation"), *reverse.lines)
+        changed[id(forward)] = replace(forward, keep=starts)
+        changed[id(reverse)] = replace(reverse, lines=lines, axes={**forward.axes, **reverse.axes}, each=tuple(each))
+    return replace(derived.step, lines=tuple(changed.get(id(line), line) for line in derived.step.lines), axes=axes)
+
+
+def in_macro(lines: Iterable[Statement], macro: str) -> tuple[Line, ...]:
+    """Plain lines, labelled as another macro-operation."""
+    return tuple(replace(line, tag=replace(line.tag, macro=macro)) for line in lines if isinstance(line, Line))

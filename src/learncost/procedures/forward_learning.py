@@ -1,0 +1,241 @@
+"""PEPITA and MEMPEPITA on a model's table: deltas are differences of two forward passes.
+
+A standard pass gives the error; the error is added to the input; a modulated pass follows. A weight's update line is the
+one that derivation gives, with the difference of the compared value in place of the gradient that it reads, and the
+modulated pass's values in place of the forward ones. MEMPEPITA keeps nothing and runs a second standard pass beside the
+modulated one. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
+from learncost.layers.derive import Derived
+from learncost.layers.layer import named
+from learncost.models.model import Model
+from learncost.procedures.backpropagation import backpropagation, in_macro, repeats
+from learncost.vocabulary import entry
+
+CONTROLS = ("count", "inverse_count", "strength")
+"""Scalars of a step: how many targets there are, one over that, and sign x scale of the modulation."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Which pass an update reads its inputs from, how far values are followed, and how the input is modulated."""
+
+    sign: float
+    scale: float
+    modulated_inputs: bool
+    through_residuals: bool
+    source: str
+
+
+MODES: Mapping[str, Mode] = {
+    "paper": Mode(1.0, 1.0, True, False, "Pau & Aymone 2024, Algorithms 1 and 2; on transformers it diverges"),
+    "stable": Mode(-1.0, 0.05, False, True, "small, turned round, compared after the residual sum; small trials"),
+}
+
+
+def forward_learning(model: Model, memory_efficient: bool, mode: str = "paper") -> Table:
+    """One step of PEPITA, or of MEMPEPITA where `memory_efficient`, as a table whose outputs are the weights' updates.
+
+    Raises `InputError` for a model without an output to learn from.
+    """
+    if not model.learns:
+        raise InputError(
+            f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
+            "pepita and mempepita need one, as gpt2 or `encoder` has"
+        )
+    return _Schedule(model, backpropagation(model), MODES[mode], memory_efficient).table()
+
+
+class _Schedule:
+    """The passes of one step over one model's table."""
+
+    def __init__(self, model: Model, derived: Derived, mode: Mode, memory_efficient: bool) -> None:
+        self.model = model
+        self.derived = derived
+        self.mode = mode
+        self.memory_efficient = memory_efficient
+        self.mirror = {name: f"{name}^" for name in _defined(model.table.lines)}
+        self.error = self.error_lines()
+
+    def table(self) -> Table:
+        plain = self.model.table
+        reverses = {id(f): r for f, r in repeats(self.derived)}
+        originals = {id(f): o for (f, _), o in zip(repeats(self.derived), _repeats(plain.lines), strict=True)}
+        modulated = {id(originals[f]): self.modulated_repeat(originals[f], r) for f, r in reverses.items()}
+        first: list[Statement] = []
+        second: list[Statement] = []
+        for line in plain.lines:
+            if isinstance(line, Repeat):
+                kept = tuple(pair for pair in modulated[id(line)].each if pair not in line.each)
+                first.append(line if self.memory_efficient else replace(line, keep=kept))
+                second.append(modulated[id(line)])
+            else:
+                first.append(line)
+                second += [line, *self.modulated(line)] if self.memory_efficient else self.modulated(line)
+        updates = self.updates(plain.lines, self.derived.reverse.lines)
+        lines = (*first, *self.error, *self.projected(), *second, *updates)
+        scalars = ("dloss", *CONTROLS)
+        return replace(
+            plain,
+            lines=lines,
+            axes=_declared(lines, {**plain.axes, **dict.fromkeys(scalars, ())}),
+            inputs=(*plain.inputs, *scalars),
+            outputs=(*plain.outputs, *self.derived.gradients.values()),
+            constants=plain.constants | frozenset(scalars),
+        )
+
+    def error_lines(self) -> tuple[Line, ...]:
+        """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""
+        lines: list[Line] = []
+        for line in self.derived.reverse.lines:
+            if isinstance(line, Repeat) or set(self.model.table.weights) & set(line.reads):
+                break
+            if line.tag.macro == "backward":
+                lines.append(line)
+        scores = lines[-1].left[0]
+        e = Product((Term("e", scores.axes),), (scores, Term("count", ())), (), Tag("loss", local="e"))
+        return (*in_macro(lines, "forward"), e)
+
+    def projected(self) -> tuple[Line, ...]:
+        """The error brought to the encoder's input, where there is one: equation (48)."""
+        if not self.model.two_sided:
+            return ()
+        lines = in_macro(named("error_projection").table.lines, "error_projection")
+        names = {line.name: f"error.{line.name}" for line in lines}
+        names |= {"tokens": "encoder.tokens", "F": "error.F"}
+        return tuple(line.renamed(names) for line in lines)
+
+    def input_error(self, line: Line) -> str:
+        return "error.F" if self.model.two_sided and line.tag.block == "encoder" else "e"
+
+    def modulated(self, line: Line) -> list[Line]:
+        """A line of the modulated pass. The embedding's input is dense: (T + strength e) W = rows + strength (e W)."""
+        if line.tag.layer != "embedding":
+            return [line.renamed(self.mirror)]
+        (left,), table = line.left, line.right[0]
+        vocabulary, width = self.model.table.axes[table.name]
+        rows, dense, scaled = (Term(f"{left.name}^{part}", left.axes) for part in ("rows", "dense", "scaled"))
+        error = Term(self.input_error(line), (*left.axes[:-1], vocabulary))
+        tag = replace(line.tag, local="e W", equation="", locals=())
+        return [
+            replace(line, left=(rows,)),
+            Product((dense,), (error, Term(table.name, (vocabulary, width))), (), tag),
+            Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
+            Sum((Term(self.mirror[left.name], left.axes),), (rows, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+        ]
+
+    def modulated_repeat(self, line: Repeat, reverse: Repeat) -> Repeat:
+        """Every turn: the modulated lines, differences, updates; before them the standard lines where nothing is kept."""
+        own = [statement for statement in line.lines if isinstance(statement, Line)]
+        lines = [made for statement in own for made in self.modulated(statement)]
+        lines += self.updates(line.lines, reverse.lines)
+        carry = tuple(Carry(*(self.mirror[n] for n in (c.start, c.end, c.initial, c.final))) for c in line.carry)
+        axes = {**line.axes, **{c.start: line.axes[old.start] for c, old in zip(carry, line.carry, strict=True)}}
+        keep = tuple((inside, outer.split("+")[0]) for inside, outer in reverse.keep)
+        if self.memory_efficient:
+            lines = [*own, *lines]
+            return replace(
+                line, lines=tuple(lines), axes=_declared(lines, axes), carry=(*line.carry, *carry), keep=keep
+            )
+        standard = {c.start for c in line.carry} | {t.name for statement in own for t in statement.left}
+        kept = dict.fromkeys((name, f"{name}*") for made in lines for name in made.reads if name in standard)
+        axes = _declared(lines, axes)
+        return replace(line, lines=tuple(lines), axes=axes, carry=carry, each=(*line.each, *kept), keep=keep)
+
+    def updates(self, forward: Iterable[Statement], reverse: Iterable[Statement]) -> list[Line]:
+        """The update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count."""
+        forward = tuple(forward)
+        lines = {term.name: line for line in forward if isinstance(line, Line) for term in line.left}
+        made: dict[str, list[Line]] = {}
+        result: list[Line] = []
+        for update in reverse:
+            if isinstance(update, Repeat) or update.tag.macro != "weight_update":
+                continue
+            names = dict(self.mirror) if self.mode.modulated_inputs else {}
+            for name in update.reads:
+                source = name.removeprefix("d").removesuffix(".total")
+                if name.startswith("d") and source in lines and name not in {e.name for e in self.error}:
+                    compared = self.followed(source, forward)
+                    if compared not in made:
+                        made[compared] = self.difference(lines[compared])
+                        result += made[compared]
+                    names[name] = made[compared][-1].name
+            first = update.right[0].name.removeprefix("d")
+            embeds = first in lines and lines[first].tag.layer == "embedding"
+            dense = embeds and self.mode.modulated_inputs
+            result += self.dense_update(lines[first], update.renamed(names)) if dense else [update.renamed(names)]
+        return result
+
+    def difference(self, line: Line) -> list[Line]:
+        left = line.left[0]
+        whole, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
+        tag = Tag(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
+        standard, modulated = Term(left.name, left.axes), Term(self.mirror[left.name], left.axes)
+        return [
+            Sum((whole,), (standard, modulated), (), tag, (1, -1)),
+            Product((delta,), (whole, Term("inverse_count", ())), (), replace(tag, local=f"delta {line.tag.local}")),
+        ]
+
+    def dense_update(self, line: Line, update: Line) -> list[Line]:
+        """The embedding: rows of its tokens as derived, and every row from the error, (strength e)^T delta."""
+        delta, declared = update.right[0], update.left[0].declared
+        assert isinstance(delta, Term)
+        total, rows, dense = (Term(f"{update.name}{part}", declared) for part in ("", "^rows", "^dense"))
+        scaled = Term(f"{delta.name}^scaled", delta.axes)
+        error = Term(self.input_error(line), (*delta.loops[:-1], declared[0]))
+        tag = replace(update.tag, local="e^T delta", equation="")
+        return [
+            replace(update, left=(Term(rows.name, update.left[0].axes),)),
+            Product((scaled,), (delta, Term("strength", ())), (), replace(tag, local="F delta")),
+            Product((dense,), (error, scaled), (), tag),
+            Sum((total,), (rows, dense), (), replace(tag, local="merge"), (1, 1)),
+        ]
+
+    def followed(self, name: str, scope: tuple[Statement, ...]) -> str:
+        """The value that stands for a product's output: after biases and pointwise words, while it has one reader."""
+        given = {*self.model.table.weights, *self.model.table.inputs}
+        while True:
+            readers = [line for line in scope if name in line.reads]
+            if len(readers) != 1 or not isinstance(reader := readers[0], Line):
+                return name
+            others = [term.name for term in reader.right if isinstance(term, Term) and term.name != name]
+            term = next(term for term in reader.right if term.name == name)
+            bias = isinstance(reader, Sum) and (self.mode.through_residuals or given.issuperset(others))
+            pointwise = isinstance(reader, Word) and entry(reader.word).pointwise and not others
+            if not (bias or pointwise) or term.axes != reader.left[0].axes:
+                return name
+            name = reader.name
+
+
+def _repeats(lines: Iterable[Statement]) -> list[Repeat]:
+    return [line for line in lines if isinstance(line, Repeat)]
+
+
+def _defined(lines: Iterable[Statement]) -> list[str]:
+    """Every name that the forward pass makes, in every scope."""
+    names: list[str] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            names += [*_defined(line.lines), *(n for c in line.carry for n in (c.start, c.final))]
+        else:
+            names += [term.name for term in line.left]
+    return names
+
+
+def _declared(lines: Iterable[Statement], axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The declared axes of all names of a scope, as its lines and repeats show them."""
+    result = dict(axes)
+    for line in lines:
+        if isinstance(line, Repeat):
+            result |= {carry.final: line.axes[carry.end] for carry in line.carry}
+            result |= {outer: (line.count, *line.axes[inside]) for inside, outer in line.keep}
+        else:
+            result |= {term.name: term.declared for term in line.left}
+    return result

@@ -1,0 +1,64 @@
+"""The optimizer's step as lines: one word a weight, which reads the weight, its gradient, state and scalars."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table, Tag, Term, Word
+from learncost.vocabulary import entry
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A word of the vocabulary; which of its operands are state kept from step to step, which are scalars."""
+
+    word: str
+    state: tuple[str, ...]
+    scalars: tuple[str, ...]
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "sgd": Optimizer("sgd", (), ("lr",)),
+    "momentum": Optimizer("momentum", ("V",), ("lr", "mu")),
+    "adamw": Optimizer("adamw", ("M", "V"), ("lr", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay")),
+}
+
+
+def optimizer(name: str) -> Optimizer:
+    """An optimizer by its name; an unknown one is refused with those that exist."""
+    if name not in OPTIMIZERS:
+        near = difflib.get_close_matches(str(name), OPTIMIZERS, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise InputError(f"no optimizer is called {name!r}{hint} (there are {', '.join(OPTIMIZERS)})")
+    return OPTIMIZERS[name]
+
+
+def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
+    """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
+    found = entry(chosen.word)
+    axes = dict(table.axes) | dict.fromkeys(chosen.scalars, ())
+    lines, states, results = [], [], []
+    for weight, gradient in gradients.items():
+        shape = table.axes[weight]
+        given = {"W": Term(weight, shape), "G": Term(gradient, shape)}
+        given |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
+        given |= {name: Term(name, ()) for name in chosen.scalars}
+        left = [Term(f"{weight}.new", shape), *(Term(f"{weight}.{name}.new", shape) for name in chosen.state)]
+        axes |= {term.name: shape for term in (*left, *given.values()) if term.name not in axes}
+        states += [f"{weight}.{name}" for name in chosen.state]
+        results += [term.name for term in left]
+        right = tuple(given[name] for name in found.inputs)
+        tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=found.inputs)
+        lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", found.inputs, found.outputs))
+    extra = (*states, *chosen.scalars)
+    return replace(
+        table,
+        lines=(*table.lines, *lines),
+        axes=axes,
+        inputs=(*table.inputs, *extra),
+        outputs=(*table.outputs, *results),
+        constants=table.constants | frozenset(extra),
+    )

@@ -1,0 +1,87 @@
+"""The learning procedures: how often each macro-operation passes, and the table of one step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.models.model import Model
+from learncost.procedures.backpropagation import backpropagation, recomputed
+from learncost.procedures.forward_learning import forward_learning
+from learncost.procedures.optimizer import optimizer, with_optimizer
+
+MACRO_OPERATIONS = (
+    "forward",
+    "recomputation",
+    "backward",
+    "error_projection",
+    "weight_update",
+    "optimizer_step",
+)
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """A learning procedure: its passes, as in table 2 of Pau & Aymone (recompute is not in it)."""
+
+    name: str
+    title: str
+    passes: Mapping[str, int]
+    source: str
+
+    def passes_over(self, model: Model) -> dict[str, int]:
+        """Passes of every macro-operation; an error is projected only where there is an encoder and a decoder (E15)."""
+        passes = {name: self.passes.get(name, 0) for name in MACRO_OPERATIONS}
+        if not model.two_sided:
+            passes["error_projection"] = 0
+        return passes
+
+
+_TABLE_2 = "Pau & Aymone 2024, table 2"
+_ONE = {"weight_update": 1, "optimizer_step": 1}
+
+PROCEDURES: Mapping[str, Procedure] = {
+    procedure.name: procedure
+    for procedure in (
+        Procedure("bp", "backpropagation", {"forward": 1, "backward": 1, **_ONE}, _TABLE_2),
+        Procedure(
+            "recompute",
+            "backpropagation with every block's forward run again",
+            {"forward": 1, "recomputation": 1, "backward": 1, **_ONE},
+            "Chen et al. 2016, Training deep nets with sublinear memory cost; every block",
+        ),
+        Procedure("pepita", "PEPITA", {"forward": 2, "error_projection": 1, **_ONE}, _TABLE_2),
+        Procedure("mempepita", "MEMPEPITA", {"forward": 3, "error_projection": 1, **_ONE}, _TABLE_2),
+    )
+}
+
+
+def procedure(name: str) -> Procedure:
+    """A learning procedure by its name; an unknown one is refused with those that exist."""
+    if name not in PROCEDURES:
+        near = difflib.get_close_matches(str(name), PROCEDURES, n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise InputError(f"no learning procedure is called {name!r}{hint} (there are {', '.join(PROCEDURES)})")
+    return PROCEDURES[name]
+
+
+def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = False, mode: str = "paper") -> Table:
+    """One training step as a table: passes, updates, optimizer.
+
+    Its inputs are the model's, the gradients of its outputs where nothing else says what to learn, and the scalars of
+    the procedure and the optimizer; its outputs the model's, the weights' updates, the new weights and states.
+    jacobian   backward through explicit Jacobians, as the paper prices it
+    mode       of PEPITA and MEMPEPITA: "paper", or "stable"
+    """
+    chosen, found = procedure(name), optimizer(optimizer_name)
+    if chosen.name in ("pepita", "mempepita"):
+        table = forward_learning(model, chosen.name == "mempepita", mode)
+        gradients = {weight: f"d{weight}" for weight in model.table.weights}
+    else:
+        derived = backpropagation(model, jacobian)
+        table = recomputed(derived) if chosen.name == "recompute" else derived.step
+        gradients = dict(derived.gradients)
+    return with_optimizer(table, gradients, found)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
+    from learncost.ledger.cost import Cost as Cost
+    from learncost.ledger.cost import cost as cost
     from learncost.readings.live import Live as Live
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
@@ -38,7 +40,9 @@ _PUBLIC = {
     "Live": "learncost.readings.live",
     "NotationError": "learncost.equation.errors",
     "Price": "learncost.readings.price",
+    "Cost": "learncost.ledger.cost",
     "book": "learncost.books.book",
+    "cost": "learncost.ledger.cost",
     "derive": "learncost.layers.derive",
     "errata": "learncost.books.errata",
     "layer": "learncost.layers.layer",

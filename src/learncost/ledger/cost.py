@@ -139,45 +139,39 @@ class Cost:
     def __str__(self) -> str:
         from learncost.ledger.show import as_text
 
-        return as_text(self)
+        return str(as_text(self))
 
     def _repr_html_(self) -> str:
         from learncost.ledger.show import as_html
 
-        return as_html(self)
+        return str(as_html(self))
 
 
-@lru_cache(maxsize=64)
-def _priced(model: _Key, name: str, book: str, optimizer: str, mode: str) -> tuple[Row, ...]:
-    """The rows of one step as polynomials: the part of a ledger that does not depend on sizes."""
-    found = find_book(book)
-    table = step(model.model, name, optimizer, found.jacobian, mode)
-    return price(table, {}, found).rows
+@dataclass(frozen=True, eq=False)
+class _Structure:
+    """A model by its table, which is one object for equal structures: what priced rows are remembered by."""
 
-
-@dataclass(frozen=True)
-class _Key:
-    """A model by the identity of its table, which is cached by structure."""
-
-    identity: int
     model: Model
 
     def __hash__(self) -> int:
-        return self.identity
+        return id(self.model.table)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.model.table is other.model.table and self.two_sided == other.two_sided
+        return isinstance(other, _Structure) and self.model.table is other.model.table
 
-    @property
-    def two_sided(self) -> bool:
-        return self.model.two_sided
+
+@lru_cache(maxsize=64)
+def _priced(structure: _Structure, name: str, book: str, optimizer: str, mode: str) -> tuple[Row, ...]:
+    found = find_book(book)
+    table = step(structure.model, name, optimizer, found.jacobian, mode)
+    return price(table, {}, found).rows
 
 
 def rows_of(model: Model, name: str, book: str, optimizer: str = "sgd", mode: str = "paper") -> tuple[Row, ...]:
     """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
     if name in ("pepita", "mempepita") and not model.learns:
         step(model, name)  # refuses with its own message
-    return _priced(_Key(id(model.table), model), name, find_book(book).name, optimizer, mode)
+    return _priced(_Structure(model), name, find_book(book).name, optimizer, mode)
 
 
 def cost(

@@ -1,7 +1,7 @@
 """PEPITA and MEMPEPITA on a model's table: deltas are differences of two forward passes.
 
-A standard pass gives the error; the error is added to the input; a modulated pass follows. A weight's update line is the
-one that derivation gives, with the difference of the compared value in place of the gradient that it reads, and the
+A standard pass gives the error; it is added to the input; a modulated pass follows. A weight's update line is the one
+that derivation gives, with the difference of the compared value in place of the gradient that it reads, and the
 modulated pass's values in place of the forward ones. MEMPEPITA keeps nothing and runs a second standard pass beside the
 modulated one. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
 """
@@ -132,7 +132,7 @@ class _Schedule:
         ]
 
     def modulated_repeat(self, line: Repeat, reverse: Repeat) -> Repeat:
-        """Every turn: the modulated lines, differences, updates; before them the standard lines where nothing is kept."""
+        """Every turn: the standard lines again where nothing is kept, modulated lines, differences, updates."""
         own = [statement for statement in line.lines if isinstance(statement, Line)]
         lines = [made for statement in own for made in self.modulated(statement)]
         lines += self.updates(line.lines, reverse.lines)

@@ -54,7 +54,7 @@ def _steps(table: Table, found: Subject) -> Iterator[Step]:
     def statements(lines: Iterable[Statement], depth: int) -> Iterator[Step]:
         for line in lines:
             if isinstance(line, Repeat):
-                yield Step("", str(line).split("\n", 1)[0], "", Count(), Count(), depth)
+                yield Step("", str(line).split("\n", 1)[0], "", "", Count(), Count(), depth)
                 yield from statements(line.lines, depth + 1)
                 continue
             row = next(rows)
@@ -63,6 +63,7 @@ def _steps(table: Table, found: Subject) -> Iterator[Step]:
                 write.equation(line),
                 str(bare),
                 write.latex(bare, found.known),
+                write.mathml(bare, found.known, display=False),
                 row.maccs,
                 row.flops,
                 depth,
@@ -71,7 +72,7 @@ def _steps(table: Table, found: Subject) -> Iterator[Step]:
             if withdrawn := found.book.withdrawn.get((line.tag.layer, line.tag.local)):
                 back = next(rows)
                 text = f"the publication's total leaves {write.equation(line)} out"
-                yield Step(withdrawn, text, "", back.maccs, back.flops, depth)
+                yield Step(withdrawn, text, "", "", back.maccs, back.flops, depth)
 
     yield from statements(table.lines, 0)
     assert next(rows, None) is None

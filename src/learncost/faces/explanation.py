@@ -30,6 +30,7 @@ class Step:
     equation: str
     text: str
     latex: str
+    mathml: str
     maccs: Count
     flops: Count
     depth: int = 0
@@ -100,7 +101,7 @@ class Explanation:
         if format == "text":
             return plain(self._table())
         if format == "markdown":
-            return self._markdown()
+            return self.markdown()
         if format == "latex":
             return self._latex()
         if format == "json":
@@ -235,9 +236,12 @@ class Explanation:
         grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
         return grid
 
-    def _markdown(self) -> str:
+    def markdown(self, mathml: bool = False) -> str:
+        """The explanation as Markdown with formulas in LaTeX between dollars, or in MathML, which needs no script."""
+
         def formula(count: Count) -> str:
-            return f"${write.latex(self.written(count))}$"
+            written = self.written(count)
+            return write.mathml(written, display=False) if mathml else f"${write.latex(written)}$"
 
         lines = [f"# {self.layer}", "", self.source, ""]
         for part in self.parts:
@@ -247,7 +251,7 @@ class Explanation:
                 continue
             lines += ["| equation | line | | MACCs | FLOPs |", "| --- | --- | --- | --- | --- |"]
             for step in part.steps:
-                written = f"${step.latex}$" if step.latex else ""
+                written = step.mathml if mathml else f"${step.latex}$" if step.latex else ""
                 text = f"`{step.text}`" if step.latex else step.text
                 cells = (step.equation, text, written, formula(step.maccs), formula(step.flops))
                 lines.append(f"| {' | '.join(cells)} |")

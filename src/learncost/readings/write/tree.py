@@ -191,6 +191,6 @@ def mathml(node: Node) -> str:
         case Root(inner_node):
             return f"<msqrt>{mathml(inner_node)}</msqrt>"
         case Fenced(inner_node, bar):
-            left, right = ("", "|") if bar else ("(", ")")
+            left, right = ("", "&#124;") if bar else ("(", ")")  # a bare bar would end a cell in Markdown
             opening = f"<mo>{left}</mo>" if left else ""
             return f"<mrow>{opening}{mathml(inner_node)}<mo>{right}</mo></mrow>"

@@ -92,16 +92,12 @@ def _kept(found: Subject) -> tuple[Kept, ...]:
             readers.setdefault(name, []).append(line.name)
     given = frozenset(found.layer.table.inputs)
     inner = _inner(step)
-    return tuple(
-        Kept(
-            item.name,
-            item.axes,
-            item.name in given,
-            tuple(dict.fromkeys(readers.get(item.name, ()))),
-            *inner.get(item.name, ()),
-        )
-        for item in held
-    )
+    kept = []
+    for item in held:
+        name = item.name.removesuffix("*")  # a stack of all turns is read inside the repeat under the plain name
+        reading = tuple(dict.fromkeys(readers.get(name, ())))
+        kept.append(Kept(item.name, item.axes, item.name in given, reading, *inner.get(name, ())))
+    return tuple(kept)
 
 
 def _inner(table: Table) -> dict[str, tuple[str, str]]:

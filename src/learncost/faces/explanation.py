@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -179,6 +180,8 @@ class Explanation:
             notes.append("h k is written d in counts.")
         if self.per_sequence:
             notes.append("Counts are per sequence: B sequences cost B times as much.")
+        if any(step.depth for part in self.parts for step in part.steps):
+            notes.append("Lines of a repeat stand once, with the counts of all turns.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced as it runs.")
         notes += [f"{kept.name} is line {kept.line} of the body of {kept.word}." for kept in self.kept if kept.line]
@@ -291,6 +294,7 @@ def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
 
 def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
     """The line in pieces no longer than the width, broken between terms, never between the axes of one."""
+    text = re.sub(r"where (\S+) (<=?) (\S+)", "where\xa0\\1\xa0\\2\xa0\\3", text)
     pieces, inside = [""], 0
     for character in "  " * depth + text:
         inside += (character == "[") - (character == "]")

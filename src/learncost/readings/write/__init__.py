@@ -24,6 +24,7 @@ __all__ = [
     "one_width",
     "plain",
     "python",
+    "size",
     "text",
 ]
 
@@ -63,6 +64,11 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
         )
         rows.append(f"<mtr>{cells}<mtd><mtext>{number}</mtext></mtd></mtr>")
     return _wrapped(f"<mtable>{''.join(rows)}</mtable>", display)
+
+
+def size(axis: str) -> Count:
+    """The size of an axis as a count, to be printed in its symbol."""
+    return Count.of((axis,))
 
 
 def mathml_inner(count: Count) -> str:

@@ -1,0 +1,225 @@
+"""Write the pages that say what the package computes: one for each layer, the errata, the example, the vocabulary.
+
+    python docs/generate.py [FOLDER]
+
+Everything here is read off the layers' tables, the price books and the data files; no number is typed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from learncost.books.book import BOOKS
+from learncost.books.errata import errata
+from learncost.equation.count import base
+from learncost.faces.explain import explain
+from learncost.faces.formulas import formulas
+from learncost.faces.subject import Subject, layers, subject
+from learncost.readings import write as print_reading
+from learncost.readings.price import price
+from learncost.vocabulary import entries
+
+# The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.
+EXAMPLE = {"B": 1, "M": 128, "N": 128, "d": 768, "k": 64, "h": 12, "f": 3072, "v": 30522}
+EXAMPLE_LAYERS = ("embedding", "attention", "add_norm", "feed_forward", "head")
+
+
+def write(folder: Path) -> list[Path]:
+    """Write every generated page under the folder; the paths written."""
+    pages = {f"layers/{name}.md": layer_page(name) for name in layers()}
+    pages["layers/index.md"] = layers_page()
+    pages["generated/errata.md"] = errata_page()
+    pages["generated/example.md"] = example_page()
+    pages["generated/words.md"] = words_page()
+    pages["generated/books.md"] = books_page()
+    pages["generated/symbols.md"] = symbols_page()
+    written = []
+    for name, text in pages.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # An unchanged page keeps its date, so that a second build has nothing to do.
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        written.append(path)
+    for old in set((folder / "layers").glob("*.md")) - set(written):
+        old.unlink()
+    return written
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    heads = list(head)
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "&#124;") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def first(text: str) -> str:
+    """The first clause of a layer's source, for lists."""
+    return text.split(":")[0].rstrip(".")
+
+
+def layers_page() -> str:
+    """The list of layers."""
+    found = [subject(name) for name in layers()]
+    rows = [(f"[{s.name}]({s.name}.md)", first(s.layer.source), f"`{s.layer.text.splitlines()[0]}`") for s in found]
+    names = "\n".join(s.name for s in found)
+    return (
+        "# Layers\n\n"
+        "Every layer is a table of equations. Its backward pass, its weight update, all its counts and its page here "
+        "are read off that table.\n\n"
+        f"{table(('layer', 'what it is', 'header'), rows)}\n"
+        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    )
+
+
+def layer_page(name: str) -> str:
+    """A layer: its table, its formulas under every book, its passes line by line."""
+    found = subject(name)
+    explained = explain(name).markdown(mathml=True)
+    heading, _, rest = explained.partition("\n## ")
+    parts = [
+        heading.rstrip(),
+        "## The table",
+        f"```text\n{found.layer.text}\n```",
+        "## Cost",
+        costs(name),
+        f"## {rest}".rstrip(),
+        f"The same on the command line: `learncost explain {name}`, `learncost formulas {name}`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def costs(name: str) -> str:
+    """MACCs and FLOPs of every macro-operation under every book."""
+    parts = []
+    for book in BOOKS:
+        found = formulas(name, price_book=book)
+        rows = []
+        for row in (*found.rows, *found.others, found.total) if len(found.rows) > 1 else found.rows:
+            label = f"{row.title} {row.subtitle}".strip()
+            counts = (print_reading.mathml(found.written(c), display=False) for c in (row.maccs, row.flops))
+            rows.append((f"**{label}**" if row is found.total else label, *counts))
+        head = (f"price book `{book}`", "MACCs", "FLOPs")
+        times = "Per sequence; a batch of B sequences costs B times as much.\n" if found.per_sequence else ""
+        parts.append(f"{table(head, rows)}\n{times}")
+    return "\n".join(parts).rstrip()
+
+
+def totals(found: Subject) -> list[tuple[str, int, int]]:
+    """MACCs and FLOPs of every macro-operation at the example's sizes."""
+    sizes = {axis: EXAMPLE.get(axis, 1) for axis in found.axes | {base(a) for a in EXAMPLE}}
+    result = []
+    for macro, own in found.tables.items():
+        priced = price(own, sizes, found.book)
+        result.append((macro.replace("_", " "), priced.maccs, priced.flops))
+    return result
+
+
+def example_page() -> str:
+    """One example priced under every book."""
+    rows = []
+    for name in EXAMPLE_LAYERS:
+        by_book = [totals(subject(name, book)) for book in BOOKS]
+        for macros in zip(*by_book, strict=True):
+            counts = [f"{maccs:,} / {flops:,}" for _, maccs, flops in macros]
+            rows.append((f"[{name}](layers/{name}.md)", macros[0][0], *counts))
+    sizes = ", ".join(f"{print_reading.SYMBOLS[a]} = {n:,}" for a, n in EXAMPLE.items())
+    return f"MACCs / FLOPs of one layer at {sizes}:\n\n{table(('layer', 'macro-operation', *BOOKS), rows)}"
+
+
+def books_page() -> str:
+    """What every price book is and what it says of words and lines."""
+    words: dict[tuple[str, ...], list[str]] = {}
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for book in BOOKS.values():
+        for word, own in book.words.items():
+            each = ("" if n is None else str(n) for n in (own.body, own.gradient, own.jacobian))
+            words.setdefault((f"`{word}`", *each, own.source), []).append(f"`{book.name}`")
+        for (layer, line), said in book.overrides.items():
+            counts = (print_reading.mathml(c, display=False) for c in (said.maccs, said.flops))
+            lines.setdefault((layer, f"`{line}`", *counts, said.source), []).append(f"`{book.name}`")
+    books = ((f"`{b.name}`", b.title, b.source) for b in BOOKS.values())
+    return "\n".join(
+        (
+            table(("price book", "what it counts", "source"), books),
+            "What a book says of a word, in FLOPs per element of the result:\n",
+            table(("word", "forward", "gradient", "Jacobian", "source", "books"), _with_books(words)),
+            "What a book says of one line instead of its rule:\n",
+            table(("layer", "line", "MACCs", "FLOPs", "source", "books"), _with_books(lines)),
+        )
+    )
+
+
+def _with_books(rows: dict[tuple[str, ...], list[str]]) -> Iterable[tuple[str, ...]]:
+    return ((*row, ", ".join(books)) for row, books in rows.items())
+
+
+def errata_page() -> str:
+    """Every erratum, document by document."""
+    parts = []
+    documents = dict.fromkeys(row.document for row in errata())
+    for document in documents:
+        parts.append(f"## {document}\n")
+        for row in (r for r in errata() if r.document == document):
+            parts.append(f"### {row.id}: {row.where}\n")
+            changes = ""
+            if (row.maccs, row.flops) != ("0", "0"):
+                changes = f" Right minus printed: {row.maccs} MACCs, {row.flops} FLOPs."
+            mended = [name for name, how in row.books.items() if how == "mended"]
+            books = f"\n\nMended in: {', '.join(f'`{name}`' for name in mended)}." if mended else ""
+            terms = (("Printed", row.printed), ("Right", row.right), ("Effect", row.effect + changes))
+            parts.append("".join(f"{term}\n: {plain(text)}\n\n" for term, text in terms).rstrip() + books + "\n")
+    return "\n".join(parts)
+
+
+def plain(text: str) -> str:
+    """Text in which stars, underscores and angle brackets are themselves."""
+    for mark in "\\*_<>[]`$":
+        text = text.replace(mark, "\\" + mark)
+    return text
+
+
+def words_page() -> str:
+    """Every word of the vocabulary: its body, its gradient, its explicit Jacobian."""
+    parts = []
+    for word in entries():
+        takes = ", ".join(word.inputs)
+        parts.append(f"### {word.name}\n")
+        source = f" {plain(word.source)}" if word.source else ""
+        acts = "acts on each element" if word.pointwise else "acts on the axes named in brackets"
+        kind = f"a primitive ({word.kind})" if not word.body_text else "a word"
+        parts.append(f"`{word.name}({takes})` gives {', '.join(word.outputs)}; {kind}, {acts}.{source}\n")
+        for title, text in (("", word.body_text), ("gradient", word.gradient_text), ("Jacobian", word.jacobian_text)):
+            if text:
+                lines = "\n".join(line.strip() for line in text.strip().splitlines())
+                parts.append(
+                    f"{title.capitalize()}:\n\n```text\n{lines}\n```\n" if title else f"```text\n{lines}\n```\n"
+                )
+    return "\n".join(parts)
+
+
+def symbols_page() -> str:
+    """Axes and their symbols."""
+    meaning = {
+        "B": "sequences of a batch",
+        "M": "queries, the decoder's length",
+        "N": "keys and values, the encoder's length",
+        "v": "vocabulary",
+        "d": "width of the model",
+        "f": "width of the feed-forward network",
+        "k": "width of a head",
+        "h": "heads",
+        "p": "positions that the model has",
+    }
+    rows = (
+        (f"`{a}`", print_reading.mathml(print_reading.size(a), display=False), meaning[a])
+        for a in print_reading.SYMBOLS
+    )
+    return table(("axis", "in formulas", "what it counts"), rows)
+
+
+if __name__ == "__main__":
+    for page in write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent):
+        print(page)

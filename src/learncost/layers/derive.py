@@ -327,7 +327,7 @@ class _Scope:
         reads = found.gradient_reads(gives)
         right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
         left, spread = [], []
-        full = tuple(line.left[0].loops)
+        full = tuple(line.right[0].loops if found.kind == "reduction" else line.left[0].loops)
         for i in wanted:
             target = self._term(line, i)
             plain = not target.indexed and set(target.loops) == set(full)
@@ -346,7 +346,9 @@ class _Scope:
     def _through_jacobian(self, line: Word, known: Mapping[str, Operand], i: int) -> None:
         """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
         found, target = entry(line.word), self._term(line, i)
-        second = {axis: _second(axis, line.loops) for axis in line.axes}
+        second: dict[str, str] = {}
+        for axis in line.axes:
+            second[axis] = _second(axis, (*line.loops, *second.values()))
         reads = found.jacobian_reads()
         right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)

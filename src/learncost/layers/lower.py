@@ -61,18 +61,25 @@ class _Lowering:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                ends = {carry.end for carry in line.carry} | {own for own, stack in line.keep if stack[-1] != "*"}
-                handed = _handed(line.lines) | ends
-                inner = _Lowering({**self.axes, **line.axes}, handed, outside=self.outside)
-                body = inner.statements(line.lines)
-                own = {n: a for n, a in inner.axes.items() if n not in self.axes or n in line.axes}
-                result.append(replace(line, lines=body, axes=own))
+                result.append(self.repeat(line))
                 continue
             origin = line.name
             self.line(replace(line, tag=replace(line.tag, origin=line.tag.origin or origin)))
             result.extend(self.out)
             self.out = []
         return tuple(result)
+
+    def repeat(self, line: Repeat) -> Repeat:
+        """The body is a scope of its own; what is known of a kept value goes with its stack."""
+        ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack[-1] != "*"}
+        inside = line.inside
+        outside = {name: known for name, known in self.outside.items() if name not in inside}
+        outside |= {name: self.outside[stack] for name, stack in line.each if stack in self.outside}
+        inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside)
+        body = inner.statements(line.lines)
+        self.outside |= {stack: inner.outside[name] for name, stack in line.keep if name in inner.outside}
+        own = {name: axes for name, axes in inner.axes.items() if name not in self.axes or name in line.axes}
+        return replace(line, lines=body, axes=own)
 
     def line(self, line: Line) -> None:
         line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
@@ -133,7 +140,7 @@ class _Lowering:
         target = left
         if left.indexed:
             plain = left.loops
-            if len(line.right) == 1 and set(line.right[0].loops) == set(plain):
+            if len(line.right) == 1 and set(line.right[0].loops) == set(plain) and not line.where:
                 self.emit(line)
                 return
             target = self.fresh(line, plain)

@@ -135,7 +135,7 @@ def _turns(line: Repeat, axes: Mapping[str, tuple[str, ...]], values: MutableMap
     for turn in reversed(range(count)) if line.reverse else range(count):
         inner = _Scope(values)
         inner.own.update(carried)
-        inner.own.update({inside: values[outer][turn] for inside, outer in line.each})
+        inner.own.update({inside: _slice(values[outer], turn) for inside, outer in line.each})
         _execute(line.lines, own, inner, sizes)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
@@ -144,6 +144,10 @@ def _turns(line: Repeat, axes: Mapping[str, tuple[str, ...]], values: MutableMap
         values[carry.final] = carried[carry.start]
     for outer, stack in kept.items():
         values[outer] = stack if outer.endswith("*") else np.stack(stack)
+
+
+def _slice(stack: Array | list[Array], turn: int) -> Array:
+    return stack[turn] if isinstance(stack, list) else stack[turn, ...]  # with the dots a number stays an array
 
 
 class _Scope(dict[str, Array]):
@@ -269,7 +273,7 @@ def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[st
     array = values[term.name]
     if term.indexed:
         index = _index(term, values, sizes, term.loops, axes[term.name])
-        return spread(array[index], term.loops, want)
+        return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
         shape = [_size(axis, sizes) for axis in axes[left.name]]
         target = np.zeros_like(array, shape=tuple(shape))

@@ -19,6 +19,7 @@ from learncost.faces.formulas import Formulas, formulas
 from learncost.faces.subject import layers
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, named, shipped
+from learncost.ledger.cost import cost
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.readings import write
 
@@ -89,6 +90,18 @@ def test_embedding_under_bp_and_pepita() -> None:
     text = str(bp)
     assert "(bp, recompute)" in text
     assert "(pepita, mempepita)" in text
+
+
+@pytest.mark.parametrize("book", BOOKS)
+@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
+def test_embedding_is_that_of_the_ledger(book: str, procedure: str) -> None:
+    flags = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "vocab_size": 7, "seq_len": 4}
+    ledger = cost("encoder", procedure=procedure, price_book=book, batch_size=3, num_hidden_layers=1, **flags)
+    rows = [row for row in ledger.rows if row.layer == "embedding"]
+    found = formulas("embedding", price_book=book, procedure=procedure).total
+    sizes = {"B": 3, "M": 4, "d": 6, "v": 7}
+    assert found.maccs.at(sizes) == sum(row.maccs for row in rows)
+    assert found.flops.at(sizes) == sum(row.flops for row in rows)
 
 
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])

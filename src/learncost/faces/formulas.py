@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from learncost.equation.count import ZERO, Count, total
+from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
-from learncost.faces.subject import Subject, dense, subject
-from learncost.layers.derive import derive
+from learncost.faces.subject import Subject, subject
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import step
 from learncost.readings import write
-from learncost.readings.price import Book, price
+from learncost.readings.price import Book, Row, price
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,14 +25,8 @@ if TYPE_CHECKING:
 Format = Literal["text", "latex", "mathml", "json"]
 Procedure = Literal["bp", "recompute", "pepita", "mempepita"]
 
-# Passes of one step, Pau & Aymone 2024, table 2; recomputation is for the layers of a block.
-_PASSES: Mapping[str, Mapping[str, int]] = {
-    "bp": {"forward": 1, "backward": 1, "weight_update": 1},
-    "recompute": {"forward": 1, "recomputation": 1, "backward": 1, "weight_update": 1},
-    "pepita": {"forward": 2, "weight_update": 1},
-    "mempepita": {"forward": 3, "weight_update": 1},
-}
 _OUTSIDE_BLOCKS = frozenset({"embedding", "positions", "sinusoidal_positions", "head", "loss", "pooler"})
+_BACKPROPAGATION = ("bp", "recompute")
 _FORWARD_LEARNING = ("pepita", "mempepita")
 
 
@@ -150,6 +147,10 @@ class Formulas:
         if self.one_width:
             notes.append("h d_k is written d_model.")
         own = self.price_book
+        if self.layer == "embedding" and self.procedure in _FORWARD_LEARNING and self.rows[0].passes == 1:
+            notes.append("Forward: all passes together, the modulated one being dense.")
+        elif own.rule == "executed" and self.procedure in _FORWARD_LEARNING:
+            notes.append(f"Besides, {self.procedure} compares values; `learncost cost` counts those lines, too.")
         notes.append(f"Price book {own.name}: {own.title}; {own.source}.")
         if self.jacobian != own.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
@@ -242,8 +243,7 @@ def formulas(
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
-    if procedure not in _PASSES:
-        raise InputError(f"no procedure is called {procedure!r} (there are {', '.join(_PASSES)})")
+    find_procedure(procedure)
     found = subject(layer, price_book, jacobian, optimizer)
     priced = {macro: _priced(table, found.book) for macro, table in found.tables.items()}
     rows, others = _rows(found, priced, procedure)
@@ -266,31 +266,50 @@ Cost = tuple[Count, Count]
 
 
 def _priced(table: Table, book: Book) -> Cost:
-    found = price(table, {}, book)
-    return total(row.maccs for row in found.rows), total(row.flops for row in found.rows)
+    return _sum(price(table, {}, book).rows)
+
+
+def _sum(rows: Iterable[Row]) -> Cost:
+    rows = tuple(rows)
+    return total(row.maccs for row in rows), total(row.flops for row in rows)
 
 
 def _rows(found: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
     """The rows of the procedure, and those of the others where they differ."""
     if "forward" not in priced:
         return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()
-    forward_learning = procedure in _FORWARD_LEARNING
-    other = None
-    if found.name == "embedding":
-        table = derive(dense(found.layer), wanted=found.layer.table.weights).update
-        other = _priced(table, found.book)
-        if forward_learning:
-            priced, other = {**priced, "weight_update": other}, priced["weight_update"]
-    passes = dict(_PASSES[procedure])
+    costs = {**priced, "recomputation": priced["forward"]}
+    passes = dict(find_procedure(procedure).passes)
     if found.name in _OUTSIDE_BLOCKS:
         passes.pop("recomputation", None)
-    costs = {**priced, "recomputation": priced["forward"]}
-    split = other is not None and other != costs["weight_update"]
-    groups = (("bp", "recompute"), _FORWARD_LEARNING)
-    mine, theirs = reversed(groups) if forward_learning else groups
+    mine: tuple[str, ...] = ()
+    others: tuple[Formula, ...] = ()
+    if found.name == "embedding":
+        forward_learning = procedure in _FORWARD_LEARNING
+        modulated = _modulated_embedding(found, procedure if forward_learning else "pepita")
+        groups = {True: _FORWARD_LEARNING, False: _BACKPROPAGATION}
+        there = priced["weight_update"] if forward_learning else modulated["weight_update"]
+        if modulated["weight_update"] != priced["weight_update"]:
+            mine = groups[forward_learning]
+            others = (Formula("weight_update", *there, 1, groups[not forward_learning]),)
+        if forward_learning:
+            costs["weight_update"] = modulated["weight_update"]
+            if modulated["forward"] != tuple(count * passes["forward"] for count in costs["forward"]):
+                # The modulated pass costs more than the standard one: all passes together.
+                costs["forward"], passes["forward"] = modulated["forward"], 1
     rows = tuple(
-        Formula(macro, *costs.get(macro, (ZERO, ZERO)), times, mine if split and macro == "weight_update" else ())
-        for macro, times in passes.items()
+        Formula(macro, *costs[macro], passes[macro], mine if macro == "weight_update" else ())
+        for macro in ("forward", "recomputation", "backward", "weight_update")
+        if passes.get(macro)
     )
-    others = (Formula("weight_update", *other, 1, theirs),) if split and other is not None else ()
     return rows, others
+
+
+def _modulated_embedding(found: Subject, procedure: str) -> dict[str, Cost]:
+    """What the embedding costs in a step of the procedure, whose modulated input is dense; read off that step."""
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), 1)
+    model = build(configure("encoder", {"num_hidden_layers": 1, **sizes}))
+    rows = price(step(model, procedure), {}, found.book).rows
+    own = [row for row in rows if row.layer == found.name]
+    macros = ("forward", "weight_update")
+    return {macro: _sum(row for row in own if row.macro_operation == macro) for macro in macros}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from learncost.books.book import BOOKS, book
+from learncost.books.book import book
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Read, Table, Term, each_line
+from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, layer, named, shipped
+from learncost.procedures.optimizer import optimizer
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
-
-OPTIMIZERS = ("sgd", "momentum", "adamw")
 
 # Inputs that no model learns: sines and cosines, the share of each position in the loss.
 _CONSTANTS = {("sinusoidal_positions", "S"), ("loss", "share")}
@@ -45,12 +44,12 @@ class Subject:
         return frozenset(self.derived.step.axes if self.derived else self.layer.table.axes)
 
 
-def subject(name: str, price_book: str = "run", jacobian: bool | None = None, optimizer: str = "sgd") -> Subject:
+def subject(name: str, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str = "sgd") -> Subject:
     """The layer of that name (hyphens accepted), or of that file in the notation, with its macro-operations' tables."""
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
     if name == "optimizer":
-        step = _optimizer(optimizer)
+        step = _optimizer(optimizer_name)
         return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
     found = _layer(name)
     table = found.table
@@ -96,49 +95,14 @@ def _read(path: Path) -> Layer:
 
 def _optimizer(name: str) -> Layer:
     """One step of one tensor of parameters, as a table made of the optimizer's word."""
-    if name not in OPTIMIZERS:
-        raise InputError(f"no optimizer is called {name!r} (there are {', '.join(OPTIMIZERS)})")
-    word = entry(name)
-    scalars = {
-        term.name for line in word.body for term in line.right if isinstance(term, Term) and not term.axes
-    } & set(word.inputs)
+    chosen = optimizer(name)
+    word = entry(chosen.word)
 
     def shown(given: str) -> str:
-        return f"{given}[]" if given in scalars else f"{given}[n_parameters]"
+        return f"{given}[]" if given in chosen.scalars else f"{given}[n_parameters]"
 
     left = " ".join(map(shown, word.outputs))
     others = " ".join(given for given in word.inputs if given != "W")
     head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
-    body = f"{left} = {name}({', '.join(map(shown, word.inputs))})"
+    body = f"{left} = {word.name}({', '.join(map(shown, word.inputs))})"
     return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
-
-
-def dense(found: Layer) -> Layer:
-    """The layer with every read at an index written as the one-hot product that it stands for.
-
-    PEPITA adds an error to the one-hot input of the embedding, so its update there is truly the dense product.
-    """
-
-    def change(line: Line) -> tuple[Line, ...]:
-        reads = [term for term in line.right if isinstance(term, Term) and term.indexed]
-        if not reads or not isinstance(line, Product):
-            return (line,)
-        right: list[Term] = []
-        for term in line.right:
-            assert isinstance(term, Term)
-            reads_at = [axis for axis in term.axes if isinstance(axis, Read)]
-            right.extend(Term(a.at.name, (*a.at.axes, a.axis)) for a in reads_at if isinstance(a.at, Term))
-            right.append(Term(term.name, term.declared))
-        tag = replace(line.tag, locals=tuple(term.name for term in right), gradients=())
-        return (replace(line, right=tuple(right), tag=tag),)
-
-    table = found.table
-    lines = each_line(table.lines, change)
-    axes = dict(table.axes)
-    for line in lines:
-        if isinstance(line, Line):
-            axes |= {term.name: term.declared for term in line.right if isinstance(term, Term)}
-    return replace(found, table=replace(table, lines=lines, axes=axes, indices=frozenset()))
-
-
-__all__ = ["BOOKS", "OPTIMIZERS", "Subject", "dense", "layers", "subject"]

@@ -184,6 +184,10 @@ class _Scope:
             if isinstance(line, Repeat):
                 self._repeat_live(line)
             elif any(term.name in self.alive for term in line.left):
+                if isinstance(line, Word) and entry(line.word).body and not entry(line.word).gradient:
+                    if any(name in self.needed for name in line.reads):
+                        raise InputError(f"{line.word} has no gradient, in line: {line}")
+                    continue
                 for i in differentiable(line):
                     self._expect(self._term(line, i).name)
 
@@ -400,6 +404,7 @@ class _Scope:
         own = line.inside | {
             f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(id(word), ())
         }
+        own |= {stack for pairs in inner.kept.values() for _, stack in pairs}
         read = dict.fromkeys(n for made in inner.out for n in made.reads)
         stacked = dict(line.each)
         kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)

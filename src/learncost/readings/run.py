@@ -80,7 +80,7 @@ def _public(values: Values, table: Table) -> Values:
     """Stacks of kept values as arrays, under plain names where these are free; outputs under the header's names."""
     result: Values = {}
     for name, value in values.items():
-        plain = name.removesuffix("*")
+        plain = name.rstrip("*")
         stacked = np.stack(value) if isinstance(value, list) else value
         result[plain if plain not in values else name] = stacked
     for name in table.outputs:

@@ -15,9 +15,6 @@ from learncost.procedures.optimizer import optimizer
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
 
-# Inputs that no model learns: sines and cosines, the share of each position in the loss.
-_CONSTANTS = {("sinusoidal_positions", "S"), ("loss", "share")}
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -56,10 +53,7 @@ def subject(name: str, price_book: str = "run", jacobian: bool | None = None, op
     if found.name == "error_projection":
         # Nothing learns through the projection: it has one pass and no gradient.
         return Subject(found, chosen, through, {"error_projection": table}, None)
-    wanted = [
-        n for n in (*table.inputs, *table.weights) if n not in table.indices and (found.name, n) not in _CONSTANTS
-    ]
-    derived = derive(table, wanted=wanted, jacobian=through)
+    derived = derive(table, jacobian=through)
     tables = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}
     return Subject(found, chosen, through, tables, derived)
 

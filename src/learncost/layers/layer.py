@@ -10,9 +10,9 @@ from importlib.resources import files
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
-from learncost.equation.parse import Call, parse_header, parse_lines
+from learncost.equation.parse import Call, parse_header, parse_lines, split_names
 from learncost.equation.scope import Axes, bind
-from learncost.equation.table import Line, Table, Term, Word, each_line
+from learncost.equation.table import Line, Table, Term, Word, each_line, walk
 from learncost.vocabulary import canonical, entry
 
 
@@ -34,22 +34,32 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     """Read a layer in the notation; its first line is the header `name(inputs; weights) -> outputs`.
 
     Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
-    the printed equations that derived lines equal. A call finds the layer that it names among `layers`, then among the
+    the printed equations that derived lines equal, and a line `constants: share` names inputs that have no gradient. A
+    call finds the layer that it names among `layers`, then among the
     shipped ones. Raises `NotationError`, which quotes the line.
     """
     remarks: list[str] = []
     equations: dict[str, str] = {}
+    constants: list[str] = []
     lines: list[str] = []
     for line in text.splitlines():
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
             equations |= _equations(line)
+        elif line.strip().startswith("constants:"):
+            constants += split_names(line.partition(":")[2])
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
-    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}))
-    table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
+    if unknown := set(constants) - set(header.inputs):
+        raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
+    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}, constants))
+    table = replace(
+        table,
+        constants=frozenset(constants) & frozenset(header.inputs),
+        lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)),
+    )
     return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks))
 
 
@@ -99,8 +109,13 @@ def _check_word(line: Line) -> Line:
     return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
 
 
-def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """The lines of the called layer under the caller's names and axes, and the weights that they read."""
+def _expand(
+    layers: Mapping[str, Layer], constants: list[str], call: Call, known: Axes
+) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """The lines of the called layer under the caller's names and axes, and the weights that they read.
+
+    What is a constant to the called layer is one to the caller, where it is an input: it is added to `constants`.
+    """
     called = layers[call.layer] if call.layer in layers else named(call.layer, call.text)
     table = called.table
     if len(call.arguments) != len(table.inputs):
@@ -110,6 +125,7 @@ def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> tuple[tuple
     weights, prefix = _weight_names(call, table.weights)
     names = dict(zip(table.inputs, call.arguments, strict=True)) | weights
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
+    constants += [names[name] for name in table.inputs if name in table.constants]
     lines = []
     axes = _axis_names(call, table, known, weights)
     for line in table.lines:
@@ -122,6 +138,9 @@ def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> tuple[tuple
         where = tuple(c for c in call.where if c.axes <= set(moved.loops))
         tag = replace(line.tag, binding=binding)
         lines.append(replace(moved, where=(*moved.where, *where), tag=tag))
+    for condition in call.where:
+        if not any(condition in line.where for line in lines):
+            raise NotationError(f"where {condition}: no line of {called.name} has both axes", call.text)
     return tuple(lines), tuple(weights.values())
 
 
@@ -158,6 +177,16 @@ def _axis_names(call: Call, table: Table, known: Axes, weights: Mapping[str, str
                 raise NotationError(
                     f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
                 )
+    own = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
+    taken: dict[str, str] = {}
+    for axis in own:
+        name = axes.get(axis, axis)
+        if (first := taken.setdefault(name, axis)) != axis:
+            raise NotationError(
+                f"axes {first} and {axis} of {call.layer} would both be {name}: call one by another name, "
+                f"as in `; ..., {axis} = {name}'`",
+                call.text,
+            )
     return axes
 
 

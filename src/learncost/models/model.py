@@ -103,14 +103,13 @@ def _rewritten(given: Layer, plan_: Plan, dropout: bool, padding: bool) -> Layer
 
 
 def _with_roles(table: Table) -> Table:
-    """Masks come in through the weights of layers, but are drawn, not trained; shares and sines have no gradient."""
+    """Masks come in through the weights of layers, but are drawn, not trained."""
     masks = tuple(name for name in table.weights if name.endswith(".mask"))
-    constants = {name for name in table.inputs if name in ("share", "S", "encoder.S", "decoder.S")}
     return replace(
         table,
         inputs=(*table.inputs, *masks),
         weights=tuple(name for name in table.weights if name not in masks),
-        constants=frozenset(constants | set(masks)),
+        constants=table.constants | frozenset(masks),
     )
 
 

@@ -235,7 +235,9 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
     for line, turns in walk(table.lines):
         tag = line.tag
         outside = False
-        if (override := book.overrides.get((tag.layer, tag.local))) is not None:
+        # Overrides speak of printed products and sums; a word in closed form is not what the publication prints.
+        override = None if isinstance(line, Word) else book.overrides.get((tag.layer, tag.local))
+        if override is not None:
             names = dict(tag.binding)
             maccs, flops = override.maccs.rename(names), override.flops.rename(names)
         elif tag.layer in book.unpriced:
@@ -250,7 +252,7 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
             maccs, flops, outside = _printed_word(line, book, table)
         rows.append(replace(_row(table, line, turns, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((tag.layer, tag.local)):
-            text = f"the publication's total leaves {tag.equation} out"
+            text = f"the publication's total leaves ({tag.equation}) out"
             back = replace(rows[-1], line=erratum, equation=erratum, text=text, elements=ZERO)
             rows.append(replace(back, maccs=back.maccs * -1, flops=back.flops * -1))
     return tuple(rows)

@@ -65,8 +65,12 @@ def parse_header(text: str) -> Header:
     match = _HEADER.match(text)
     if not match:
         raise NotationError("a layer begins with its header `name(inputs; weights) -> outputs`", text or "(empty)")
-    name, inputs, weights, outputs = match.groups()
-    return Header(name, split_names(inputs), split_names(weights), split_names(outputs))
+    name, *groups = match.groups()
+    inputs, weights, outputs = (split_names(group) for group in groups)
+    for names in ((*inputs, *weights), outputs):
+        if twice := [one for i, one in enumerate(names) if one in names[:i]]:
+            raise NotationError(f"{twice[0]} stands twice in the header", text)
+    return Header(name, inputs, weights, outputs)
 
 
 def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:

@@ -1,0 +1,119 @@
+"""What is not well formed is refused in one line that says what is wrong and quotes the line."""
+
+import pytest
+
+import learncost as lc
+
+MIXED = "a line is a product or a sum, not both"
+
+# Header, lines, what the message says; it ends with the last line given here unless the header is at fault.
+REFUSED = [
+    ("t(X; W) -> Y", "Y[a] = Z[a]", "Z is not defined before it is read"),
+    ("t(X) -> Y", "Y[a] = X[a] + X[a b]", "X[a] is read with 2 axes"),
+    ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but stands in one factor alone"),
+    ("t(X; W) -> Y", "Y[a] = X[a b] W[a]", "axis b is summed but stands in one factor alone"),
+    ("t(X; W) -> Y", "Y[a c] = X[a b] W[b a]", "axis c on the left is not on the right"),
+    ("t(X; W) -> Y", "Y[a] = X[a b] + W[b a]", "axis b of X[a b] is not on the left"),
+    ("t(X) -> Y", "Y[a] = softmx[a](X[a])", "no word is called 'softmx'; the nearest is 'softmax'"),
+    ("t(X) -> Y", "repeat 3 carry X:", "a repeat needs an indented body"),
+    ("t(X) -> Y", "repeat n:", "a repeat is written `repeat COUNT carry X:`"),
+    ("t(X) -> Y", "Y[a] = X[a] X[a] + X[a]", MIXED),
+    ("t(X) -> Y", "Y[a] = X[a] + X[a] X[a]", MIXED),
+    ("t(X) -> Y", "Y[a] = softmax(X[a])", "softmax needs the axes it acts on, as in softmax[N](...)"),
+    ("t(X) -> Y", "Y[a] = gelu[a](X[a])", "gelu acts on each element, it takes no axes"),
+    ("t(X) -> Y", "Y[a] = softmax[b](X[a])", "softmax acts on axis b, which is not there"),
+    ("t(X) -> Y", "Y[a] = gelu(X[a], X[a])", "gelu takes 1 operands, not 2"),
+    ("t(X) -> Y Z", "Y[a] Z[a] = gelu(X[a])", "gelu gives 1 results, not 2"),
+    ("t(X) -> Y", "Y[a a] = X[a] X[a]", "an axis stands twice in Y; write a second one as a prime (N and N')"),
+    ("t(X) -> Y", "Y[a] = X[a] where b <= a", "where b <= a: axis b is not in the line"),
+    ("t(X) -> Y", "Y[a] = X[a] where a <= a", "where a <= a: two different axes are needed"),
+    ("t(X) -> Y", "Y[a] = X[a] where a", "`where` takes two axes, as in `where N <= M`"),
+    (
+        "t(X) -> Y",
+        "Y[a b] = normalize[a](X[a b]) where a <= b",
+        "normalize has no meaning under a `where` on an axis it",
+    ),
+    ("t(X) -> Y", "Y[a] = X[a] ?", "expected a name before '?'"),
+    ("t(X) -> Y", "Y[a] =", "expected a name at the end"),
+    ("t(X) -> Y", "Y = X[a]", "expected '[' before '='"),
+    ("t(X) -> Y", "2[] = X[a]", "a number cannot stand here"),
+    ("t(X) -> Y", "Y[a] = X[a] #b^x[]", "expected a number"),
+    ("t(X) -> Y", "Y'[a] = X[a]", '"Y\'": a prime belongs to an axis, not to a name'),
+    ("t(X T) -> Y", "Y[a] = X[v=T[a]] T[a]", "T is read both as a value and as an index"),
+    ("t(X T) -> Y", "Y[v=T[a]] = X[a] + X[a]", "an index on the left stands before a product only"),
+    ("t(X T) -> Y", "Y[v=T[a]] = gelu(X[a])", "an index on the left stands before a product only"),
+    ("t(X; W) -> Y", "Y[a] Z[a] = X[a] W[a]", "several names on the left stand only before a word or a call"),
+    ("t(X) -> Y", "Y[a] = attentio(X; w)", "no layer is called 'attentio'; the nearest is 'attention'"),
+    ("t(X) -> Y", "Y[B M d] = norm(X, X; w)", "norm takes 1 inputs, not 2"),
+    ("t(X) -> Y", "Y[B M d] = norm(X; u v w)", "norm has 2 weights: give one prefix or as many names"),
+    ("t(X) -> Y", "Y[a] = norm(X; w)", "norm expects the axes B M d, not a"),
+    ("t(X) -> Y", "Y[a] = norm[a](X; w)", "a call takes names without axes before its parenthesis"),
+    ("t(X) -> Y", "Y[B M d] = norm(X; w) where M' <= M", "where M' <= M: no line of norm has both axes"),
+    (
+        "t(X) -> Y",
+        "Y[B M k] = attention(X, X, X; w, N = M')",
+        "axes k and d of attention would both be k: call one by another name",
+    ),
+    (
+        "t(X) -> Y",
+        "H[B M d] = exp(X[B M d])\nY[B M d] = attention(H, H, H; w)",
+        "axes M and N of attention would both be M: call one by another name, as in `; ..., N = M'`",
+    ),
+]
+
+REPEATS = [
+    ("X", "Y[a] = X[a] W[a]", "X is carried but never assigned"),
+    ("Z", "X[a] = X[a] W[a]", "Z is carried but not defined before"),
+    ("X", "X[b] = X[a] W[a b]", "X enters a turn as a and leaves it as b"),
+]
+
+HEADERS = [
+    ("t(X)", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: t(X)"),
+    ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
+    ("t(X) -> Z", "the output Z is never defined, in line: t"),
+    ("t(X Z) -> Y", "Z is declared in the header of t and never read"),
+    ("t(X; X) -> Y", "X stands twice in the header, in line: t(X; X) -> Y"),
+    ("t(X) -> Y Y", "Y stands twice in the header, in line: t(X) -> Y Y"),
+]
+
+
+@pytest.mark.parametrize(("header", "lines", "message"), REFUSED, ids=[message[:40] for *_, message in REFUSED])
+def test_a_line_that_is_not_well_formed_is_quoted(header, lines, message):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(header + "\n  " + "\n  ".join(lines.splitlines()))
+    text = str(refused.value)
+    assert "\n" not in text
+    assert text.startswith(message)
+    assert text.endswith(f", in line: {lines.splitlines()[-1]}")
+
+
+@pytest.mark.parametrize(("carried", "line", "message"), REPEATS)
+def test_a_repeat_carries_what_it_says(carried, line, message):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"t(X; W) -> X\n  repeat 3 carry {carried}:\n    {line}")
+    assert str(refused.value) == f"{message}, in line: repeat 3 carry {carried}:"
+
+
+@pytest.mark.parametrize(("header", "message"), HEADERS)
+def test_a_header_says_what_goes_in_and_comes_out(header, message):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"{header}\n  Y[a] = X[a]" if header else "")
+    assert str(refused.value) == message
+
+
+def test_a_notation_error_is_bad_input():
+    assert issubclass(lc.NotationError, lc.InputError)
+    assert issubclass(lc.InputError, ValueError)
+
+
+def test_a_minus_between_terms_is_a_sign_and_at_the_beginning_part_of_a_number():
+    values = {"X": [3.0, 4.0]}
+    assert lc.run(lc.layer("t(X) -> Y\n Y[a] = X[a] -2[]"), values)["Y"].tolist() == [1.0, 2.0]
+    assert lc.run(lc.layer("t(X) -> Y\n Y[a] = -2[] X[a]"), values)["Y"].tolist() == [-6.0, -8.0]
+    assert lc.run(lc.layer("t(X) -> Y\n Y[a] = - X[a]"), values)["Y"].tolist() == [-3.0, -4.0]
+
+
+def test_a_name_that_is_met_first_declares_its_axes_as_the_others_have_them():
+    layer = lc.layer("t(X; V W) -> Z\n Y[a b] = X[a b] V[a]\n Z[p q] = Y[p q] + W[q p]")
+    assert layer.table.axes["Z"] == ("a", "b")
+    assert layer.table.axes["W"] == ("b", "a")

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from learncost.layers.layer import Layer as Layer
     from learncost.layers.layer import layer as layer
     from learncost.layers.lower import lower as lower
-    from learncost.ledger.cost import Cost as Cost
+    from learncost.ledger.compare import Comparison as Comparison
+    from learncost.ledger.compare import compare as compare
     from learncost.ledger.cost import cost as cost
+    from learncost.ledger.record import Cost as Cost
+    from learncost.ledger.sweep import Sweep as Sweep
+    from learncost.ledger.sweep import sweep as sweep
     from learncost.readings.live import Live as Live
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
@@ -40,8 +44,10 @@ _PUBLIC = {
     "Live": "learncost.readings.live",
     "NotationError": "learncost.equation.errors",
     "Price": "learncost.readings.price",
-    "Cost": "learncost.ledger.cost",
+    "Comparison": "learncost.ledger.compare",
+    "Cost": "learncost.ledger.record",
     "book": "learncost.books.book",
+    "compare": "learncost.ledger.compare",
     "cost": "learncost.ledger.cost",
     "derive": "learncost.layers.derive",
     "errata": "learncost.books.errata",
@@ -50,6 +56,8 @@ _PUBLIC = {
     "lower": "learncost.layers.lower",
     "price": "learncost.books.book",
     "run": "learncost.readings.run",
+    "Sweep": "learncost.ledger.sweep",
+    "sweep": "learncost.ledger.sweep",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
+from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError
+from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
-from learncost.models.sizes import RUN_SIZES, check_size, resolve
+from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
+from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure, step
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.price import BYTES, Book, Price, Row, parameters, price
+from learncost.readings.price import Book, Price, Row, parameters, price
 
-SCHEMA = 1
+LARGEST_TRAINING = 10**18  # tokens
 BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
 
+# What the layers are called in the ledger.
 _SHOWN = {
     "sinusoidal_positions": "positions",
     "token_types": "positions",
@@ -27,124 +33,6 @@ _SHOWN = {
     "feed_forward_without_biases": "feed_forward",
     "masked_lm_transform": "head",
 }
-
-
-@dataclass(frozen=True)
-class LedgerRow:
-    """Counts of a layer in a macro-operation (or of one of its lines, or of a kind), passes and repeats included."""
-
-    layer: str | None
-    block: str | None
-    repeat: int
-    macro_operation: str
-    maccs: Any
-    flops: Any
-    bytes: Any
-    line: str = ""
-    equation: str = ""
-    kind: str = ""
-    outside_paper: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as the JSON has it."""
-        row: dict[str, Any] = {
-            "layer": self.layer,
-            "block": self.block,
-            "repeat": self.repeat,
-            "macro_operation": self.macro_operation,
-        }
-        if self.line:
-            row |= {"line": self.line, "equation": self.equation}
-        if self.kind:
-            row |= {"kind": self.kind}
-        row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
-        return row | ({"outside_paper": True} if self.outside_paper else {})
-
-
-@dataclass(frozen=True)
-class Amount:
-    """MACCs and FLOPs."""
-
-    maccs: Any
-    flops: Any
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"maccs": self.maccs, "flops": self.flops}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers."""
-
-    model: str
-    procedure: str
-    price_book: str
-    batch_size: int
-    seq_len: int
-    target_len: int | None
-    parameters: int
-    total: Amount
-    macro_operations: Mapping[str, tuple[int, Amount]]
-    rows: tuple[LedgerRow, ...]
-    by: str = "layer"
-    dtype: str = "fp32"
-    optimizer: str = "sgd"
-    tokens: int | None = None
-    tokens_per_step: int = 0
-    counted: str = ""
-    source: str = ""
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of a training run of `tokens` tokens; the last one may be partly filled."""
-        return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
-
-    @property
-    def training(self) -> dict[str, int] | None:
-        """A whole training run: tokens, steps, MACCs and FLOPs."""
-        if self.steps is None:
-            return None
-        counts = {"maccs": self.total.maccs * self.steps, "flops": self.total.flops * self.steps}
-        return {"tokens": int(self.tokens or 0), "steps": self.steps, **counts}
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ledger as the JSON has it (schema 1)."""
-        result: dict[str, Any] = {
-            "schema": SCHEMA,
-            "model": self.model,
-            "procedure": self.procedure,
-            "price_book": self.price_book,
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "target_len": self.target_len,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-            "counted": self.counted,
-            "parameters": self.parameters,
-            "total": self.total.to_dict(),
-            "macro_operations": {
-                name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in self.macro_operations.items()
-            },
-            "rows": [row.to_dict() for row in self.rows],
-        }
-        if self.training is not None:
-            result["training"] = self.training
-        return result
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show import cost_table
-
-        return cost_table(self)
-
-    def __str__(self) -> str:
-        from learncost.ledger.show import as_text
-
-        return str(as_text(self))
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show import as_html
-
-        return str(as_html(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +55,14 @@ def _priced(structure: _Structure, name: str, book: str, optimizer: str, mode: s
     return price(table, {}, found).rows
 
 
-def rows_of(model: Model, name: str, book: str, optimizer: str = "sgd", mode: str = "paper") -> tuple[Row, ...]:
+def rows_of(model: Model, name: str, book: str | Book, optimizer: str = "sgd", mode: str = "paper") -> tuple[Row, ...]:
     """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
     if name in ("pepita", "mempepita") and not model.learns:
         step(model, name)  # refuses with its own message
-    return _priced(_Structure(model), name, find_book(book).name, optimizer, mode)
+    found = find_book(book)
+    if BOOKS.get(found.name) is found:
+        return _priced(_Structure(model), name, found.name, optimizer, mode)
+    return price(step(model, name, optimizer, found.jacobian, mode), {}, found).rows  # a book of the caller's own
 
 
 def cost(
@@ -201,23 +92,74 @@ def cost(
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Raises `InputError`.
     """
-    given: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
-    run_names = {size.name for size in RUN_SIZES}
-    for spelling in [s for s in sizes if _is_run_size(s, run_names)]:
-        given[resolve(spelling)] = sizes.pop(spelling)
+    found = prepare(
+        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, (procedure,)
+    )
+    _check_choice("by", by, BY)
+    return found.cost(procedure, found.book, by)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is checked and built before anything is priced: a model, the sizes of all axes, and how it is trained."""
+
+    model: Model
+    axes: Mapping[str, int]
+    book: Book
+    optimizer: str
+    dtype: str
+    tokens: int | None
+
+    def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
+        """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
+        return rows_of(self.model, procedure, book, self.optimizer)
+
+    def cost(self, procedure: str, book: Book, by: str = "layer") -> Cost:
+        """The ledger of one step of a procedure."""
+        rows, chosen = self.rows(procedure, book), find_procedure(procedure)
+        return ledger(self.model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
+
+
+def prepare(
+    model: str | Configuration,
+    price_book: str | Book,
+    batch_size: Any,
+    seq_len: Any,
+    target_len: Any,
+    tokens: Any,
+    optimizer: str,
+    dropout: Any,
+    dtype: str,
+    sizes: Mapping[str, Any],
+    procedures: Iterable[str],
+) -> Run:
+    """Check all that `cost` is given, and build the model. Raises `InputError`."""
+    given = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    sizes = dict(sizes)
+    defaults = {"batch_size": 1}
+    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in given]:
+        name, value = resolve(spelling), sizes.pop(spelling)
+        if given[name] not in (defaults.get(name), str(defaults.get(name)), None, value):
+            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(given[name])}")
+        defaults[name], given[name] = value, value
     lengths = {name: check_size(name, value) for name, value in given.items() if value is not None}
     if tokens is not None:
-        tokens = check_size_of_run("tokens", tokens)
-    _check_choice("by", by, BY)
+        tokens = check_tokens("tokens", tokens)
     _check_choice("dtype", dtype, BYTES)
     probability = check_probability("dropout", dropout)
-    chosen, book = find_procedure(procedure), find_book(price_book)
+    book = find_book(price_book)
     find_optimizer(optimizer)
-    configuration = model if isinstance(model, Configuration) else configure(model, sizes)
+    for name in procedures:
+        find_procedure(name)
+    if isinstance(model, Configuration):
+        if sizes:
+            raise InputError(f"{', '.join(sizes)}: a Configuration already has its sizes")
+        configuration = model
+    else:
+        configuration = configure(model, sizes)
     built = build(configuration, dropout=probability > 0)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    rows = rows_of(built, chosen.name, book.name, optimizer)
-    return ledger(built, chosen, rows, axes, by, dtype, tokens, optimizer, book.name)
+    return Run(built, axes, book, optimizer, dtype, tokens)
 
 
 def ledger(
@@ -297,22 +239,18 @@ def _repeat(part: Price, passes: int) -> int:
     return max(1, max(times.values(), default=1) // max(1, passes))
 
 
-def _is_run_size(spelling: str, names: Iterable[str]) -> bool:
-    try:
-        return resolve(spelling) in names
-    except InputError:
-        return False
-
-
-def check_size_of_run(name: str, value: object) -> int:
-    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11."""
-    if isinstance(value, str) and value.replace(".", "", 1).replace("e", "", 1).replace("+", "", 1).isdigit():
-        value = int(float(value)) if "e" in value else value
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**18:
-        raise InputError(f"{name} must be a whole number from 1 to 10^18, not {value!r}")
-    return value
+def check_tokens(name: str, value: object) -> int:
+    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11 or 1.5e9."""
+    number = value
+    if isinstance(value, str) and (
+        parts := re.fullmatch(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))?", value)
+    ):
+        whole, fraction, power = parts[1], parts[2] or "", int(parts[3] or 0)
+        shifted = int(whole + fraction) * 10**power
+        number = shifted // 10 ** len(fraction) if shifted % 10 ** len(fraction) == 0 else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= LARGEST_TRAINING:
+        raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
+    return number
 
 
 def check_probability(name: str, value: object) -> float:
@@ -322,10 +260,10 @@ def check_probability(name: str, value: object) -> float:
     except (TypeError, ValueError):
         number = -1.0
     if isinstance(value, bool) or not 0.0 <= number < 1.0:
-        raise InputError(f"{name} must be a number from 0 to below 1, not {value!r}")
+        raise InputError(f"{name} must be a number from 0 to below 1, not {shown(value)}")
     return number
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")

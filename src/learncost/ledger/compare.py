@@ -1,0 +1,203 @@
+"""Learning procedures side by side, and the length of the sequence at which one overtakes another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from learncost.books.book import book as find_book
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.ledger.cost import Run, prepare
+from learncost.ledger.crossing import coefficients, stretches
+from learncost.ledger.record import Cost
+from learncost.models.configuration import Configuration
+from learncost.procedures.procedure import PROCEDURES
+from learncost.readings.price import Book
+
+SCHEMA = 1
+BESIDE = ("run", "paper")
+"""The books that stand beside each other in every comparison: what runs, and what the paper charges."""
+
+QUANTITIES = ("maccs", "flops")
+
+
+@dataclass(frozen=True)
+class Cheaper:
+    """From this length to the next one in the list this procedure is the cheaper; None: they cost the same."""
+
+    seq_len: int
+    procedure: str | None
+    beyond_positions: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"seq_len": self.seq_len, "cheaper": self.procedure, "beyond_positions": self.beyond_positions}
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Which of two procedures is cheaper at every length from 1 to 10^12: the first entry begins at 1."""
+
+    procedures: tuple[str, str]
+    price_book: str
+    quantity: str
+    cheaper: tuple[Cheaper, ...]
+
+    @property
+    def crossings(self) -> tuple[Cheaper, ...]:
+        """The lengths from which on it is another one that is cheaper; none: one overtakes the other never."""
+        return self.cheaper[1:]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "procedures": list(self.procedures),
+            "price_book": self.price_book,
+            "quantity": self.quantity,
+            "at_1": self.cheaper[0].procedure,
+            "crossings": [crossing.to_dict() for crossing in self.crossings],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ledgers of one step of several procedures, by price book and procedure, and where one overtakes another.
+
+    varied   the lengths that vary together where one procedure overtakes another
+    left_out procedures that the model cannot be trained by, with the reason
+    """
+
+    price_book: str
+    costs: Mapping[str, Mapping[str, Cost]]
+    overtaking: tuple[Overtaking, ...]
+    varied: tuple[str, ...]
+    positions: int | None
+    left_out: str = ""
+
+    @property
+    def procedures(self) -> tuple[str, ...]:
+        return tuple(self.costs[self.price_book])
+
+    @property
+    def first(self) -> Cost:
+        """The ledger of the first procedure, which says what all of them have in common."""
+        return next(iter(self.costs[self.price_book].values()))
+
+    def ratio(self, procedure: str, price_book: str = "", quantity: str = "flops") -> float | None:
+        """What a step costs over what it costs by bp; None where bp is not compared or costs nothing."""
+        costs = self.costs[price_book or self.price_book]
+        against = getattr(costs["bp"].total, quantity) if "bp" in costs else 0
+        return getattr(costs[procedure].total, quantity) / against if against else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as data (schema 1)."""
+        common = self.first.to_dict()
+        keys = ("model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters")
+        return {
+            "schema": SCHEMA,
+            **{key: common[key] for key in keys},
+            "price_book": self.price_book,
+            "price_books": {
+                name: {procedure: self._one(cost, name) for procedure, cost in costs.items()}
+                for name, costs in self.costs.items()
+            },
+            "varied": list(self.varied),
+            "positions": self.positions,
+            "overtaking": [found.to_dict() for found in self.overtaking],
+            "left_out": self.left_out,
+        }
+
+    def _one(self, cost: Cost, book: str) -> dict[str, Any]:
+        whole = cost.to_dict()
+        ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
+        keys = ("total", "macro_operations", "training")
+        return {key: whole[key] for key in keys if key in whole} | {"ratio_to_bp": ratios}
+
+    def __rich__(self) -> Any:
+        from learncost.ledger.show_comparison import comparison_table
+
+        return comparison_table(self)
+
+    def __str__(self) -> str:
+        from learncost.ledger.show_comparison import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from learncost.ledger.show_comparison import as_html
+
+        return as_html(self)
+
+
+def compare(
+    model: str | Configuration,
+    procedures: Iterable[str] | str | None = None,
+    price_book: str | Book = "run",
+    batch_size: int = 1,
+    seq_len: int | None = None,
+    target_len: int | None = None,
+    tokens: int | None = None,
+    optimizer: str = "sgd",
+    dropout: float = 0.0,
+    dtype: str = "fp32",
+    **sizes: Any,
+) -> Comparison:
+    """One step of several learning procedures side by side, and the lengths at which one overtakes another.
+
+    procedures  names, or one text of names with commas; by default all that the model can be trained by
+    price_book  whose macro-operations are shown; `run` and `paper` stand beside each other in any case
+    seq_len     of the ledgers; for an encoder-decoder the target's length varies with it unless `target_len` is given
+    The other arguments are those of `cost`. Raises `InputError`.
+    """
+    names = _names(procedures)
+    run = prepare(
+        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, names or ()
+    )
+    left_out = ""
+    if not names:
+        names = tuple(name for name in PROCEDURES if run.model.learns or name in ("bp", "recompute"))
+        if len(names) < len(PROCEDURES):
+            others = " and ".join(name for name in PROCEDURES if name not in names)
+            left_out = f"{others} need a model with an output to learn from, as gpt2 or `encoder` has"
+    books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
+    costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
+    together = run.model.two_sided and target_len is None and not any(s in sizes for s in ("M", "target_length"))
+    varied = ("seq_len", "target_len") if together else ("seq_len",)
+    configuration = run.model.configuration
+    learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
+    found = tuple(_overtaking(run, books, names, together, learned))
+    return Comparison(run.book.name, costs, found, varied, learned, left_out)
+
+
+def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
+    if procedures is None:
+        return ()
+    listed = procedures.split(",") if isinstance(procedures, str) else list(procedures)
+    names = tuple(name.strip() for name in listed)
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"procedures must be different names with commas between them, not {','.join(names)!r}")
+    return names
+
+
+def _overtaking(
+    run: Run, books: Mapping[str, Book], names: Iterable[str], together: bool, learned: int | None
+) -> Iterator[Overtaking]:
+    for name, book in books.items():
+        for quantity in QUANTITIES:
+            counts = {procedure: _in_length(run, procedure, book, quantity, together) for procedure in names}
+            for one, two in combinations(counts, 2):
+                signs = stretches(coefficients(counts[one] - counts[two], "L"))
+                cheaper = tuple(
+                    Cheaper(s.first, {-1: one, 0: None, 1: two}[s.sign], bool(learned and s.first > learned))
+                    for s in signs
+                )
+                yield Overtaking((one, two), name, quantity, cheaper)
+
+
+def _in_length(run: Run, procedure: str, book: Book, quantity: str, together: bool) -> Count:
+    """A step's total as a polynomial in the length alone, which is called L."""
+    whole = total(getattr(row, quantity) for row in run.rows(procedure, book))
+    axes = ("N", "M") if together else ("N",) if run.model.two_sided else ("M",)
+    found = whole.rename(dict.fromkeys(axes, "L")).at({a: n for a, n in run.axes.items() if a not in axes} | {"": 0})
+    return found if isinstance(found, Count) else Count({(): found} if found else {})

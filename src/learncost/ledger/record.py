@@ -1,0 +1,127 @@
+"""The ledger as a record: rows, macro-operations, totals, the whole training; exact integers all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """Counts of a layer in a macro-operation (or of one of its lines, or of a kind), passes and repeats included."""
+
+    layer: str | None
+    block: str | None
+    repeat: int
+    macro_operation: str
+    maccs: Any
+    flops: Any
+    bytes: Any
+    line: str = ""
+    equation: str = ""
+    kind: str = ""
+    outside_paper: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as the JSON has it."""
+        row: dict[str, Any] = {
+            "layer": self.layer,
+            "block": self.block,
+            "repeat": self.repeat,
+            "macro_operation": self.macro_operation,
+        }
+        if self.line:
+            row |= {"line": self.line, "equation": self.equation}
+        if self.kind:
+            row |= {"kind": self.kind}
+        row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
+        return row | ({"outside_paper": True} if self.outside_paper else {})
+
+
+@dataclass(frozen=True)
+class Amount:
+    """MACCs and FLOPs."""
+
+    maccs: Any
+    flops: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"maccs": self.maccs, "flops": self.flops}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers."""
+
+    model: str
+    procedure: str
+    price_book: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    parameters: int
+    total: Amount
+    macro_operations: Mapping[str, tuple[int, Amount]]
+    rows: tuple[LedgerRow, ...]
+    by: str = "layer"
+    dtype: str = "fp32"
+    optimizer: str = "sgd"
+    tokens: int | None = None
+    tokens_per_step: int = 0
+    counted: str = ""
+    source: str = ""
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of a training run of `tokens` tokens; the last one may be partly filled."""
+        return None if self.tokens is None else -(-self.tokens // self.tokens_per_step)
+
+    @property
+    def training(self) -> dict[str, int] | None:
+        """A whole training run: tokens, steps, MACCs and FLOPs."""
+        if self.steps is None:
+            return None
+        counts = {"maccs": self.total.maccs * self.steps, "flops": self.total.flops * self.steps}
+        return {"tokens": int(self.tokens or 0), "steps": self.steps, **counts}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ledger as the JSON has it (schema 1)."""
+        result: dict[str, Any] = {
+            "schema": SCHEMA,
+            "model": self.model,
+            "procedure": self.procedure,
+            "price_book": self.price_book,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "target_len": self.target_len,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+            "counted": self.counted,
+            "parameters": self.parameters,
+            "total": self.total.to_dict(),
+            "macro_operations": {
+                name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in self.macro_operations.items()
+            },
+            "rows": [row.to_dict() for row in self.rows],
+        }
+        if self.training is not None:
+            result["training"] = self.training
+        return result
+
+    def __rich__(self) -> Any:
+        from learncost.ledger.show import cost_table
+
+        return cost_table(self)
+
+    def __str__(self) -> str:
+        from learncost.ledger.show import as_text
+
+        return str(as_text(self))
+
+    def _repr_html_(self) -> str:
+        from learncost.ledger.show import as_html
+
+        return str(as_html(self))

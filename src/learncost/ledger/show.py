@@ -1,0 +1,191 @@
+"""How a cost ledger is shown: a sheet that fits its width, HTML, and flat tables for Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, size_of
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+    from learncost.ledger.record import Cost, LedgerRow
+
+_CONVENTION = "1 MACC = 2 FLOPs"
+
+
+def words(name: str) -> str:
+    """A name of the JSON as it is shown."""
+    return name.replace("_", " ")
+
+
+class CostTable:
+    """The renderable of rich: as many columns as fit."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from learncost.ledger.sheet import styled
+
+        yield from styled(sheet(self.cost, options.max_width).lines(options.max_width))
+
+
+def cost_table(cost: Cost) -> CostTable:
+    """The ledger for rich."""
+    return CostTable(cost)
+
+
+def as_text(cost: Cost, width: int = WIDTH) -> str:
+    """The ledger as plain text."""
+    return sheet(cost, width).text(width)
+
+
+def as_html(cost: Cost) -> str:
+    """The ledger as a self-contained piece of HTML."""
+    return sheet(cost, 10**6).html()
+
+
+def as_markdown(cost: Cost) -> str:
+    """The ledger as a table of Markdown, a row a row of the ledger."""
+    return _flat(cost).markdown()
+
+
+def as_latex(cost: Cost) -> str:
+    """The ledger as a tabular of LaTeX, a row a row of the ledger."""
+    return _flat(cost).latex()
+
+
+def as_csv(cost: Cost) -> str:
+    """The ledger's rows as CSV; counts are whole numbers without separators."""
+    rows = [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def sheet(cost: Cost, width: int = WIDTH) -> Sheet:
+    """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
+    for columns in (("bytes", "share"), ("bytes",), ()):
+        found = _sheet(cost, columns, number)
+        if found.width <= width:
+            return found
+    for columns in (("bytes", "share"), ("bytes",)):
+        found = _sheet(cost, columns, rounded)
+        if found.width <= width:
+            return found
+    return _sheet(cost, (), rounded)
+
+
+def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
+    rows: list[Row] = []
+    two_sided = cost.target_len is not None
+
+    def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
+        own = tuple(parts)
+        maccs, flops, moved = (sum(getattr(row, field) for row in own) for field in ("maccs", "flops", "bytes"))
+        share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops else ""
+        extra = {"bytes": size_of(moved), "share": share}
+        star = "*" if depth and any(row.outside_paper for row in own) else ""
+        cells = (f"{name}{star}", written(maccs), written(flops), *(extra[column] for column in more))
+        rows.append(Row(cells, style, depth))
+
+    for macro, (passes, _) in cost.macro_operations.items():
+        parts = [row for row in cost.rows if row.macro_operation == macro]
+        if not parts:
+            continue
+        times = f", {passes} passes" if passes > 1 else ""
+        add(words(macro) + times, parts, 0, "" if cost.by == "macro-operation" else "bold")
+        if cost.by == "equation":
+            for name, lines in _grouped(parts, two_sided).items():
+                add(name, lines, 1)
+                for line in lines:
+                    label = f"{line.line} {line.equation}" if line.equation != line.line else line.line
+                    add(label.strip(), (line,), 2)
+        elif cost.by != "macro-operation":
+            kinds = ("linear", "attention", "elementwise", "")
+            for row in sorted(parts, key=lambda row: kinds.index(row.kind)):
+                add(row.kind or _layer(row, two_sided), (row,), 1)
+    add("total", cost.rows, 0, "bold")
+    columns = ("", "MACCs", "FLOPs", *({"bytes": "bytes", "share": "FLOPs"}[column] for column in more))
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded))
+
+
+def _layer(row: LedgerRow, two_sided: bool) -> str:
+    """A layer as it is called in a table: its block where it has one, and how many equal ones there are."""
+    times = f" × {row.repeat}" if row.repeat > 1 else ""
+    return f"{_place(row, two_sided)}{times}"
+
+
+def _place(row: LedgerRow, two_sided: bool) -> str:
+    """A layer by its name, after that of its block where there are blocks of two kinds."""
+    return f"{row.block} {row.layer}" if two_sided and row.block else row.layer or ""
+
+
+def _grouped(rows: Iterable[LedgerRow], two_sided: bool) -> dict[str, list[LedgerRow]]:
+    groups: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault(_place(row, two_sided), []).append(row)
+    return groups
+
+
+def title(cost: Cost) -> str:
+    """What was run: the model, the procedure, the batch and the lengths."""
+    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
+    sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
+    tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
+    return f"{cost.model}, one step of {cost.procedure}: {sequences}{sides} {tokens}"
+
+
+def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
+    notes = []
+    if is_rounded:
+        notes.append("Rounded to fit; --format json has every digit.")
+    if any(row.outside_paper for row in cost.rows):
+        notes.append("* has lines that the publication does not have, priced as they run.")
+    notes.append(f"{cost.parameters:,} parameters. Counted: {cost.counted}.")
+    notes.append(f"{convention(cost.price_book)}. Optimizer: {cost.optimizer}.")
+    if moved:
+        notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
+    if training := cost.training:
+        maccs, flops = training["maccs"], training["flops"]
+        notes.append(
+            f"Training on {training['tokens']:,} tokens takes {training['steps']:,} steps: "
+            f"{maccs:,} MACCs, {flops:,} FLOPs."
+        )
+    return tuple(notes)
+
+
+def convention(price_book: str) -> str:
+    """What stands under every table of counts."""
+    from learncost.books.book import book
+
+    return f"{_CONVENTION}; price book: {price_book} - {book(price_book).title}"
+
+
+def _flat(cost: Cost) -> Sheet:
+    fields = {
+        "layer": ("macro_operation", "layer", "block", "repeat"),
+        "macro-operation": ("macro_operation",),
+        "equation": ("macro_operation", "layer", "block", "repeat", "line", "equation"),
+        "kind": ("macro_operation", "kind"),
+    }[cost.by]
+    rows = []
+    for row in cost.rows:
+        values = [getattr(row, field) for field in fields]
+        named = ["" if value is None else str(value) for value in values]
+        star = "*" if row.outside_paper else ""
+        named[0] = words(named[0]) + star
+        rows.append(Row((*named, *map(number, (row.maccs, row.flops, row.bytes)))))
+    blank = ("",) * (len(fields) - 1)
+    moved = sum(row.bytes for row in cost.rows)
+    rows.append(Row(("total", *blank, *map(number, (cost.total.maccs, cost.total.flops, moved))), "bold"))
+    left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
+    columns = (*map(words, fields), "MACCs", "FLOPs", "bytes")
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, True, False), left)

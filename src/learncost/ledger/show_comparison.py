@@ -1,0 +1,170 @@
+"""How a comparison of learning procedures is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, styled
+from learncost.ledger.show import convention, title, words
+from learncost.procedures.procedure import MACRO_OPERATIONS
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+    from learncost.ledger.compare import Comparison, Overtaking
+
+_JACOBIANS = (
+    "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which nobody "
+    "executes; that makes PEPITA and MEMPEPITA look cheaper than they run. `run` counts what is executed."
+)
+
+
+class ComparisonTable:
+    """The renderable of rich."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from styled(_lines(self.comparison, options.max_width))
+
+
+def comparison_table(comparison: Comparison) -> ComparisonTable:
+    """The comparison for rich."""
+    return ComparisonTable(comparison)
+
+
+def as_text(comparison: Comparison, width: int = WIDTH) -> str:
+    """The comparison as plain text."""
+    return "\n".join(line for line, _ in _lines(comparison, width))
+
+
+def as_html(comparison: Comparison) -> str:
+    """The comparison as self-contained HTML."""
+    return "".join(sheet.html() for sheet in sheets(comparison, 10**6))
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The comparison as tables of Markdown."""
+    return "\n\n".join(sheet.markdown() for sheet in sheets(comparison, 10**6))
+
+
+def as_latex(comparison: Comparison) -> str:
+    """The comparison as tabulars of LaTeX."""
+    return "\n\n".join(sheet.latex() for sheet in sheets(comparison, 10**6))
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Every macro-operation under every book by every procedure; counts are whole numbers without separators."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("price_book", "procedure", "macro_operation", "passes", "maccs", "flops"))
+    for book, costs in comparison.costs.items():
+        for procedure, cost in costs.items():
+            for macro, (passes, amount) in cost.macro_operations.items():
+                writer.writerow((book, procedure, macro, passes, amount.maccs, amount.flops))
+            writer.writerow((book, procedure, "total", "", cost.total.maccs, cost.total.flops))
+    return text.getvalue()
+
+
+def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """Macro-operations by procedure; ratios to bp by book; who overtakes whom."""
+    return (_macro_operations(comparison, width), _ratios(comparison), _crossings(comparison))
+
+
+def _lines(comparison: Comparison, width: int) -> Iterator[tuple[str, str]]:
+    for place, sheet in enumerate(sheets(comparison, width)):
+        yield from chain([("", "")] if place else [], sheet.lines(width))
+
+
+def _macro_operations(comparison: Comparison, width: int) -> Sheet:
+    """Counts exactly where they fit, else in millions, and so on, with three digits after the point."""
+    for power in (0, 6, 9, 12, 15, 18):
+        found = _counts(comparison, power)
+        if found.width <= width:
+            return found
+    return _counts(comparison, None)
+
+
+def _counts(comparison: Comparison, power: int | None) -> Sheet:
+    costs = comparison.costs[comparison.price_book]
+
+    def written(value: int) -> str:
+        if power is None:
+            return rounded(value)
+        return f"{value / 10**power:,.3f}" if power else number(value)
+
+    rows = []
+    for kind in ("MACCs", "FLOPs"):
+        unit = f", 10^{power}" if power else ""
+        rows.append(Row((f"{kind}{unit}", *("" for _ in costs)), "dim"))
+        for macro in MACRO_OPERATIONS:
+            amounts = [cost.macro_operations[macro] for cost in costs.values()]
+            if any(passes for passes, _ in amounts):
+                values = [written(getattr(amount, kind.lower())) if passes else "-" for passes, amount in amounts]
+                rows.append(Row((words(macro), *values), depth=1))
+        totals = [getattr(cost.total, kind.lower()) for cost in costs.values()]
+        rows.append(Row(("total", *map(written, totals)), "bold", 1))
+    first = comparison.first
+    heading = title(first).replace(f"one step of {first.procedure}", "one step")
+    notes = ["Rounded; --format json has every digit."] if power != 0 else []
+    notes += [f"{convention(comparison.price_book)}. Optimizer: {first.optimizer}."]
+    notes.append(f"{first.parameters:,} parameters. Counted: {first.counted}.")
+    if first.training:
+        notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
+    if comparison.left_out:
+        notes.append(f"{comparison.left_out}.")
+    return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
+
+
+def _ratios(comparison: Comparison) -> Sheet:
+    rows = []
+    for book in comparison.costs:
+        for kind in ("MACCs", "FLOPs"):
+            ratios = [comparison.ratio(name, book, kind.lower()) for name in comparison.procedures]
+            cells = ("-" if ratio is None else f"{ratio:.3f}" for ratio in ratios)
+            rows.append(Row((f"{book}, {kind}", *cells)))
+    notes = (_JACOBIANS,) if {"pepita", "mempepita"} & set(comparison.procedures) else ()
+    return Sheet("One step over one step of bp, by price book", ("", *comparison.procedures), tuple(rows), notes)
+
+
+def _crossings(comparison: Comparison) -> Sheet:
+    pairs = dict.fromkeys(found.procedures for found in comparison.overtaking)
+    rows = []
+    for pair in pairs:
+        own = [found for found in comparison.overtaking if found.procedures == pair]
+        said = {_said(found) for found in own}
+        rows.append(Row((f"{pair[0]}, {pair[1]}", said.pop() if len(said) == 1 else "")))
+        if said:
+            for found in own:
+                label = f"{found.price_book}, {found.quantity.upper()[:-1]}s"
+                rows.append(Row((label, _said(found)), depth=1))
+    notes = []
+    if comparison.positions and any(c.beyond_positions for found in comparison.overtaking for c in found.crossings):
+        notes.append(f"* beyond the {comparison.positions:,} positions that the model learns.")
+    both = " = target-len" if len(comparison.varied) > 1 else ""
+    heading = f"The cheaper one at every sequence length from 1 to 10^12 (seq-len{both}, all else as above)"
+    return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
+
+
+def _said(found: Overtaking) -> str:
+    start = found.cheaper[0].procedure
+    if not found.crossings:
+        return "never: both cost the same" if start is None else f"never: {start} is cheaper at every length"
+    parts = []
+    for one, following in zip(found.cheaper, (*found.cheaper[1:], None), strict=True):
+        name = one.procedure or "both the same"
+        star = "*" if one.beyond_positions else ""
+        last = "" if following is None else following.seq_len - 1
+        if following is None:
+            parts.append(f"{name} from {one.seq_len:,}{star}")
+        elif one.seq_len == last:
+            parts.append(f"{name} at {last:,}{star}")
+        else:
+            parts.append(f"{name} to {last:,}")
+    return ", ".join(parts)

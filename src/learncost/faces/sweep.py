@@ -1,0 +1,130 @@
+"""`learncost sweep MODEL`: the cost of all combinations of sizes, as comma-separated values or a Parquet file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from learncost.faces.flags import refuse_unknown
+from learncost.ledger.columns import check_path, write, write_csv
+from learncost.ledger.cost import check_probability
+from learncost.ledger.sweep import Sweep
+from learncost.ledger.sweep import sweep as compute
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+OWN = ("procedure", "price-book", "batch-size", "seq-len", "target-len", "output", "by", "optimizer", "dropout", "help")
+PATIENCE = 1.0  # seconds before a bar of progress appears
+
+
+def sweep(
+    model: str,
+    /,
+    *,
+    procedure: str = "bp",
+    price_book: str = "run",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    by: str = "total",
+    optimizer: str = "sgd",
+    dropout: str = "0",
+    skip_invalid: Annotated[bool, Parameter(negative=())] = False,
+    **sizes: str,
+) -> None:
+    """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
+
+    One row a configuration, procedure and price book: the sizes, procedure, price_book, parameters, maccs, flops and
+    exact. Counts are 64-bit floats; `exact` is false where one reached 2^53 and may be rounded.
+
+    Parameters
+    ----------
+    model
+        A preset, a path to a config.json or its folder, -, or encoder, decoder, encoder-decoder.
+    procedure
+        bp, recompute, pepita, mempepita: one or more with commas between, or all.
+    price_book
+        run, matmul, paper, paper-corrected: one or more with commas between, or all.
+    output
+        A file ending in .csv or .parquet (which needs the extra `sweep`); without it CSV goes to standard output.
+    by
+        total, or macro-operation for a row for each of them.
+    optimizer
+        sgd, momentum or adamw.
+    dropout
+        A probability; above 0 the masks' products are charged.
+    skip_invalid
+        Leave out combinations that are no model, such as a width that the heads do not divide.
+    sizes
+        Any size as --SIZE VALUES, --batch-size, --seq-len and --target-len among them. VALUES is a number, several with
+        commas between, or a range as Python's: start:stop or start:stop:step, from start up to and without stop.
+    """
+    if output is not None:
+        check_path(output)
+    given = refuse_unknown(sizes, OWN)
+    with _Bar() as bar:
+        found = compute(
+            model,
+            procedure,
+            price_book,
+            skip_invalid=skip_invalid,
+            by=by,
+            optimizer=optimizer,
+            dropout=check_probability("dropout", dropout),
+            progress=bar.at,
+            **given,
+        )
+    if output is None:
+        write_csv(found, sys.stdout)
+    else:
+        write(found, output)
+    for note in notes(found, output):
+        print(note, file=sys.stderr)
+
+
+def notes(found: Sweep, output: Path | None) -> list[str]:
+    """What a person should know beside the rows."""
+    result = []
+    if output is not None:
+        result.append(f"{len(found):,} rows of {found.configurations:,} configurations in {output}")
+    if found.dropped:
+        result.append(f"invalid combinations that are left out: {found.dropped:,}")
+    if found.inexact:
+        result.append(f"rows with counts from 2^53 on, which may be rounded (exact is false): {found.inexact:,}")
+    return result
+
+
+class _Bar:
+    """Progress on standard error, which appears where a person waits."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.shown: Progress | None = None
+        self.task: Any = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+
+    @property
+    def at(self) -> Callable[[int, int], None] | None:
+        return self._at if sys.stderr.isatty() else None
+
+    def _at(self, done: int, count: int) -> None:
+        if self.shown is None:
+            if time.monotonic() - self.start < PATIENCE:
+                return
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.shown = Progress(console=Console(stderr=True), transient=True)
+            self.shown.start()
+            self.task = self.shown.add_task("configurations", total=count)
+        self.shown.update(self.task, completed=done)

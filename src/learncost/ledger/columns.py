@@ -1,0 +1,105 @@
+"""Sweeps as files: CSV through polars where it is installed, else through the standard library; Parquet with polars."""
+
+from __future__ import annotations
+
+import csv
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import shown
+
+if TYPE_CHECKING:
+    from learncost.ledger.sweep import Sweep
+
+SUFFIXES = (".csv", ".parquet")
+_BLOCK = 2**16  # rows that the standard library writes at a time
+_INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that can be written, before anything is computed: its ending, its folder, its library."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{shown(str(target))} must end in .csv or .parquet")
+    if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
+        raise InputError("Parquet needs polars: pip install 'learncost[sweep]'; or write a .csv")
+    if target.is_dir() or not target.resolve().parent.is_dir():
+        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"cannot write {shown(str(target))}: it {what}")
+    return target
+
+
+def write(found: Sweep, path: str | os.PathLike[str]) -> None:
+    """Write a sweep to a .csv or .parquet file. An existing one is replaced only by a complete one."""
+    target = check_path(path).resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        if target.suffix.lower() == ".parquet":
+            frame(found).write_parquet(partial)
+        else:
+            with partial.open("w", encoding="utf-8", newline="") as stream:
+                write_csv(found, stream)
+        partial.replace(target)
+    except OSError as error:
+        raise InputError(f"cannot write {shown(str(path))}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def frame(found: Sweep) -> Any:
+    """A polars DataFrame of all rows; columns of sizes share their memory between the series."""
+    try:
+        import polars
+    except ImportError:
+        raise InputError("a frame needs polars: pip install 'learncost[sweep]'") from None
+    return polars.concat([_part(polars, part, found.configurations) for part in found.parts()], rechunk=False)
+
+
+def _part(polars: Any, part: dict[str, Any], count: int) -> Any:
+    columns = []
+    for name, value in part.items():
+        if isinstance(value, str):
+            columns.append(polars.repeat(value, count, dtype=polars.Categorical, eager=True).alias(name))
+        else:
+            columns.append(polars.Series(name, np.ascontiguousarray(value)))
+    return polars.DataFrame(columns)
+
+
+def write_csv(found: Sweep, stream: IO[str]) -> None:
+    """Comma-separated values with a heading; counts are whole numbers."""
+    polars: Any = import_module("polars") if find_spec("polars") else None
+    header = True
+    for part in found.parts():
+        part["exact"] = np.where(part["exact"], "true", "false") if polars is None else part["exact"]
+        part = {name: _whole(value) for name, value in part.items()}
+        if polars is not None:
+            rows = _part(polars, part, found.configurations)
+            stream.flush()
+            rows.write_csv(getattr(stream, "buffer", stream), include_header=header)
+        else:
+            writer = csv.writer(stream, lineterminator="\n")
+            if header:
+                writer.writerow(part)
+            for start in range(0, found.configurations, _BLOCK):
+                stop = min(start + _BLOCK, found.configurations)
+                cells = [
+                    [value] * (stop - start) if isinstance(value, str) else value[start:stop].tolist()
+                    for value in part.values()
+                ]
+                writer.writerows(zip(*cells, strict=True))
+        header = False
+
+
+def _whole(value: Any) -> Any:
+    """Counts as whole numbers: integers where all of a column fit, else their digits."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+        return value
+    return (
+        value.astype(np.int64) if value.max() < _INTEGERS else np.array([str(int(count)) for count in value.tolist()])
+    )

@@ -1,0 +1,262 @@
+"""Sweeps: the cost of very many configurations at once, the polynomials of the ledger evaluated on arrays.
+
+Counts are float64, exact below 2^53, and every row says whether its own are. Nothing here loops over configurations:
+the distinct monomials of all polynomials are multiplied up once, block by block, and summed. No library of matrix
+products is used, whose threads would only get in the way of each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.books.book import BOOKS
+from learncost.books.book import book as find_book
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.ledger.cost import check_probability, rows_of
+from learncost.ledger.grid import Grid, grid_of
+from learncost.models.model import AXES, Model, build
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.readings.price import Row, parameters
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+EXACT = 2.0**53  # every integer below it is a float64
+BLOCK = 2**13  # configurations at a time: their monomials stay in the processor's cache
+BY = ("total", "macro-operation")
+
+
+@dataclass(frozen=True)
+class Series:
+    """The counts of all configurations under one procedure and one price book; float64, like all columns of counts."""
+
+    procedure: str
+    price_book: str
+    macro_operation: str | None
+    maccs: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    exact: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Configurations with their counts. `exact` of a row is false where a count reached 2^53 and may be rounded.
+
+    sizes    the sizes that were given, those that follow from them, the batch size and the lengths
+    fixed    every other size of the model, the same in all configurations
+    dropped  combinations that were left out as invalid
+    """
+
+    model: str
+    sizes: Mapping[str, NDArray[np.int64]]
+    fixed: Mapping[str, int]
+    parameters: NDArray[np.float64]
+    series: tuple[Series, ...]
+    dropped: int = 0
+
+    @property
+    def configurations(self) -> int:
+        """How many configurations there are; every series has a row for each."""
+        return len(self.parameters)
+
+    def __len__(self) -> int:
+        return self.configurations * len(self.series)
+
+    @property
+    def inexact(self) -> int:
+        """Rows with a count from 2^53 on."""
+        return sum(int(np.count_nonzero(~series.exact)) for series in self.series)
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """The columns of one series after another; a text that is the same in all its rows is given once."""
+        for series in self.series:
+            columns: dict[str, Any] = {**self.sizes, "procedure": series.procedure, "price_book": series.price_book}
+            if series.macro_operation is not None:
+                columns["macro_operation"] = series.macro_operation
+            columns |= {"parameters": self.parameters, "maccs": series.maccs, "flops": series.flops}
+            yield columns | {"exact": series.exact}
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """All rows as one array a column, one series after another."""
+        count = self.configurations
+        parts = [
+            {name: np.full(count, value) if isinstance(value, str) else value for name, value in part.items()}
+            for part in self.parts()
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns as lists; counts are whole numbers."""
+        whole = {"parameters", "maccs", "flops"}
+        columns = {
+            name: [int(value) for value in column.tolist()] if name in whole else column.tolist()
+            for name, column in self.columns.items()
+        }
+        return {"schema": 1, "model": self.model, "fixed": dict(self.fixed), "dropped": self.dropped, **columns}
+
+    def frame(self) -> Any:
+        """The rows as a polars DataFrame (extra `sweep`); counts are Float64, sizes Int64, texts Categorical."""
+        from learncost.ledger.columns import frame
+
+        return frame(self)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a file ending in .csv or .parquet, under a temporary name until they are complete."""
+        from learncost.ledger.columns import write
+
+        write(self, path)
+
+    def write_csv(self, stream: IO[str]) -> None:
+        """Write the rows as comma-separated values."""
+        from learncost.ledger.columns import write_csv
+
+        write_csv(self, stream)
+
+
+def sweep(
+    model: str,
+    procedure: str | Iterable[str] = "bp",
+    price_book: str | Iterable[str] = "run",
+    batch_size: Any = 1,
+    seq_len: Any = None,
+    target_len: Any = None,
+    *,
+    grid: bool = True,
+    skip_invalid: bool = False,
+    by: str = "total",
+    optimizer: str = "sgd",
+    dropout: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+    **sizes: Any,
+) -> Sweep:
+    """The cost of one training step for many configurations; any row equals `cost` of its sizes.
+
+    model          as for `cost`
+    procedure      one or more of bp, recompute, pepita, mempepita; "all"
+    price_book     one or more of run, matmul, paper, paper-corrected; "all"
+    batch_size, seq_len, target_len, sizes
+                   a whole number or an array, list or range of them, in any spelling of the size
+    grid           True: all combinations of the values (the last size varies fastest); False: the arrays have one
+                   length and go together, like the columns of a table
+    skip_invalid   leave out combinations that `cost` refuses, instead of refusing the first of them
+    by             "total", or "macro-operation" for a row for each of them
+    optimizer      sgd, momentum, adamw
+    dropout        a probability; above 0 the masks' products are charged
+    progress       called with the configurations that are done and their number
+    Raises `InputError`.
+    """
+    names = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
+    books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)
+    find_optimizer(optimizer)
+    if by not in BY:
+        raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
+    probability = check_probability("dropout", dropout)
+    lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    found = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
+    built = build(found.configuration, dropout=probability > 0)
+    wanted = _wanted(built, names, books, optimizer, by)
+    counts = [parameters(built.table), *(count for _, _, _, pair in wanted for count in pair)]
+    values, bounds = evaluate(counts, found, built, progress)
+    series = tuple(
+        Series(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
+        for i, (name, book, macro, _) in zip(itertools.count(1, 2), wanted, strict=False)
+    )
+    known = bounds[0] < EXACT
+    if not known.all():
+        series = tuple(replace(one, exact=one.exact & known) for one in series)
+    return Sweep(built.configuration.name, found.columns, found.fixed, values[0], series, found.dropped)
+
+
+_Wanted = tuple[str, str, str | None, tuple[Count, Count]]
+
+
+def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str, by: str) -> list[_Wanted]:
+    """For every series the polynomials of its MACCs and its FLOPs."""
+    result: list[_Wanted] = []
+    for name, book in itertools.product(names, books):
+        rows = rows_of(model, name, book, optimizer)
+        if by == "total":
+            result.append((name, book, None, _summed(rows)))
+        else:
+            own = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
+            result += [(name, book, macro, _summed(part)) for macro, part in own.items()]
+    return result
+
+
+def _summed(rows: Iterable[Row]) -> tuple[Count, Count]:
+    own = tuple(rows)
+    return total(row.maccs for row in own), total(row.flops for row in own)
+
+
+def evaluate(
+    counts: Sequence[Count], found: Grid, model: Model, progress: Callable[[int, int], None] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The values of polynomials for every configuration, and bounds: a value is exact where its bound is below 2^53.
+
+    All partial sums are whole numbers of at most the bound, the sum with absolute coefficients. Below 2^53 none is
+    ever rounded, in whatever order a library sums, and once a sum has reached 2^53 rounding cannot take it back.
+    """
+    columns, constants = _axes(found, model)
+    partly = [count if count.sizes <= columns.keys() else count.at(constants) for count in counts]
+    polynomials = [value if isinstance(value, Count) else Count.of((), value) for value in partly]
+    monomials = sorted({monomial for count in polynomials for monomial in count.terms})
+    # Every monomial is an earlier one times a size; prefixes that no polynomial has are made on the way.
+    prefixes = sorted({m[:i] for m in monomials for i in range(1, len(m) + 1)})
+    size = found.configurations
+    values = np.zeros((len(polynomials), size))
+    signed = any(coefficient < 0 for count in polynomials for coefficient in count.terms.values())
+    bounds = np.zeros_like(values) if signed else values
+    term = np.empty(min(BLOCK, size))
+    products = {monomial: np.empty_like(term) for monomial in prefixes} | {(): np.ones_like(term)}
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        one = slice(0, stop - start)
+        for monomial in prefixes:
+            column = columns[monomial[-1]][start:stop]
+            np.multiply(products[monomial[:-1]][one], column, out=products[monomial][one])
+        for i, count in enumerate(polynomials):
+            for monomial, coefficient in count.terms.items():
+                np.multiply(products[monomial][one], float(coefficient), out=term[one])
+                values[i, start:stop] += term[one]
+                if signed:
+                    bounds[i, start:stop] += np.abs(term[one])
+        if progress is not None:
+            progress(stop, size)
+    return values, bounds
+
+
+def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
+    """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
+    names = {axis: size for axis, size in AXES.items() if axis in model.sizes} | {"B": "batch_size"}
+    names |= {"N": "seq_len", "M": "target_len"} if model.two_sided else {"M": "seq_len"}
+    columns, constants = {}, {}
+    for axis, size in names.items():
+        column = found.columns.get(size)
+        if column is None:
+            constants[axis] = found.fixed[size]
+        elif column[0] == column[-1] and (column == column[0]).all():
+            constants[axis] = int(column[0])
+        else:
+            columns[axis] = column.astype(np.float64)
+    return columns, constants
+
+
+def _chosen(given: str | Iterable[str], known: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
+    """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
+    names = given.split(",") if isinstance(given, str) else list(given)
+    if names == ["all"]:
+        return list(known)
+    if not names:
+        raise InputError(f"nothing is chosen of {', '.join(known)}")
+    return list(dict.fromkeys(check(name.strip() if isinstance(name, str) else name) for name in names))

@@ -1,0 +1,252 @@
+"""Sweeps: every row is what `cost` says, whatever is varied; what no model has is refused or left out."""
+
+import csv
+import io
+import random
+import time
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.faces.sweep import notes
+from learncost.faces.sweep import sweep as command
+from learncost.ledger import columns
+from learncost.ledger.grid import values
+from learncost.ledger.sweep import sweep
+
+SIZES = {
+    "encoder": {"num_hidden_layers": [1, 3], "hidden_size": [12, 24], "num_attention_heads": [2, 3]},
+    "decoder": {"num_hidden_layers": [1, 2], "hidden_size": [12, 20], "num_attention_heads": [2], "head_dim": [5, 7]},
+    "encoder-decoder": {"n_enc": [1, 2], "n_dec": [3], "hidden_size": [12, 24], "num_attention_heads": [3, 4]},
+}
+REST = {"intermediate_size": [13], "vocab_size": [11, 17], "batch_size": [1, 3], "seq_len": [5, 7]}
+
+
+def check(found, model, count=12, seed=1, **settings):
+    """Random rows of a sweep equal the ledger of their sizes, to the unit."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        series, i = draw.choice(found.series), draw.randrange(found.configurations)
+        row = {name: int(column[i]) for name, column in found.sizes.items()}
+        one = lc.cost(model, series.procedure, series.price_book, **row, **settings)
+        assert found.parameters[i] == one.parameters
+        part = one.total if series.macro_operation is None else one.macro_operations[series.macro_operation][1]
+        assert (int(series.maccs[i]), int(series.flops[i])) == (part.maccs, part.flops), (row, series)
+        assert series.exact[i]
+
+
+@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize("by", ["total", "macro-operation"])
+def test_rows_are_those_of_cost(model, by):
+    sizes = SIZES[model] | REST
+    if model == "encoder-decoder":
+        sizes |= {"target_len": [4, 9]}
+    found = sweep(model, "all", "all", by=by, **sizes)
+    assert found.configurations == np.prod([len(value) for value in sizes.values()])
+    assert len(found.series) == 4 * 4 * (6 if by == "macro-operation" else 1)
+    check(found, model, count=40)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gpt3-13b", "transformer-base", "gpt3-jiang"])
+def test_presets_keep_what_follows_from_a_size(model):
+    found = sweep(model, "all", "run,paper", hidden_size=[480, 960], vocab_size=[10, 21], seq_len=[3, 8])
+    check(found, model)
+    assert ("head_dim" in found.sizes) == (model != "gpt3-13b")
+
+
+def test_spellings_settings_and_single_values():
+    found = sweep("gpt2", n_embd=[36, 72], n_layer=2, N=[4, 6], activation="relu", dropout=0.1, optimizer="adamw")
+    assert list(found.sizes)[:2] == ["batch_size", "seq_len"]
+    check(found, "gpt2", activation="relu", dropout=0.1, optimizer="adamw")
+
+
+def test_arrays_side_by_side():
+    draw = np.random.default_rng(3)
+    count = 1000
+    found = sweep(
+        "gpt2",
+        "all",
+        "run,paper",
+        grid=False,
+        seq_len=draw.integers(1, 1024, count),
+        batch_size=draw.integers(1, 9, count).astype(float),
+        hidden_size=12 * draw.integers(1, 90, count),
+        num_hidden_layers=draw.integers(1, 50, count),
+        vocab_size=draw.integers(1, 60000, count),
+    )
+    assert found.configurations == count
+    check(found, "gpt2", count=40)
+
+
+def test_the_last_size_varies_fastest():
+    found = sweep("gpt2", hidden_size=[12, 24], seq_len=range(1, 4))
+    assert found.sizes["seq_len"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert found.sizes["hidden_size"].tolist() == [12] * 3 + [24] * 3
+    assert found.sizes["intermediate_size"].tolist() == [48] * 3 + [96] * 3
+
+
+def test_default_length_follows_the_positions():
+    found = sweep("gpt2", max_position_embeddings=[16, 32])
+    assert found.sizes["seq_len"].tolist() == [16, 32]
+    check(found, "gpt2", count=4)
+
+
+def test_counts_from_2_to_the_53_are_marked():
+    found = sweep("gpt2", "bp", "run", batch_size=[1, 10**5, 10**9])
+    exact = [lc.cost("gpt2", batch_size=size).total.flops for size in (1, 10**5, 10**9)]
+    assert found.series[0].exact.tolist() == [count < 2**53 for count in exact] == [True, False, False]
+    assert found.inexact == 2
+    np.testing.assert_allclose(found.series[0].flops, np.array(exact, dtype=float), rtol=1e-14)
+    assert notes(found, None) == ["rows with counts from 2^53 on, which may be rounded (exact is false): 2"]
+
+
+def test_exact_up_to_the_limit():
+    low, high = 1, 10**12
+    while high - low > 1:  # the largest batch whose count is below 2^53
+        middle = (low + high) // 2
+        fits = lc.cost("gpt2", batch_size=middle, seq_len=3).total.flops < 2**53
+        low, high = (middle, high) if fits else (low, middle)
+    found = sweep("gpt2", batch_size=[low, high], seq_len=3)
+    assert found.series[0].exact.tolist() == [True, False]
+    assert int(found.series[0].flops[0]) == lc.cost("gpt2", batch_size=low, seq_len=3).total.flops
+
+
+REFUSED = [
+    ({"hidden_size": [24, 25]}, "hidden_size 25 is not a multiple of num_attention_heads 12"),
+    ({"num_attention_heads": [5, 7]}, "none of 2 combinations is valid: hidden_size 768 is not a multiple"),
+    ({"seq_len": [1024, 1025, 1026]}, r"seq_len 1025 is longer than the 1024 positions .* \(2 of 3 combinations"),
+    ({"seq_len": [0]}, "seq_len must be whole numbers from 1 to 1,000,000,000,000, not 0"),
+    ({"seq_len": [2.5, 3]}, "not 2.5"),
+    ({"seq_len": [float("nan")]}, "not nan"),
+    ({"seq_len": [True]}, "seq_len must be whole numbers"),
+    ({"seq_len": ["a"]}, "seq_len must be whole numbers"),
+    ({"seq_len": []}, "seq_len"),
+    ({"seq_len": [[1, 2], [3]]}, "seq_len must be whole numbers"),
+    ({"seq_len": np.ones((2, 2))}, "seq_len must be whole numbers"),
+    ({"seq_len": 10**13}, "seq_len must be a whole number"),
+    ({"hidden_sise": 3}, "hidden_sise"),
+    ({"n_enc": 3}, "gpt2 has no n_enc"),
+    ({"n_embd": 768, "hidden_size": [768]}, "hidden_size is given twice"),
+    ({"target_len": 3}, "--target-len does not apply"),
+    ({"procedure": "bb"}, "no learning procedure is called 'bb'"),
+    ({"procedure": []}, "nothing is chosen"),
+    ({"price_book": "run,papr"}, "no price book is called 'papr'"),
+    ({"by": "row"}, "by must be one of"),
+    ({"seq_len": range(1, 10**6), "batch_size": range(1, 10**6)}, "999,998,000,001 configurations; .* grid=False"),
+    ({"seq_len": [1, 2], "batch_size": [1, 2, 3], "grid": False}, "batch_size 3, seq_len 2"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_refused_in_one_line(given, message):
+    with pytest.raises(lc.InputError, match=message) as error:
+        sweep("gpt2", **given)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_sizes_are_named():
+    with pytest.raises(lc.InputError, match="encoder needs num_hidden_layers, hidden_size"):
+        sweep("encoder", seq_len=[3, 4])
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 3}
+    with pytest.raises(lc.InputError, match="no default length: give --seq-len"):
+        sweep("encoder", vocab_size=[5, 6], **sizes)
+
+
+def test_invalid_combinations_can_be_left_out():
+    found = sweep("gpt2", hidden_size=range(12, 40), seq_len=[8, 2000], skip_invalid=True)
+    assert found.sizes["hidden_size"].tolist() == [12, 24, 36]
+    assert found.dropped == 28 * 2 - 3
+    check(found, "gpt2", count=3)
+
+
+def test_ranges_are_pythons():
+    assert values("5,1:4,10:20:5", "seq_len").tolist() == [5, 1, 2, 3, 10, 15]
+    for text in ("4:4", "1:2:3:4", "a", "1:", "3:1", "", "1,,2", "1:9:0", "-1:4"):
+        with pytest.raises(lc.InputError, match="seq_len"):
+            values(text, "seq_len")
+
+
+@pytest.mark.parametrize("with_polars", [True, False])
+def test_csv_is_what_the_columns_hold(with_polars, monkeypatch):
+    if not with_polars:
+        monkeypatch.setattr(columns, "find_spec", lambda name: None)
+    found = sweep("gpt2", "bp,pepita", "run,paper", hidden_size=[24, 36], batch_size=[1, 10**9])
+    text = io.StringIO()
+    found.write_csv(text)
+    rows = list(csv.DictReader(io.StringIO(text.getvalue())))
+    assert len(rows) == len(found) == 16
+    for row, procedure, maccs in zip(rows, found.columns["procedure"], found.columns["maccs"], strict=True):
+        assert row["procedure"] == procedure
+        assert float(row["maccs"]) == maccs
+        assert row["exact"] == ("true" if row["batch_size"] == "1" else "false")
+    first = lc.cost("gpt2", "bp", "run", hidden_size=24)
+    assert rows[0]["flops"] == str(first.total.flops)
+
+
+def test_files_are_complete_or_absent(tmp_path, monkeypatch):
+    polars = pytest.importorskip("polars")
+    found = sweep("gpt2", "all", "run", hidden_size=[24, 36], seq_len=range(1, 9))
+    for name, read in (("a.csv", polars.read_csv), ("a.parquet", polars.read_parquet)):
+        found.write(tmp_path / name)
+        frame = read(tmp_path / name)
+        assert frame["flops"].to_list() == found.columns["flops"].tolist()
+        assert frame["procedure"].to_list() == found.columns["procedure"].tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.parquet"]
+
+    def broken(*_):
+        raise OSError(28, "No space left on device")
+
+    before = (tmp_path / "a.csv").read_bytes()
+    monkeypatch.setattr(columns, "write_csv", broken)
+    with pytest.raises(lc.InputError, match="No space left"):
+        found.write(tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_paths_are_checked_first(tmp_path, monkeypatch):
+    for name in ("a.txt", "a", str(tmp_path), str(tmp_path / "no" / "a.csv")):
+        with pytest.raises(lc.InputError):
+            columns.check_path(name)
+    monkeypatch.setattr(columns, "find_spec", lambda name: None)
+    with pytest.raises(lc.InputError, match=r"pip install 'learncost\[sweep\]'"):
+        columns.check_path("a.parquet")
+
+
+def test_the_command_writes_csv(capsys, tmp_path):
+    command("gpt2", **{"hidden-size": "24,36", "seq-len": "1:3"})
+    out, err = capsys.readouterr()
+    assert out.startswith("batch_size,seq_len,hidden_size,head_dim,intermediate_size,procedure,price_book,parameters,")
+    assert len(out.splitlines()) == 5
+    assert err == ""
+    command("gpt2", output=tmp_path / "a.csv", procedure="all", skip_invalid=True, n_embd="24:49", n_head="12")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "12 rows of 3 configurations" in err
+    assert "left out: 22" in err
+
+
+def test_a_dictionary_of_columns():
+    found = sweep("gpt2", hidden_size=[24, 36]).to_dict()
+    assert found["flops"] == [lc.cost("gpt2", hidden_size=size).total.flops for size in (24, 36)]
+    assert found["fixed"]["vocab_size"] == 50257
+
+
+@pytest.mark.parametrize("book", ["run", "paper"])
+def test_a_million_configurations(book):
+    start = time.process_time()
+    found = sweep(
+        "gpt2",
+        "all",
+        book,
+        batch_size=range(1, 11),
+        seq_len=range(64, 704, 64),
+        hidden_size=range(96, 1056, 96),
+        num_hidden_layers=range(1, 101),
+        vocab_size=range(1000, 2000, 100),
+    )
+    spent = time.process_time() - start
+    assert found.configurations == 10**6
+    assert spent < 4, spent  # half of it is allowed on a machine that does nothing else; benchmarks/sweep.py measures
+    check(found, "gpt2")

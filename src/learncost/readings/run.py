@@ -35,7 +35,7 @@ from learncost.layers.lower import lower
 Array = Any
 Values = dict[str, Array]
 Sizes = Mapping[str, int]
-Step = Callable[[MutableMapping[str, Array], Sizes], None]
+Watch = Callable[[Line, MutableMapping[str, Array]], None]
 
 
 def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
@@ -109,23 +109,35 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     return found
 
 
-def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes) -> None:
-    """Run the lines of a table in normal form; `values` receives every name."""
+def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
+    """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        _execute(table.lines, {**table.axes}, values, sizes)
+        _execute(table.lines, {**table.axes}, values, sizes, watch)
 
 
 def _execute(
-    lines: Iterable[Statement], axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes
+    lines: Iterable[Statement],
+    axes: Mapping[str, tuple[str, ...]],
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None,
 ) -> None:
     for line in lines:
         if isinstance(line, Repeat):
-            _turns(line, axes, values, sizes)
+            _turns(line, axes, values, sizes, watch)
         else:
             _line(line, axes, values, sizes)
+            if watch:
+                watch(line, values)
 
 
-def _turns(line: Repeat, axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes) -> None:
+def _turns(
+    line: Repeat,
+    axes: Mapping[str, tuple[str, ...]],
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None,
+) -> None:
     if not line.count.isdigit() and line.count not in sizes:
         raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes")
     count = int(line.count) if line.count.isdigit() else sizes[line.count]
@@ -136,7 +148,7 @@ def _turns(line: Repeat, axes: Mapping[str, tuple[str, ...]], values: MutableMap
         inner = _Scope(values)
         inner.own.update(carried)
         inner.own.update({inside: _slice(values[outer], turn) for inside, outer in line.each})
-        _execute(line.lines, own, inner, sizes)
+        _execute(line.lines, own, inner, sizes, watch)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             kept[outer][turn] = inner[inside]

@@ -1,0 +1,222 @@
+"""Prove a table by running it: gradients by complex steps, prices by a tally of what is executed, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from learncost.books.book import price
+from learncost.equation.table import Line, Table, Word, each_line, walk
+from learncost.layers.derive import Derived, derive
+from learncost.layers.layer import Layer
+from learncost.layers.lower import lower
+from learncost.proof.report import Check, Report
+from learncost.proof.sample import Array, random_arrays, shape, small_sizes
+from learncost.proof.tally import Tally, tallied
+from learncost.readings.run import execute
+
+Values = dict[str, Array]
+Meaning = Callable[..., Any]  # a foreign implementation: from inputs and weights by name to the outputs in order
+TOLERANCE = 1e-9
+STEP = 1e-30
+ENTRIES = 4000  # above this many entries gradients are compared along random directions
+
+
+def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
+    """Prove a layer at small, pairwise different sizes.
+
+    Every entry of every gradient is compared with a complex step, the operations that an instrumented array counts with
+    the `run` price of every line, to the unit, and gradients through explicit Jacobians with those in closed form.
+    meaning   a foreign implementation of the layer, `f(**arrays)` giving its outputs; nothing else can tell that a
+              line reads the wrong axis
+    """
+    table = layer.table if isinstance(layer, Layer) else layer
+    name = layer.name if isinstance(layer, Layer) else table.title or "table"
+    return Report(f"proof of {name}", tuple(checks(table, name, meaning)))
+
+
+def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 0) -> Iterator[Check]:
+    """The comparisons for one table, cheap ones first."""
+    sizes = small_sizes(table)
+    arrays = random_arrays(table, sizes, seed)
+    derived = derive(table)
+    values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
+    if meaning is not None:
+        yield _same_values(name, table, arrays, values, meaning)
+    yield tally(name, derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
+    yield _sum_of_passes(name, derived, sizes)
+    explicit = derive(table, jacobian=True)
+    if str(explicit.step) != str(derived.step):
+        given = {**arrays, **seeds_of(table, sizes, seed)}
+        yield tally(f"{name} with explicit Jacobians", explicit.step, given, sizes)
+        yield _jacobians(name, derived, values, explicit, values_of(explicit.step, given, sizes))
+    if derived.gradients:
+        yield gradients(name, table, derived.gradients, arrays, values, sizes, seed)
+
+
+def values_of(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Values:
+    """Every value of a table."""
+    values = dict(arrays)
+    execute(lower(table), values, sizes)
+    return values
+
+
+def seeds_of(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
+    """Random gradients of the outputs."""
+    generator = np.random.default_rng(seed + 1)
+    return {f"d{name}": generator.standard_normal(shape(table.axes[name], sizes)) for name in table.outputs}
+
+
+def error(found: Array, wanted: Array) -> float:
+    """The worst error, relative for what is above one; infinite where a shape differs or a number is missing."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        errors = np.where(found == wanted, 0.0, np.abs(found - wanted) / (1 + np.abs(wanted)))
+    return float("inf") if np.isnan(errors).any() else float(errors.max(initial=0.0))
+
+
+def _worst(errors: Mapping[str, float]) -> tuple[str, bool]:
+    if not errors:
+        return "nothing to compare", True
+    name = max(errors, key=lambda one: errors[one])
+    return f"worst error {errors[name]:.1e}, in {name}", errors[name] <= TOLERANCE
+
+
+def _same_values(name: str, table: Table, arrays: Values, values: Values, meaning: Meaning) -> Check:
+    outputs = meaning(**arrays)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    errors = {own: error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
+    return Check(name, "values with a foreign implementation", *_worst(errors))
+
+
+# What is executed, line by line.
+
+
+def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Check:
+    """The units that an instrumented array counts in every line, against the line's `run` price."""
+    counted, lines = executed(table, arrays, sizes)
+    rows = price(table, sizes).rows
+    compared = "operations executed with the run price, line by line"
+    priced = [row.flops.at(sizes) for row in rows]
+    for row, found, expected in zip(rows, counted, priced, strict=True):
+        if found != expected:
+            return Check(name, compared, f"{found} executed, {expected} priced, in line: {row.text}", False)
+    return Check(name, compared, f"{sum(counted)} in {lines} lines", True)
+
+
+def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> tuple[list[int], int]:
+    """The units of every line of the table, all turns together."""
+    numbered: list[int] = []
+
+    def number(line: Line) -> tuple[Line]:
+        numbered.append(0)
+        return (replace(line, tag=replace(line.tag, origin=str(len(numbered) - 1))),)
+
+    def watch(line: Line, values: MutableMapping[str, Array]) -> None:
+        numbered[int(line.tag.origin)] += Tally.units
+        Tally.units = 0
+        for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
+            values[term.name] = tallied(values[term.name])
+
+    lowered = lower(replace(table, lines=each_line(table.lines, number)))
+    Tally.units = 0
+    execute(lowered, {key: tallied(array) for key, array in arrays.items()}, sizes, watch)
+    return numbered, len(numbered)
+
+
+def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Check:
+    passes = {"forward": derived.forward, "backward": derived.backward, "update": derived.update}
+    parts = {part: price(table, sizes).flops for part, table in passes.items()}
+    whole = price(derived.step, sizes).flops
+    text = " + ".join(f"{part} {flops}" for part, flops in parts.items()) + f", step {whole}"
+    return Check(name, "prices of the passes with the price of the step", text, sum(parts.values()) == whole)
+
+
+# Gradients.
+
+
+def _jacobians(name: str, derived: Derived, values: Values, explicit: Derived, other: Values) -> Check:
+    errors = {
+        given: error(other[explicit.gradients[given]], values[gradient])
+        for given, gradient in derived.gradients.items()
+    }
+    return Check(name, "gradients through explicit Jacobians with the closed form", *_worst(errors))
+
+
+def gradients(
+    name: str,
+    table: Table,
+    named: Mapping[str, str],
+    arrays: Values,
+    values: Mapping[str, Array],
+    sizes: Mapping[str, int],
+    seed: int = 0,
+) -> Check:
+    """Gradients against complex steps: every entry, or where there are very many, random directions in each array.
+
+    `named` says what the gradient of an input or weight is called, `values` holds it.
+    """
+    lowered = lower(table)
+    seeds = seeds_of(table, sizes, seed)
+    generator = np.random.default_rng(seed + 2)
+    whole = sum(arrays[given].size for given in named) <= ENTRIES
+    slope = _complex_slope if _takes_complex(table) else _central_slope
+    errors: dict[str, float] = {}
+    count = 0
+    for given, gradient in named.items():
+        found = values[gradient]
+        if np.shape(found) != arrays[given].shape:
+            return Check(name, "gradients with complex steps", f"d{given} has another shape", False)
+        slopes, expected = [], []
+        for direction in _directions(arrays[given], whole, generator):
+            slopes.append(slope(lowered, seeds, arrays, given, direction, sizes))
+            expected.append(np.sum(found * direction))
+            count += 1
+        errors[given] = error(np.array(expected), np.array(slopes))
+    text, passed = _worst(errors)
+    kind = "entries" if whole else "random directions"
+    if slope is _central_slope:
+        return Check(name, f"gradients with differences, {count} {kind}", text, max(errors.values()) <= 1e-6)
+    return Check(name, f"gradients with complex steps, {count} {kind}", text, passed)
+
+
+def _complex_slope(
+    lowered: Table, seeds: Values, arrays: Values, given: str, direction: Array, sizes: Mapping[str, int]
+) -> float:
+    moved = {**arrays, given: arrays[given] + STEP * 1j * direction}
+    execute(lowered, moved, sizes)
+    return float(sum(np.sum(seeds[f"d{out}"] * np.imag(moved[out])) for out in lowered.outputs) / STEP)
+
+
+def _central_slope(
+    lowered: Table, seeds: Values, arrays: Values, given: str, direction: Array, sizes: Mapping[str, int]
+) -> float:
+    step, total = 1e-5, 0.0
+    for sign in (1, -1):
+        moved = {**arrays, given: arrays[given] + sign * step * direction}
+        execute(lowered, moved, sizes)
+        total += sign * float(sum(np.sum(seeds[f"d{out}"] * moved[out]) for out in lowered.outputs))
+    return total / (2 * step)
+
+
+def _takes_complex(table: Table) -> bool:
+    """Python's own error function takes no complex numbers; scipy's does."""
+    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Word)}
+    return "erf" not in words or find_spec("scipy") is not None
+
+
+def _directions(array: Array, whole: bool, generator: np.random.Generator) -> Iterator[Array]:
+    if not whole:
+        for _ in range(4):
+            yield generator.standard_normal(array.shape)
+        return
+    for index in np.ndindex(array.shape):
+        direction = np.zeros(array.shape)
+        direction[index] = 1.0
+        yield direction

@@ -1,0 +1,100 @@
+"""Small sizes, pairwise different, and random arrays for any table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Literal, Operand, Read, Repeat, Statement, Table, Term, Word, walk
+
+Array = Any
+
+
+def small_sizes(table: Table) -> dict[str, int]:
+    """A size for every axis and count, no two equal, so that one axis in another's place is seen."""
+    least = dict.fromkeys(_names(table), 2)
+    for line, _ in walk(table.lines):
+        for read in _reads(line):
+            if isinstance(read.at, Literal) and base(read.axis) in least:
+                axis = base(read.axis)
+                least[axis] = max(least[axis], int(read.at.value) + 1)
+    sizes: dict[str, int] = {}
+    for axis, low in least.items():
+        size = low
+        while size in sizes.values():
+            size += 1
+        sizes[axis] = size
+    return sizes
+
+
+def _names(table: Table) -> list[str]:
+    """Every size of the table: counts of repeats first, then axes in the order in which they come."""
+    counts = [count for _, turns in walk(table.lines) for count in turns]
+    axes = [axis for given in (*table.inputs, *table.weights) for axis in table.axes[given]]
+    axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
+    axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]
+    return [axis for axis in dict.fromkeys(map(base, (*counts, *axes))) if not axis.isdigit()]
+
+
+def _reads(line: Line) -> list[Read]:
+    found: list[Read] = []
+
+    def visit(term: Operand) -> None:
+        for axis in term.axes:
+            if isinstance(axis, Read):
+                found.append(axis)
+                visit(axis.at)
+
+    for term in (*line.left, *line.right):
+        visit(term)
+    return found
+
+
+def shape(axes: Iterable[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of an array with these axes."""
+    return tuple(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes)
+
+
+def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row."""
+    generator = np.random.default_rng(seed)
+    positions = _positions(table)
+    conditions = _conditions(table.lines)
+    arrays: dict[str, Array] = {}
+    for name in (*table.inputs, *table.weights):
+        form = shape(table.axes[name], sizes)
+        if name in table.indices:
+            arrays[name] = generator.integers(0, shape((positions[name],), sizes)[0], form)
+        elif name in conditions:
+            arrays[name] = generator.random(form) < 0.6
+            arrays[name][..., :1] = True
+        else:
+            arrays[name] = generator.standard_normal(form)
+    return arrays
+
+
+def _positions(table: Table) -> dict[str, str]:
+    """The axis that each index reads."""
+    found: dict[str, str] = {}
+
+    def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                visit({**axes, **line.axes}, line.lines)
+                continue
+            for term in (*line.left, *line.right):
+                for place, axis in enumerate(term.axes):
+                    if isinstance(axis, Read) and isinstance(axis.at, Term):
+                        found[axis.at.name] = axes[term.name][place]
+
+    visit(table.axes, table.lines)
+    return found
+
+
+def _conditions(lines: Iterable[Statement]) -> set[str]:
+    """Names that a `select` asks."""
+    words = [line for line, _ in walk(lines) if isinstance(line, Word) and line.word == "select"]
+    return {line.right[0].name for line in words if len(line.right) == 3}

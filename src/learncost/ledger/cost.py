@@ -69,12 +69,12 @@ def cost(
     model: str | Configuration,
     procedure: str = "bp",
     price_book: str | Book = "run",
-    batch_size: int = 1,
-    seq_len: int | None = None,
-    target_len: int | None = None,
-    tokens: int | None = None,
+    batch_size: int | str = 1,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    tokens: int | str | None = None,
     optimizer: str = "sgd",
-    dropout: float = 0.0,
+    dropout: float | str = 0.0,
     dtype: str = "fp32",
     by: str = "layer",
     **sizes: Any,
@@ -90,7 +90,7 @@ def cost(
     dropout     a probability; above 0 the masks' products are charged
     by          what a row is: layer, macro-operation, equation, kind
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
-    Raises `InputError`.
+    Numbers may be text, as flags are. Raises `InputError`.
     """
     found = prepare(
         model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, (procedure,)

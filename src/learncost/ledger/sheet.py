@@ -89,6 +89,9 @@ class Sheet:
         """The sheet as plain text."""
         return "\n".join(line for line, _ in self.lines(width))
 
+    def __str__(self) -> str:
+        return self.text()
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         yield from styled(self.lines(options.max_width))
 

@@ -106,14 +106,14 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
             for name, lines in _grouped(parts, two_sided).items():
                 add(name, lines, 1)
                 for line in lines:
-                    label = f"{line.line} {line.equation}" if line.equation != line.line else line.line
-                    add(label.strip(), (line,), 2)
+                    number_of = f" ({line.equation})" if line.equation not in ("", line.line) else ""
+                    add(f"{line.line}{number_of}", (line,), 2)
         elif cost.by != "macro-operation":
             kinds = ("linear", "attention", "elementwise", "")
             for row in sorted(parts, key=lambda row: kinds.index(row.kind)):
                 add(row.kind or _layer(row, two_sided), (row,), 1)
     add("total", cost.rows, 0, "bold")
-    columns = ("", "MACCs", "FLOPs", *({"bytes": "bytes", "share": "FLOPs"}[column] for column in more))
+    columns = ("", "MACCs", "FLOPs", *more)
     return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded))
 
 
@@ -140,7 +140,8 @@ def title(cost: Cost) -> str:
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
-    return f"{cost.model}, one step of {cost.procedure}: {sequences}{sides} {tokens}"
+    name = "standard input" if cost.model == "-" else cost.model
+    return f"{name}, one step of {cost.procedure}: {sequences}{sides} {tokens}"
 
 
 def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:

@@ -1,0 +1,97 @@
+"""`learncost compare MODEL`: learning procedures side by side."""
+
+from __future__ import annotations
+
+import json as to_json
+
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.ledger import show_comparison as show
+from learncost.ledger.compare import Comparison
+from learncost.ledger.compare import compare as compute
+
+OWN = (
+    "procedures",
+    "price-book",
+    "batch-size",
+    "seq-len",
+    "target-len",
+    "tokens",
+    "optimizer",
+    "dropout",
+    "dtype",
+    "format",
+    "json",
+    "help",
+)
+
+
+def compare(
+    model: str,
+    /,
+    *,
+    procedures: Name | None = None,
+    price_book: Name = "run",
+    batch_size: Number = "1",
+    seq_len: Number | None = None,
+    target_len: Number | None = None,
+    tokens: Number | None = None,
+    optimizer: Name = "sgd",
+    dropout: Number = "0",
+    dtype: Name = "fp32",
+    format: Name = "table",
+    json: Switch = False,
+    **sizes: Value,
+) -> Comparison | str:
+    """Learning procedures side by side, and the sequence length at which one overtakes another.
+
+    Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
+    which of them is cheaper at every length from 1 to 10^12, exactly.
+
+    Parameters
+    ----------
+    model
+        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
+        or encoder, decoder, encoder-decoder with all sizes as flags.
+    procedures
+        Of bp, recompute, pepita and mempepita, with commas between; by default all that the model can be trained by.
+    price_book
+        Whose macro-operations are shown: run, matmul, paper or paper-corrected.
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
+    target_len
+        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len, and both vary together.
+    tokens
+        Tokens of a whole training, such as 3e11.
+    optimizer
+        sgd, momentum or adamw.
+    dropout
+        A probability; above 0 the masks' products are charged.
+    dtype
+        Of what is moved; no count that is compared depends on it.
+    format
+        table, json, csv, md or latex.
+    json
+        Short for --format json.
+    sizes
+        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+    """
+    wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
+    found = compute(
+        model,
+        procedures,
+        price_book,
+        batch_size,
+        seq_len,
+        target_len,
+        tokens,
+        optimizer,
+        dropout,
+        dtype,
+        **refuse_unknown(sizes, OWN),
+    )
+    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
+    if wanted == "json":
+        return to_json.dumps(found.to_dict(), indent=2)
+    return writers[wanted](found) if wanted in writers else found

@@ -1,0 +1,100 @@
+"""`learncost cost MODEL`: the exact cost of one training step."""
+
+from __future__ import annotations
+
+import json as to_json
+
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.ledger import show
+from learncost.ledger.cost import cost as compute
+from learncost.ledger.record import Cost
+
+OWN = (
+    "procedure",
+    "price-book",
+    "batch-size",
+    "seq-len",
+    "target-len",
+    "tokens",
+    "optimizer",
+    "dropout",
+    "dtype",
+    "by",
+    "format",
+    "json",
+    "help",
+)
+
+
+def cost(
+    model: str,
+    /,
+    *,
+    procedure: Name = "bp",
+    price_book: Name = "run",
+    batch_size: Number = "1",
+    seq_len: Number | None = None,
+    target_len: Number | None = None,
+    tokens: Number | None = None,
+    optimizer: Name = "sgd",
+    dropout: Number = "0",
+    dtype: Name = "fp32",
+    by: Name = "layer",
+    format: Name = "table",
+    json: Switch = False,
+    **sizes: Value,
+) -> Cost | str:
+    """MACCs, FLOPs, bytes and parameters of one training step, exactly: by layer and macro-operation, with totals.
+
+    Parameters
+    ----------
+    model
+        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
+        or encoder, decoder, encoder-decoder with all sizes as flags.
+    procedure
+        bp, recompute, pepita or mempepita.
+    price_book
+        What one operation costs: run, matmul, paper or paper-corrected.
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
+    target_len
+        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
+    tokens
+        Tokens of a whole training, such as 3e11: adds its steps and its total.
+    optimizer
+        sgd, momentum or adamw.
+    dropout
+        A probability; above 0 the masks' products are charged.
+    dtype
+        Of what is moved, for the bytes: fp64, fp32, bf16, fp16 or int8.
+    by
+        What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
+    format
+        table, json, csv, md or latex.
+    json
+        Short for --format json.
+    sizes
+        Any size or setting of the model, in any accepted spelling: --hidden-size 1024, --n_embd=1024, --d-model 1024,
+        --activation relu, --architecture BertForMaskedLM. learncost list sizes shows them.
+    """
+    wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
+    found = compute(
+        model,
+        procedure,
+        price_book,
+        batch_size,
+        seq_len,
+        target_len,
+        tokens,
+        optimizer,
+        dropout,
+        dtype,
+        by,
+        **refuse_unknown(sizes, OWN),
+    )
+    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
+    if wanted == "json":
+        return to_json.dumps(found.to_dict(), indent=2)
+    return writers[wanted](found) if wanted in writers else found

@@ -1,0 +1,88 @@
+"""`learncost errata`: what the publications print wrong, and what it does to a total."""
+
+from __future__ import annotations
+
+import json as to_json
+from dataclasses import asdict
+
+from learncost.books.errata import Erratum
+from learncost.books.errata import errata as every
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Switch, chosen
+from learncost.ledger.sheet import Row, Sheet
+from learncost.models.wording import nearest, shown
+
+
+def errata(
+    name: str | None = None,
+    /,
+    *,
+    format: Name = "table",
+    json: Switch = False,
+) -> Sheet | str:
+    """Errata of the publications behind learncost: where, printed, right, and what it does to a total.
+
+    Parameters
+    ----------
+    name
+        One of them, such as E2, shown whole; without it all of them in a table.
+    format
+        table, json or md.
+    json
+        Short for --format json.
+    """
+    wanted = chosen(format, json, ("table", "json", "md"))
+    found = _one(name) if name is not None else None
+    if wanted == "json":
+        return to_json.dumps(asdict(found) if found else [asdict(e) for e in every()], indent=2, ensure_ascii=False)
+    sheet = _whole(found) if found else _table(every(), whole=wanted == "md")
+    return sheet.markdown() if wanted == "md" else sheet
+
+
+def _one(name: str) -> Erratum:
+    found = {erratum.id.lower(): erratum for erratum in every()}
+    if name.lower() not in found:
+        known = [erratum.id for erratum in every()]
+        raise InputError(f"no erratum is called {shown(name)}{nearest(name, known)} (there are {', '.join(known)})")
+    return found[name.lower()]
+
+
+def _books(erratum: Erratum) -> str:
+    """The price books that have it mended."""
+    return ", ".join(book for book, state in erratum.books.items() if state == "mended")
+
+
+def _table(found: tuple[Erratum, ...], whole: bool) -> Sheet:
+    columns: tuple[str, ...]
+    cells: list[tuple[str, ...]]
+    if whole:
+        columns = ("id", "document", "where", "printed", "right", "effect", "mended in")
+        cells = [(e.id, e.document, e.where, e.printed, e.right, e.effect, _books(e)) for e in found]
+    else:
+        columns = ("id", "total", "where, and what it does to a total")
+        cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in found]
+    notes = ("learncost errata ID shows one whole: what is printed, what is right.",)
+    rows = tuple(Row(own) for own in cells)
+    return Sheet(f"{len(found)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
+
+
+def _short(erratum: Erratum) -> str:
+    return f"{erratum.document.split(',')[0]}, {erratum.where}. {erratum.effect}"
+
+
+def _whole(erratum: Erratum) -> Sheet:
+    cells = {
+        "document": erratum.document,
+        "where": erratum.where,
+        "printed": erratum.printed,
+        "right": erratum.right,
+        "effect": erratum.effect,
+        "layer": erratum.layer or "",
+        "macro-operation": (erratum.macro_operation or "").replace("_", " "),
+        "MACCs": erratum.maccs if erratum.maccs != "0" else "",
+        "FLOPs": erratum.flops if erratum.flops != "0" else "",
+        "price books": ", ".join(f"{book}: {state}" for book, state in erratum.books.items()),
+    }
+    rows = tuple(Row((name, text)) for name, text in cells.items() if text)
+    notes = ("MACCs and FLOPs are right minus printed.",) if cells["MACCs"] or cells["FLOPs"] else ()
+    return Sheet(erratum.id, ("", ""), rows, notes, frozenset({0, 1}))

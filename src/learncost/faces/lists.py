@@ -1,0 +1,135 @@
+"""`learncost list WHAT`: what there is, from the registries themselves."""
+
+from __future__ import annotations
+
+import json as to_json
+from collections.abc import Callable, Mapping
+
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Switch, chosen
+from learncost.ledger.sheet import Row, Sheet
+from learncost.models.wording import nearest, shown
+
+
+def listing(
+    what: str | None = None,
+    /,
+    *,
+    format: Name = "table",
+    json: Switch = False,
+) -> Sheet | str:
+    """What there is: models, sizes, price-books, procedures, optimizers, layers, words, commands.
+
+    Parameters
+    ----------
+    what
+        One of these; without it, all of them with how many there are.
+    format
+        table, json or md.
+    json
+        Short for --format json.
+    """
+    wanted = chosen(format, json, ("table", "json", "md"))
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    if what is None:
+        heading, columns = "learncost list WHAT", ("what", "how many")
+        rows = [(name, str(len(make()[1]))) for name, make in _REGISTRIES.items()]
+    elif what in _REGISTRIES:
+        columns, rows = _REGISTRIES[what]()
+        heading = f"{len(rows)} {what.replace('-', ' ')}"
+    else:
+        raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
+    if wanted == "json":
+        return to_json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False)
+    numbers = {"parameters", "how many"}
+    left = frozenset(place for place, column in enumerate(columns) if column not in numbers)
+    sheet = Sheet(heading, columns, tuple(Row(row) for row in rows), (), left)
+    return sheet.markdown() if wanted == "md" else sheet
+
+
+Listed = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Columns and rows."""
+
+
+def _models() -> Listed:
+    from learncost.models.configuration import GENERIC, configure
+    from learncost.models.model import build
+    from learncost.models.presets import presets
+    from learncost.readings.price import parameters
+
+    rows: list[tuple[str, ...]] = []
+    for preset in presets():
+        model = build(configure(preset.name))
+        also = f"; also {', '.join(preset.aliases)}" if preset.aliases else ""
+        rows.append((preset.name, f"{parameters(model.table).at(model.sizes):,}", f"{preset.title}{also}"))
+    rows += [(name, "-", f"generic {name}: all sizes as flags") for name in GENERIC]
+    return ("model", "parameters", "what it is"), rows
+
+
+def _sizes() -> Listed:
+    from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+
+    rows: list[tuple[str, ...]] = [
+        (
+            f"--{size.name.replace('_', '-')}",
+            size.symbol,
+            f"{size.meaning}; also {', '.join(size.spellings)}".removesuffix("; also "),
+        )
+        for size in (*RUN_SIZES, *MODEL_SIZES)
+    ]
+    return ("flag", "symbol", "what it is, and its other spellings"), rows
+
+
+def _price_books() -> Listed:
+    from learncost.books.book import BOOKS
+
+    return ("price book", "what it counts"), [(book.name, f"{book.title}; {book.source}") for book in BOOKS.values()]
+
+
+def _procedures() -> Listed:
+    from learncost.procedures.procedure import PROCEDURES
+
+    rows: list[tuple[str, ...]] = []
+    for found in PROCEDURES.values():
+        passes = ", ".join(f"{times} {macro.replace('_', ' ')}" for macro, times in found.passes.items())
+        rows.append((found.name, f"{found.title}: {passes}. {found.source}"))
+    return ("procedure", "what it is, and its passes in a step"), rows
+
+
+def _optimizers() -> Listed:
+    from learncost.procedures.optimizer import OPTIMIZERS
+    from learncost.vocabulary import entry
+
+    rows: list[tuple[str, ...]] = [(name, entry(found.word).source) for name, found in OPTIMIZERS.items()]
+    return ("optimizer", "source"), rows
+
+
+def _layers() -> Listed:
+    from learncost.layers.layer import named, shipped
+
+    return ("layer", "source"), [(name, named(name).source) for name in shipped()]
+
+
+def _words() -> Listed:
+    from learncost.vocabulary import entries
+
+    return ("word", "kind", "source"), [(word.name, word.kind, word.source) for word in entries()]
+
+
+def _commands() -> Listed:
+    from learncost.faces.command import COMMANDS
+
+    return ("command", "what it does"), [(name, about) for name, (_, about) in COMMANDS.items()]
+
+
+_REGISTRIES: Mapping[str, Callable[[], Listed]] = {
+    "models": _models,
+    "sizes": _sizes,
+    "price-books": _price_books,
+    "procedures": _procedures,
+    "optimizers": _optimizers,
+    "layers": _layers,
+    "words": _words,
+    "commands": _commands,
+}

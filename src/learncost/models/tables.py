@@ -180,7 +180,7 @@ def _bert(configuration: Configuration) -> Plan:
     text += "  X[B M d] = norm(T; ln_e)\n" + POST_NORM.format(count="n_layer", where="")
     inputs, output, head = "", "X", ""
     if configuration.head == "masked-language-model":
-        text += "  Y[B M d] = masked_lm_transform(X; transform)\n"
+        text += "  Y[B M d] = masked_lm_transform(X; transform, d' = d')\n"
         weights = "wte, head.b" if configuration.tied else "head.W, head.b"
         head = LOSS.format(last="Y", weight=weights)
         inputs, output = " targets share", "loss"

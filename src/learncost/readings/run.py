@@ -313,7 +313,7 @@ def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
 def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
     if line.word == "zeros":
-        return np.zeros([_size(axis, sizes) for axis in want])
+        return np.zeros([_size(axis, sizes) for axis in want], np.float16)  # takes on the precision of what is added
     if line.word == "eye":
         half = len(want) // 2
         one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))

@@ -40,12 +40,20 @@ class Model:
     """A model's forward table, with the sizes of its axes but those of a run (B, M, N).
 
     `table.constants` are inputs without gradients; `masks` among them are the drawn masks of dropout and the padding.
+    `projected` are inputs or embeddings to which PEPITA adds the output's error through a fixed random matrix; without
+    them it is added to the one-hot tokens.
     """
 
     configuration: Configuration
     table: Table
     sizes: Mapping[str, int]
     masks: tuple[str, ...] = ()
+    projected: tuple[str, ...] = ()
+
+    @property
+    def padded(self) -> bool:
+        """Whether a mask of the keys comes in, for sequences of unequal length."""
+        return any(name.endswith("keep.mask") for name in self.masks)
 
     @property
     def learns(self) -> bool:

@@ -15,12 +15,17 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
 from learncost.layers.derive import Derived
 from learncost.layers.layer import named
+from learncost.layers.rewrite import with_padding
 from learncost.models.model import Model
 from learncost.procedures.backpropagation import backpropagation, in_macro, repeats
 from learncost.vocabulary import entry
 
-CONTROLS = ("count", "inverse_count", "strength")
-"""Scalars of a step: how many targets there are, one over that, and sign x scale of the modulation."""
+CONTROLS = ("count", "strength")
+"""Scalars of a step: how many targets there are, and sign x scale of the modulation.
+
+Beside them comes one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
+decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at padded ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,9 @@ class _Schedule:
         self.derived = derived
         self.mode = mode
         self.memory_efficient = memory_efficient
-        self.mirror = {name: f"{name}^" for name in _defined(model.table.lines)}
+        self.mirror = {name: f"{name}^" for name in (*_defined(model.table.lines), *model.projected)}
         self.error = self.error_lines()
+        self.given: dict[str, tuple[str, ...]] = {"dloss": (), **dict.fromkeys(CONTROLS, ())}  # beside the model's own
 
     def table(self) -> Table:
         plain = self.model.table
@@ -71,6 +77,9 @@ class _Schedule:
         modulated = {id(originals[f]): self.modulated_repeat(originals[f], r) for f, r in reverses.items()}
         first: list[Statement] = []
         second: list[Statement] = []
+        for name in self.model.projected:
+            if name in plain.inputs:
+                second += self.projection(Term(name, plain.axes[name]), Term(name, plain.axes[name]), Tag())
         for line in plain.lines:
             if isinstance(line, Repeat):
                 kept = tuple(pair for pair in modulated[id(line)].each if pair not in line.each)
@@ -81,14 +90,13 @@ class _Schedule:
                 second += [line, *self.modulated(line)] if self.memory_efficient else self.modulated(line)
         updates = self.updates(plain.lines, self.derived.reverse.lines)
         lines = (*first, *self.error, *self.projected(), *second, *updates)
-        scalars = ("dloss", *CONTROLS)
         return replace(
             plain,
             lines=lines,
-            axes=_declared(lines, {**plain.axes, **dict.fromkeys(scalars, ())}),
-            inputs=(*plain.inputs, *scalars),
+            axes=_declared(lines, {**plain.axes, **self.given}),
+            inputs=(*plain.inputs, *self.given),
             outputs=(*plain.outputs, *self.derived.gradients.values()),
-            constants=plain.constants | frozenset(scalars),
+            constants=plain.constants | frozenset(self.given),
         )
 
     def error_lines(self) -> tuple[Line, ...]:
@@ -107,9 +115,13 @@ class _Schedule:
         """The error brought to the encoder's input, where there is one: equation (48)."""
         if not self.model.two_sided:
             return ()
-        lines = in_macro(named("error_projection").table.lines, "error_projection")
+        layer = named("error_projection")
+        if self.model.padded:
+            layer = with_padding(layer, "S", "M")
+            self.given["error.keep.mask"] = layer.table.axes["keep.mask"]
+        lines = in_macro(layer.table.lines, "error_projection")
         names = {line.name: f"error.{line.name}" for line in lines}
-        names |= {"tokens": "encoder.tokens", "F": "error.F"}
+        names |= {"tokens": "encoder.tokens", "F": "error.F", "keep.mask": "error.keep.mask"}
         return tuple(line.renamed(names) for line in lines)
 
     def input_error(self, line: Line) -> str:
@@ -120,6 +132,9 @@ class _Schedule:
         if line.tag.layer != "embedding":
             return [line.renamed(self.mirror)]
         (left,), table = line.left, line.right[0]
+        if left.name in self.model.projected:
+            rows = Term(f"{left.name}^rows", left.axes)
+            return [replace(line, left=(rows,)), *self.projection(left, rows, line.tag)]
         vocabulary, width = self.model.table.axes[table.name]
         rows, dense, scaled = (Term(f"{left.name}^{part}", left.axes) for part in ("rows", "dense", "scaled"))
         error = Term(self.input_error(line), (*left.axes[:-1], vocabulary))
@@ -129,6 +144,20 @@ class _Schedule:
             Product((dense,), (error, Term(table.name, (vocabulary, width))), (), tag),
             Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
             Sum((Term(self.mirror[left.name], left.axes),), (rows, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+        ]
+
+    def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
+        """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F."""
+        error, own = self.error[-1].left[0], value.loops
+        fixed = Term(f"{value.name}.F", tuple(a for a in (*error.axes, *own) if (a in error.axes) != (a in own)))
+        self.given[fixed.name] = fixed.loops
+        axes = tuple(axis for axis in own if axis in (*error.axes, *fixed.axes))
+        dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
+        tag = replace(tag, macro="forward", equation="", locals=())
+        return [
+            Product((dense,), (error, fixed), (), replace(tag, local="F e")),
+            Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
+            Sum((Term(self.mirror[value.name], own),), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
 
     def modulated_repeat(self, line: Repeat, reverse: Repeat) -> Repeat:
@@ -169,7 +198,7 @@ class _Schedule:
                     names[name] = made[compared][-1].name
             first = update.right[0].name.removeprefix("d")
             embeds = first in lines and lines[first].tag.layer == "embedding"
-            dense = embeds and self.mode.modulated_inputs
+            dense = embeds and self.mode.modulated_inputs and first not in self.model.projected
             result += self.dense_update(lines[first], update.renamed(names)) if dense else [update.renamed(names)]
         return result
 
@@ -180,8 +209,14 @@ class _Schedule:
         standard, modulated = Term(left.name, left.axes), Term(self.mirror[left.name], left.axes)
         return [
             Sum((whole,), (standard, modulated), (), tag, (1, -1)),
-            Product((delta,), (whole, Term("inverse_count", ())), (), replace(tag, local=f"delta {line.tag.local}")),
+            Product((delta,), (whole, self.inverse_count(left)), (), replace(tag, local=f"delta {line.tag.local}")),
         ]
+
+    def inverse_count(self, value: Term) -> Term:
+        axes = tuple(axis for axis in value.loops if axis in ("B", "M", "N")) if self.model.padded else ()
+        term = Term(".".join(("inverse_count", *axes[1:])), axes)
+        self.given[term.name] = axes
+        return term
 
     def dense_update(self, line: Line, update: Line) -> list[Line]:
         """The embedding: rows of its tokens as derived, and every row from the error, (strength e)^T delta."""

@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from learncost.books.book import book as book
     from learncost.books.errata import errata as errata
+    from learncost.engines.layer_training import LayerTraining as LayerTraining
+    from learncost.engines.numpy_engine import Training as Training
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
     from learncost.layers.derive import Derived as Derived
@@ -41,9 +43,11 @@ _PUBLIC = {
     "Derived": "learncost.layers.derive",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",
+    "LayerTraining": "learncost.engines.layer_training",
     "Live": "learncost.readings.live",
     "NotationError": "learncost.equation.errors",
     "Price": "learncost.readings.price",
+    "Training": "learncost.engines.numpy_engine",
     "Comparison": "learncost.ledger.compare",
     "Cost": "learncost.ledger.record",
     "book": "learncost.books.book",

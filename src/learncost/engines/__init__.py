@@ -1,0 +1,1 @@
+"""Floor 6: engines run the tables of training steps."""

@@ -1,0 +1,137 @@
+"""What every training on NumPy has: the table of its step, weights, the optimizer's state and scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.weights import generator, shape
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.layers.lower import lower
+from learncost.models.model import Model
+from learncost.procedures.forward_learning import MODES
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import step
+from learncost.procedures.weight_decay import with_weight_decay
+from learncost.readings.run import execute
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a training learns. `learning_rate` is all that may change from step to step, by `Core.learning_rate`."""
+
+    procedure: str = "bp"
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    mode: str = "paper"
+    sign: float | None = None  # the mode's own where it is None
+    scale: float | None = None
+    seed: int = 0
+    dtype: Any = np.float64
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One step, ready to run: the table as it is priced, the arrays that it reads, the sizes of its axes."""
+
+    table: Table
+    values: Mapping[str, Any]
+    sizes: Mapping[str, int]
+
+
+class Core:
+    """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
+
+    def __init__(self, settings: Settings) -> None:
+        find_procedure(settings.procedure)
+        if settings.mode not in MODES:
+            raise InputError(f"no mode is called {settings.mode!r} (there are {', '.join(MODES)})")
+        self.settings = settings
+        self.learning_rate = settings.learning_rate
+        self.dtype = np.dtype(settings.dtype)
+        self.weights: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
+        self.fixed: dict[str, Any] = {}
+        self.steps = 0
+        self._lowered: dict[int, tuple[Table, Table]] = {}
+
+    def _begin(self, weights: Mapping[str, Any]) -> None:
+        self.weights = dict(weights)
+        kept = find_optimizer(self.settings.optimizer).state
+        self.state = {f"{name}.{part}": np.zeros_like(array) for name, array in weights.items() for part in kept}
+
+    def _step_table(self, model: Model) -> Table:
+        """The table of one step, which is what `cost` prices; weight decay outside AdamW adds two lines a weight."""
+        found = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
+        return with_weight_decay(found) if self.settings.weight_decay else found
+
+    def _scalars(self, table: Table, count: int) -> Values:
+        """The numbers that the step reads: of the procedure, of the optimizer at this step."""
+        own, mode = self.settings, MODES[self.settings.mode]
+        sign = mode.sign if own.sign is None else own.sign
+        scale = mode.scale if own.scale is None else own.scale
+        (one, two), time = own.betas, self.steps + 1
+        numbers = {
+            "dloss": 1.0,
+            "count": count,
+            "inverse_count": 1 / max(count, 1),
+            "strength": sign * scale,
+            "lr": self.learning_rate,
+            "mu": own.momentum,
+            "b1": one,
+            "c1": 1 - one,
+            "b2": two,
+            "c2": 1 - two,
+            "k1": 1 / (1 - one**time),
+            "k2": 1 / (1 - two**time),
+            "eps": own.epsilon,
+            "decay": 1 - self.learning_rate * own.weight_decay,
+            "weight_decay": own.weight_decay,
+        }
+        names = [name for name in table.inputs if name in numbers and not table.axes[name]]
+        return {name: np.asarray(numbers[name], self.dtype) for name in names}
+
+    def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
+        """The fixed random matrices of PEPITA, drawn once: uniform, 0.05 sqrt(6 / width of what they are added to)."""
+        for name in table.inputs:
+            if name.endswith(".F") and name not in self.fixed:
+                size = shape(table, name, sizes)
+                bound = 0.05 * sqrt(6 / np.prod(size[1:]))
+                drawn = generator(self.settings.seed, name).uniform(-bound, bound, size)
+                self.fixed[name] = drawn.astype(self.dtype)
+        return self.fixed
+
+    def _mask(self, table: Table, name: str, sizes: Mapping[str, int], dropout: float) -> Any:
+        """A mask of dropout, 0 or 1/keep: the same whenever seed, step and name are, so in every pass of a step."""
+        drawn = generator(self.settings.seed, self.steps, name).random(shape(table, name, sizes))
+        return ((drawn >= dropout) / (1 - dropout)).astype(self.dtype)
+
+    def _run(self, prepared: Prepared) -> Values:
+        """Every name after the step's table was executed."""
+        known = self._lowered.get(id(prepared.table))
+        if known is None:
+            known = self._lowered[id(prepared.table)] = (prepared.table, lower(prepared.table))
+        values = dict(prepared.values)
+        execute(known[1], values, prepared.sizes)
+        return values
+
+    def _take(self, values: Values) -> None:
+        """The new weights and state in place of the old ones."""
+        self.weights = {name: values.get(f"{name}.new", array) for name, array in self.weights.items()}
+        self.state = {name: values.get(f"{name}.new", array) for name, array in self.state.items()}
+        self.steps += 1
+
+    def _updates(self, values: Values) -> Values:
+        return {name: values[f"d{name}"] for name in self.weights if f"d{name}" in values}

@@ -1,0 +1,84 @@
+"""Training of a layer of one's own on NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.layers.layer import Layer
+from learncost.models.from_layer import from_layer
+from learncost.readings.run import infer_sizes
+
+
+class LayerTraining(Core):
+    """The training of a layer of one's own whose output is `loss`, under any learning procedure.
+
+    weights     arrays by name, from which the training starts
+    projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix, which is
+                drawn from the seed (`fixed["X.F"]` for X)
+
+    `step` takes the layer's inputs by name. Where the layer reads `targets` and `share`, the share may be left out: it
+    is -1/count where a target is not negative. The other settings are those of `Training`.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        weights: Mapping[str, Any],
+        procedure: str = "bp",
+        optimizer: str = "sgd",
+        *,
+        projected: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> None:
+        super().__init__(Settings(procedure, optimizer, **settings))
+        self.model = from_layer(layer, projected)
+        if not self.model.learns:
+            raise InputError(f"{layer.name} must have `loss` as its only output, not {self.model.table.outputs}")
+        self._table = self._step_table(self.model)
+        if missing := set(layer.table.weights) - set(weights):
+            raise InputError(f"the weight {min(missing)} is missing")
+        self._begin({name: np.asarray(weights[name], self.dtype) for name in layer.table.weights})
+
+    def table(self) -> Table:
+        """The table that a step executes."""
+        return self._table
+
+    def step(self, **inputs: Any) -> float:
+        """One step of training; the loss before it."""
+        values = self._run(self.prepare(**inputs))
+        self._take(values)
+        return float(values["loss"])
+
+    def updates(self, **inputs: Any) -> Values:
+        """What the optimizer would be given for every weight."""
+        return self._updates(self._run(self.prepare(**inputs)))
+
+    def forward(self, **inputs: Any) -> Values:
+        """Every named value of a forward pass."""
+        values, sizes, _ = self._given(inputs)
+        return self._run(Prepared(self.model.table, values, sizes))
+
+    def prepare(self, **inputs: Any) -> Prepared:
+        """The step's table with the arrays that it reads."""
+        values, sizes, count = self._given(inputs)
+        values |= self._projections(self._table, sizes) | self._scalars(self._table, count) | self.state
+        return Prepared(self._table, values, sizes)
+
+    def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
+        given = {name: np.asarray(array) for name, array in inputs.items()}
+        count = 0
+        if "share" in given:
+            count = int(np.count_nonzero(given["share"]))
+        elif "share" in self.model.table.inputs and "targets" in given:
+            there = given["targets"] >= 0
+            count = int(there.sum())
+            given["share"] = np.where(there, -1 / max(count, 1), 0.0)
+            given["targets"] = np.where(there, given["targets"], 0)
+        values = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
+        return values, infer_sizes(self.model.table, values), count

@@ -1,0 +1,139 @@
+"""Training on NumPy: the tables that are priced, executed by the interpreter that defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.batch import Batch
+from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.weights import initial_weights, shape
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.models.configuration import Configuration, configure
+from learncost.models.model import build
+
+
+class Training(Core):
+    """The training of a model under a learning procedure and an optimizer.
+
+    model       a preset, a path, or encoder, decoder, encoder-decoder with sizes, as `cost` takes them
+    procedure   bp, recompute, pepita, mempepita
+    optimizer   sgd, momentum, adamw
+    weight_decay  decoupled for adamw; else added to the gradient, which costs two FLOPs a parameter beside `cost`'s
+    dropout     the probability of a zero, of every mask that the family has; masks are drawn from seed, step and name
+    mode        of pepita and mempepita. "paper" is Pau & Aymone's rule, and on transformers it diverges at every
+                learning rate that was tried: the update of a linear layer contains a term that makes the layer grow.
+                "stable" turns the sign, makes the error small and compares after residual sums. `sign` and `scale`
+                stand in for the mode's own. Set backpropagation, training the head alone, and chance beside it.
+    weights     what to start from; else as `initial_weights` draws them
+    sizes       any size of the model
+
+    `weights` and `state` are dictionaries of arrays (those of a repeat are stacks), `steps` counts.
+    """
+
+    def __init__(
+        self,
+        model: str | Configuration,
+        procedure: str = "bp",
+        optimizer: str = "sgd",
+        *,
+        learning_rate: float = 0.01,
+        momentum: float = 0.9,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        dropout: float = 0.0,
+        mode: str = "paper",
+        sign: float | None = None,
+        scale: float | None = None,
+        seed: int = 0,
+        dtype: Any = np.float64,
+        weights: Mapping[str, Any] | None = None,
+        **sizes: Any,
+    ) -> None:
+        rates = (learning_rate, momentum, betas, epsilon, weight_decay)
+        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype))
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
+        self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
+        self.dropout = dropout
+        self.model = build(self.configuration, dropout=dropout > 0)
+        self._models = {False: self.model}
+        self._tables: dict[bool, Table] = {False: self._step_table(self.model)}
+        table = self.model.table
+        if weights is None:
+            weights = initial_weights(table, self.model.sizes, seed, self.dtype)
+        self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
+
+    def table(self, padding: bool = False) -> Table:
+        """The table that a step executes: what `cost` prices. Batches with padding have masks in it."""
+        if padding not in self._tables:
+            self._models[padding] = build(self.configuration, dropout=self.dropout > 0, padding=padding)
+            self._tables[padding] = self._step_table(self._models[padding])
+        return self._tables[padding]
+
+    def step(self, tokens: Any, targets: Any = None, **batch: Any) -> float:
+        """One step of training on a batch; its loss (before the step).
+
+        tokens      numbers [B, M], or a list of sequences of unequal length, which are padded
+        targets     [B, M], what is to be said at each position, negative where nothing is. A decoder's default is the
+                    next token, so that M - 1 of M positions have one; an encoder's have to be given
+        mask        true at tokens, false at padding
+        encoder_tokens, encoder_mask   the encoder's side, where there is an encoder and a decoder
+        token_types  [B, M], for bert; all 0 by default
+        gradients   of a bare encoder, in place of targets: arrays by the names of its outputs; the loss is nan
+        """
+        values = self._run(self.prepare(tokens, targets, **batch))
+        self._take(values)
+        return float(values["loss"]) if "loss" in values else float("nan")
+
+    def updates(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+        """What the optimizer would be given: the gradient (or PEPITA's stand-in for it) of every weight."""
+        return self._updates(self._run(self.prepare(tokens, targets, **batch)))
+
+    def forward(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+        """Every named value of a forward pass without dropout; outputs also under their plain names."""
+        found = self._read(tokens, targets, **batch)
+        model = build(self.configuration, padding=found.padded)
+        values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
+        return values | {name.partition(".")[0]: values[name] for name in model.table.outputs}
+
+    def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
+        """The step's table with the arrays that it reads; takes what `step` takes."""
+        found = self._read(tokens, targets, **batch)
+        table = self.table(found.padded)
+        values = self._inputs(table, found) | self._scalars(table, found.count) | self.state
+        for name in self._models[found.padded].table.outputs:
+            if name != "loss":
+                given = found.gradients.get(name.partition(".")[0], np.zeros(shape(table, name, found.sizes)))
+                values[f"d{name}"] = np.asarray(given, self.dtype)
+        return Prepared(table, values, found.sizes)
+
+    def _read(self, tokens: Any, targets: Any = None, **batch: Any) -> Batch:
+        return Batch(self.model, self.configuration, tokens, targets, **batch)
+
+    def _inputs(self, table: Table, found: Batch) -> Values:
+        values = dict(self.weights)
+        for name in table.inputs:
+            array = found.array(name)
+            if array is not None:
+                values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
+            elif name.endswith("keep.mask"):
+                keep = found.keep(base(table.axes[name][-1]) == "N")
+                values[name] = np.broadcast_to(keep, shape(table, name, found.sizes))  # for every turn
+            elif name.endswith(".mask"):
+                values[name] = self._mask(table, name, found.sizes, self.dropout)
+        return values
+
+
+def _fitting(table: Table, name: str, weights: Mapping[str, Any], sizes: Mapping[str, int], dtype: Any) -> Any:
+    if name not in weights:
+        raise InputError(f"the weight {name} is missing")
+    array, expected = np.asarray(weights[name]), shape(table, name, sizes)
+    if array.shape != expected:
+        raise InputError(f"the weight {name} is {array.shape}, but must be {expected}")
+    return array.astype(dtype)

@@ -1,0 +1,64 @@
+"""Initial weights, from what a table does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Operand, Product, Repeat, Statement, Sum, Table, Term
+
+DEVIATION = 0.02
+"""Of the normal distribution that matrices are drawn from: BERT's and GPT-2's initializer_range."""
+
+
+def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of one of a table's names."""
+    return tuple(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in table.axes[name])
+
+
+def generator(seed: int, *parts: int | str) -> np.random.Generator:
+    """Random numbers that depend on a seed and on names and numbers alone, not on the order of drawing."""
+    return np.random.default_rng([seed, *(crc32(p.encode()) if isinstance(p, str) else p for p in parts)])
+
+
+def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype: Any = float) -> dict[str, Any]:
+    """The weights that a training starts from, by name; those of a repeat are stacks.
+
+    What is added as it is (a bias, the shift of a norm) starts at 0, what multiplies element by element (the gain of a
+    norm) at 1, everything else is normal with deviation 0.02, drawn from the seed and the weight's name.
+    """
+    kinds = _kinds(table.lines)
+    result = {}
+    for name in table.weights:
+        size, kind = shape(table, name, sizes), kinds.get(name, "matrix")
+        if kind == "matrix":
+            array = DEVIATION * generator(seed, name).standard_normal(size)
+        else:
+            array = np.full(size, 1.0 if kind == "gain" else 0.0)
+        result[name] = array.astype(dtype)
+    return result
+
+
+def _kinds(lines: Iterable[Statement]) -> dict[str, str]:
+    """What each name on the right of a line is there: a bias, a gain or a matrix; a matrix anywhere is a matrix."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if isinstance(line, Repeat):
+            outer = dict(line.each)
+            own = {outer.get(name, name): kind for name, kind in _kinds(line.lines).items()}
+        else:
+            own = {term.name: _kind(line, term) for term in line.right if isinstance(term, Term)}
+        found |= {name: kind for name, kind in own.items() if found.get(name) != "matrix"}
+    return found
+
+
+def _kind(line: Line, term: Operand) -> str:
+    if isinstance(line, Sum) and not term.indexed:
+        return "bias"
+    if isinstance(line, Product) and not term.indexed and set(line.loops) == set(line.left[0].loops):
+        return "gain"
+    return "matrix"

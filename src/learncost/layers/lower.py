@@ -25,7 +25,7 @@ from learncost.equation.table import (
     Term,
     Word,
 )
-from learncost.layers.derive import spell
+from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
 
 Pair = tuple[int, int, bool]  # positions of the lower and the upper axis among a value's axes, and whether strict

@@ -1,0 +1,99 @@
+"""Which names have a gradient: computed from wanted ones (needed), and the outputs depend on them (alive)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, Statement, Word
+from learncost.layers.spelling import differentiable, operand
+from learncost.vocabulary import entry
+
+
+@dataclass
+class Reach:
+    """The names of one scope; `inner` holds the scopes of its repeats, by the identity of their lines."""
+
+    weights: frozenset[str]  # names made of weights alone: their gradients belong to the weight update
+    needed: set[str] = field(default_factory=set)
+    alive: set[str] = field(default_factory=set)
+    expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
+    inner: dict[int, Reach] = field(default_factory=dict)
+
+    def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
+        """Mark what is computed from the wanted names."""
+        self.needed |= start
+        made_of_weights = set(self.weights)
+        for line in lines:
+            if isinstance(line, Repeat):
+                self._repeat_needs(line)
+                continue
+            if any(operand(line, i).name in self.needed for i in differentiable(line)):
+                self.needed |= {term.name for term in line.left}
+            if line.reads and made_of_weights.issuperset(line.reads):
+                made_of_weights |= {term.name for term in line.left}
+        self.weights = frozenset(made_of_weights)
+
+    def _repeat_needs(self, line: Repeat) -> None:
+        own = {inside for inside, outside in line.each if outside in self.weights}
+        inner = Reach(frozenset(own | (self.weights & set(line.shared))))
+        start = {inside for inside, outside in line.each if outside in self.needed}
+        start |= {name for name in line.shared if name in self.needed}
+        start |= {carry.start for carry in line.carry if carry.initial in self.needed}
+        while True:
+            inner.needs(line.lines, start)
+            more = {carry.start for carry in line.carry if carry.end in inner.needed} - inner.needed
+            if not more:
+                break
+            start |= more
+        self.needed |= {carry.final for carry in line.carry if carry.end in inner.needed}
+        self.needed |= {outer for inside, outer in line.keep if inside in inner.needed}
+        self.inner[id(line)] = inner
+
+    def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
+        """Mark what the outputs depend on, and count the parts that each gradient will have."""
+        self.alive |= outputs
+        for line in reversed(tuple(lines)):
+            if isinstance(line, Repeat):
+                self._repeat_live(line)
+            elif any(term.name in self.alive for term in line.left):
+                if isinstance(line, Word) and entry(line.word).body and not entry(line.word).gradient:
+                    if any(name in self.needed for name in line.reads):
+                        raise InputError(f"{line.word} has no gradient, in line: {line}")
+                    continue
+                for i in differentiable(line):
+                    self.expect(operand(line, i).name)
+
+    def _repeat_live(self, line: Repeat) -> None:
+        inner = self.inner[id(line)]
+        ends = {c.end for c in line.carry if c.final in self.alive and c.end in inner.needed}
+        kept = [inside for inside, outer in line.keep if outer in self.alive and inside in inner.needed]
+        while True:
+            inner.alive, inner.expected = set(), {}
+            inner.live(line.lines, ends | set(kept))
+            for name in kept:
+                inner.expect(name)
+            more = {c.end for c in line.carry if c.start in inner.alive and c.end in inner.needed} - ends
+            if not more:
+                break
+            ends |= more
+        for carry in line.carry:
+            if carry.start in inner.alive and carry.start in inner.needed:
+                self.expect(carry.initial)
+        for inside, outside in line.each:
+            if inside in inner.alive:
+                self.expect(outside)
+        for name in line.shared:
+            if name in inner.alive:
+                self.expect(name)
+
+    def expect(self, name: str) -> None:
+        """One more part of the gradient of a value."""
+        if name in self.needed:
+            self.alive.add(name)
+            self.expected[name] = self.expected.get(name, 0) + 1
+
+    def wants(self, name: str) -> bool:
+        """Whether the name has a gradient."""
+        return name in self.needed and name in self.alive

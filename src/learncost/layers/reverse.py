@@ -1,0 +1,307 @@
+"""The lines of a scope backwards: the rules of derivation, one for products, one for sums, one row per word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.scope import settle, show_declared
+from learncost.equation.table import (
+    Carry,
+    Line,
+    Literal,
+    Operand,
+    Product,
+    Repeat,
+    Statement,
+    Sum,
+    Tag,
+    Term,
+    Word,
+    walk,
+)
+from learncost.layers.reach import Reach
+from learncost.layers.spelling import differentiable, operand, spell
+from learncost.vocabulary import entry
+
+Axes = dict[str, tuple[str, ...]]
+
+
+@dataclass
+class Reverse:
+    """One scope on its way backwards: the parts of the gradients, the lines made so far."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    reach: Reach
+    jacobian: bool
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    seeded: set[str] = field(default_factory=set)
+    out: list[Statement] = field(default_factory=list)
+    made: Axes = field(default_factory=dict)  # declared axes of the gradients
+    readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
+    exposed: dict[int, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    inner: dict[int, Reverse] = field(default_factory=dict)
+    kept: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+    # Gradients and their parts.
+
+    def seed(self, name: str) -> str:
+        """The gradient of an output, given from outside."""
+        self.seeded.add(name)
+        self.made[f"d{name}"] = self.axes[name]
+        return f"d{name}"
+
+    def part(self, name: str) -> str:
+        """The name of the next part of a gradient; the only part is the gradient itself."""
+        parts = self.parts.setdefault(name, [])
+        alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
+        parts.append(f"d{name}" if alone else f"d{name}+{len(parts) + 1}")
+        self.made[parts[-1]] = self.axes[name]
+        return parts[-1]
+
+    def finish(self, name: str, tag: Tag) -> str | None:
+        """Add the parts of a gradient once all of them are there; the gradient's name."""
+        parts = self.parts.get(name, [])
+        if not parts:
+            return f"d{name}" if name in self.seeded else None
+        if len(parts) == 1 and name not in self.seeded:
+            return parts[0]
+        total = f"d{name}.total" if name in self.seeded else f"d{name}"
+        terms = ([f"d{name}"] if name in self.seeded else []) + parts
+        axes = self.axes[name]
+        macro = "weight_update" if name in self.reach.weights else "backward"
+        tag = tag if tag.layer else self.readers.get(name, tag)
+        tag = Tag(layer=tag.layer, block=tag.block, macro=macro, binding=tag.binding, local="merge")
+        right = tuple(Term(part, axes) for part in terms)
+        self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
+        self.made[total] = axes
+        return total
+
+    # The rules.
+
+    def reverse(self, lines: Iterable[Statement]) -> None:
+        for line in reversed(tuple(lines)):
+            if isinstance(line, Repeat):
+                self._repeat(line)
+                continue
+            if not any(self.reach.wants(term.name) for term in line.left):
+                continue
+            gradients = {t.name: self.finish(t.name, line.tag) for t in line.left if self.reach.wants(t.name)}
+            targets = [i for i in differentiable(line) if self.reach.wants(operand(line, i).name)]
+            if isinstance(line, Word):
+                self._word(line, gradients, targets)
+            else:
+                name = gradients[line.name]
+                assert name is not None
+                given = Term(name, line.left[0].axes)
+                for i in targets:
+                    rule = self._product if isinstance(line, Product) else self._sum
+                    rule(line, i, given)
+
+    def _emit(self, made: Line, line: Line, i: int) -> None:
+        """Add a derived line: where and tags come from its forward line, its left shows the declared axes."""
+        target = made.left[0].name
+        source = line.right[i]
+        self.readers[source.name] = line.tag
+        macro = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
+        tag = replace(line.tag, macro=macro, local="", locals=(), gradients=(), jacobian="", equation="")
+        if not made.tag.local:
+            local = f"d{line.tag.locals[i]}" if i < len(line.tag.locals) else ""
+            equation = line.tag.gradients[i] if i < len(line.tag.gradients) else ""
+            tag = replace(tag, local=local, equation=equation)
+        else:
+            tag = replace(tag, local=made.tag.local, equation=made.tag.equation)
+        where = tuple(c for c in line.where if c.axes <= set(made.loops))
+        made = replace(made, tag=tag, where=where)
+        declared = {**self.axes, **self.made}
+        if len(made.left) == 1 and target in declared:
+            made = show_declared(settle(made, declared), declared)
+        self.out.append(made)
+
+    def _product(self, line: Line, i: int, given: Term) -> None:
+        target = operand(line, i)
+        others = tuple(term for j, term in enumerate(line.right) if j != i)
+        self._emit(Product((Term(self.part(target.name), target.axes),), (given, *others)), line, i)
+
+    def _sum(self, line: Line, i: int, given: Term) -> None:
+        assert isinstance(line, Sum)
+        target = operand(line, i)
+        left = (Term(self.part(target.name), target.axes),)
+        if set(target.loops) == set(given.loops) and not target.indexed:
+            self._emit(Sum(left, (given,), signs=(line.signs[i],)), line, i)
+        else:
+            sign: tuple[Operand, ...] = (Literal(-1.0),) if line.signs[i] < 0 else ()
+            self._emit(Product(left, (*sign, given)), line, i)
+
+    def _word(self, line: Word, gradients: Mapping[str, str | None], targets: list[int]) -> None:
+        found = entry(line.word)
+        wanted = {i: line.given[i] for i in targets}
+        if not wanted:
+            return
+        known: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
+        for name, term in zip(line.gives, line.left, strict=True):
+            known[name] = term
+            if gradients.get(term.name):
+                known[f"d{name}"] = Term(str(gradients[term.name]), term.axes)
+        if self.jacobian and found.jacobian and len(targets) == 1:
+            self._through_jacobian(line, known, targets[0])
+            return
+        gives = tuple(f"d{name}" for name in wanted.values())
+        reads = found.gradient_reads(gives)
+        right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
+        left, spread = [], []
+        full = tuple(line.right[0].loops if found.kind == "reduction" else line.left[0].loops)
+        for i in wanted:
+            target = operand(line, i)
+            plain = not target.indexed and set(target.loops) == set(full)
+            if plain:
+                left.append(Term(self.part(target.name), target.axes))
+            else:
+                name = f"d{line.name}:{line.given[i]}"
+                self.made[name] = full
+                left.append(Term(name, full))
+                spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
+        made = Word(tuple(left), right, word=found.name, axes=line.axes, part="gradient", given=reads, gives=gives)
+        self._emit(made, line, targets[0])
+        for i, product in spread:
+            self._emit(product, line, i)
+
+    def _through_jacobian(self, line: Word, known: Mapping[str, Operand], i: int) -> None:
+        """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
+        found, target = entry(line.word), operand(line, i)
+        second: dict[str, str] = {}
+        for axis in line.axes:
+            second[axis] = _second(axis, (*line.loops, *second.values()))
+        reads = found.jacobian_reads()
+        right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
+        loops = tuple(a for a in line.left[0].loops if a not in line.axes)
+        name = f"J{target.name}"
+        axes = (*loops, *line.axes, *second.values())
+        self.made[name] = axes
+        made = Word(
+            (Term(name, axes),), right, word=found.name, axes=line.axes, part="jacobian", given=reads, gives=("J",)
+        )
+        tag = Tag(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
+        self._emit(replace(made, tag=tag), line, i)
+        given = known[f"d{found.outputs[0]}"]
+        left = Term(self.part(target.name), target.axes).renamed({}, second)
+        self._emit(Product((left,), (given, Term(name, axes))), line, i)
+
+    def _expose(self, line: Word, name: str) -> Term:
+        """A line of the word's body that the gradient reads: the forward gives it as one more result."""
+        (own,) = (body.left[0] for body in entry(line.word).body if body.name == name)
+        axes = spell(own.declared, line)
+        self.exposed.setdefault(id(line), {})[name] = axes
+        self.made[f"{line.name}:{name}"] = axes
+        return Term(f"{line.name}:{name}", axes)
+
+    # Repeats.
+
+    def _repeat(self, line: Repeat) -> None:
+        inner = Reverse({**self.axes, **line.axes}, self.reach.inner[id(line)], self.jacobian)
+        self.inner[id(line)] = inner
+        carries = [c for c in line.carry if inner.reach.wants(c.end)]
+        if not inner.reach.alive:
+            return
+        for carry in carries:
+            if self.reach.wants(carry.final):
+                self.finish(carry.final, Tag())
+            inner.seed(carry.end)
+        slices = [
+            (inner.part(inside), str(self.finish(outer, Tag())))
+            for inside, outer in line.keep
+            if self.reach.wants(outer) and inner.reach.wants(inside)
+        ]
+        inner.reverse(line.lines)
+        tag = Tag()
+        starts = {c.start: inner.finish(c.start, tag) for c in carries}
+        each = [(i, o) for i, o in line.each if inner.reach.wants(i)]
+        keep = [(inner.finish(i, tag), self.part(o)) for i, o in each]
+        totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
+        carry_lines = tuple(
+            Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
+            if self.reach.wants(c.initial)
+            else Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), f"d{c.initial}:unused")
+            for c in carries
+        )
+        for c in carry_lines:
+            self.made.setdefault(c.final, inner.made[c.start])
+        own = line.inside | {
+            f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(id(word), ())
+        }
+        own |= {stack for pairs in inner.kept.values() for _, stack in pairs}
+        read = dict.fromkeys(n for made in inner.out for n in made.reads)
+        stacked = dict(line.each)
+        kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)
+        self.kept[id(line)] = kept
+        axes = {**line.axes, **inner.made}
+        self.out.append(
+            Repeat(
+                line.count,
+                tuple(inner.out),
+                axes,
+                (*carry_lines, *totals),
+                (*((n, stacked[n]) for n in read if n in stacked), *slices, *kept),
+                tuple((str(i), o) for i, o in keep),
+                reverse=not line.reverse,
+            )
+        )
+        for (inside, _), (_, outer) in zip(each, keep, strict=True):
+            self.made[outer] = (line.count, *line.axes[inside])
+
+    def _initial(self, carry: Carry) -> str:
+        if carry.final in self.seeded and not self.parts.get(carry.final):
+            return f"d{carry.final}"
+        if carry.final in self.seeded:
+            return f"d{carry.final}.total"
+        if self.parts.get(carry.final):
+            return f"d{carry.final}"
+        return self._zeros(f"d{carry.final}", self.axes[carry.final], "backward")
+
+    def _zeros(self, name: str, axes: tuple[str, ...], macro: str) -> str:
+        self.out.append(Word((Term(name, axes),), (), (), Tag(macro=macro), word="zeros", gives=("Y",)))
+        self.made[name] = axes
+        return name
+
+    def _accumulate(self, inner: Reverse, name: str) -> Carry:
+        """The gradient of a value that all turns share: a carried total."""
+        macro = "weight_update" if name in self.reach.weights else "backward"
+        turn = str(inner.finish(name, Tag()))
+        axes = self.axes[name]
+        part = self.part(name)
+        start, end, zero = f"{part}:sum", f"{part}:sum.2", f"{part}:zero"
+        self._zeros(zero, axes, macro)
+        inner.made[start] = inner.made[end] = axes
+        reader = inner.readers.get(name, Tag())
+        tag = Tag(reader.layer, reader.block, macro, local="merge", binding=reader.binding)
+        inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
+        return Carry(start, end, zero, part)
+
+    def keeping(self, lines: Iterable[Statement], axes: Axes) -> tuple[Statement, ...]:
+        """The forward lines with the results that the backward lines read besides."""
+        result: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Repeat):
+                own = dict(line.axes)
+                inner = self.inner.get(id(line))
+                body = inner.keeping(line.lines, own) if inner else line.lines
+                kept = self.kept.get(id(line), ())
+                for name, outer in kept:
+                    axes[outer] = (line.count, *own[name])
+                line = replace(line, lines=body, axes=own, keep=(*line.keep, *kept))
+            elif id(line) in self.exposed:
+                assert isinstance(line, Word)
+                more = self.exposed[id(line)]
+                terms = tuple(Term(f"{line.name}:{name}", own_axes) for name, own_axes in more.items())
+                axes.update({term.name: term.declared for term in terms})
+                line = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))
+            result.append(line)
+        return tuple(result)
+
+
+def _second(axis: str, taken: Iterable[str]) -> str:
+    taken = set(taken)
+    second = axis + "'"
+    while second in taken:
+        second += "'"
+    return second

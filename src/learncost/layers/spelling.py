@@ -1,0 +1,42 @@
+"""How a line of a word's table is spelled with the axes of the word's own line, and which operands have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Term, Word
+from learncost.vocabulary import entry
+
+
+def operand(line: Line, i: int) -> Term:
+    """An operand that is a named value."""
+    term = line.right[i]
+    assert isinstance(term, Term)
+    return term
+
+
+def differentiable(line: Line) -> list[int]:
+    """Which operands on the right can have a gradient."""
+    terms = [i for i, term in enumerate(line.right) if isinstance(term, Term)]
+    if isinstance(line, Word):
+        if line.part != "body":
+            return []
+        made = {term.name for own in entry(line.word).gradient for term in own.left}
+        return [i for i in terms if f"d{line.given[i]}" in made]
+    return terms
+
+
+def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tuple[str, ...]:
+    """The axes of a body's line (`_`, `n`, `n'`) as the word's line has them."""
+    others = [a for a in dict.fromkeys(a for term in line.left for a in term.loops) if a not in line.axes]
+    others += [a for a in line.loops if a not in others and a not in line.axes]
+    result: list[str] = []
+    for axis in axes:
+        if axis == "_":
+            result.extend(others)
+        elif base(axis) == "n":
+            result.extend(line.axes if axis == "n" else (second[a] for a in line.axes))
+        else:
+            result.append(axis)
+    return tuple(result)

@@ -31,8 +31,8 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
 
     Every entry of every gradient is compared with a complex step, the operations that an instrumented array counts with
     the `run` price of every line, to the unit, and gradients through explicit Jacobians with those in closed form.
-    meaning   a foreign implementation of the layer, `f(**arrays)` giving its outputs; nothing else can tell that a
-              line reads the wrong axis
+    meaning   a foreign implementation of the layer: from its inputs and weights, in the header's order, to its
+              outputs; nothing else can tell that a line reads the wrong axis
     """
     table = layer.table if isinstance(layer, Layer) else layer
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
@@ -42,7 +42,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
 def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 0) -> Iterator[Check]:
     """The comparisons for one table, cheap ones first."""
     sizes = small_sizes(table)
-    arrays = random_arrays(table, sizes, seed)
+    arrays = sound_arrays(table, sizes, seed)
     derived = derive(table)
     values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     if meaning is not None:
@@ -56,6 +56,15 @@ def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 
         yield _jacobians(name, derived, values, explicit, values_of(explicit.step, given, sizes))
     if derived.gradients:
         yield gradients(name, table, derived.gradients, arrays, values, sizes, seed)
+
+
+def sound_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
+    """Random arrays; positive ones where a logarithm or a root would make the outputs of others no numbers."""
+    arrays = random_arrays(table, sizes, seed)
+    values = values_of(table, arrays, sizes)
+    if all(np.isfinite(values[name]).all() for name in table.outputs):
+        return arrays
+    return {name: np.abs(array) + 0.1 if array.dtype.kind == "f" else array for name, array in arrays.items()}
 
 
 def values_of(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Values:
@@ -73,7 +82,7 @@ def seeds_of(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
 
 def error(found: Array, wanted: Array) -> float:
     """The worst error, relative for what is above one; infinite where a shape differs or a number is missing."""
-    found, wanted = np.asarray(found), np.asarray(wanted)
+    found, wanted = np.multiply(found, 1.0), np.multiply(wanted, 1.0)
     if found.shape != wanted.shape:
         return float("inf")
     with np.errstate(invalid="ignore"):
@@ -89,7 +98,7 @@ def _worst(errors: Mapping[str, float]) -> tuple[str, bool]:
 
 
 def _same_values(name: str, table: Table, arrays: Values, values: Values, meaning: Meaning) -> Check:
-    outputs = meaning(**arrays)
+    outputs = meaning(*arrays.values())
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     errors = {own: error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
     return Check(name, "values with a foreign implementation", *_worst(errors))

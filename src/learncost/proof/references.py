@@ -1,0 +1,236 @@
+"""The layers and words once more, in plain NumPy as a textbook has them: what a table cannot tell of itself.
+
+A table that reads the wrong axis still agrees with its own gradients and its own price. So every layer and every word
+that comes with the package stands here a second time, written from the publication and not from the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+def softmax(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
+    """exp(x) / sum exp(x), shifted by the maximum."""
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def normal(x: Array, epsilon: float = 1e-5, axis: int | tuple[int, ...] = -1) -> Array:
+    """(x - mean) / sqrt(variance + epsilon)."""
+    return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[float])(x)
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function."""
+    return x * (1 + _erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Its approximation with tanh."""
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    return (1 + np.tanh(x / 2)) / 2
+
+
+# Layers. One head after the other, one sequence after the other: M rows, d columns.
+
+
+def attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
+    """Multi-head attention without biases, equations (2) to (4)."""
+    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
+    for b in range(len(XQ)):
+        for h in range(WQ.shape[1]):
+            q, k, v = XQ[b] @ WQ[:, h], XK[b] @ WK[:, h], XV[b] @ WV[:, h]
+            result[b] += softmax(q @ k.T / math.sqrt(q.shape[1])) @ v @ WO[h]
+    return result
+
+
+def restricted_attention(X: Array, places: Array, keep: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
+    """Each position looks at its own places, where these are kept."""
+    result = np.zeros((*X.shape[:-1], WO.shape[-1]))
+    for b in range(len(X)):
+        for h in range(WQ.shape[1]):
+            q, k, v = X[b] @ WQ[:, h], X[b] @ WK[:, h], X[b] @ WV[:, h]
+            for m in range(len(q)):
+                near = places[m][keep[m]]
+                result[b, m] += softmax(k[near] @ q[m] / math.sqrt(len(q[m]))) @ v[near] @ WO[h]
+    return result
+
+
+def disentangled_attention(
+    H: Array, P: Array, delta: Array, WQc: Array, WKc: Array, WVc: Array, WQr: Array, WKr: Array
+) -> Array:
+    """He et al. 2021, algorithm 1, entry by entry."""
+    batch, length, _ = H.shape
+    heads, width = WQc.shape[1:]
+    result = np.zeros((batch, length, heads, width))
+    for b in range(batch):
+        for h in range(heads):
+            qc, kc, vc = H[b] @ WQc[:, h], H[b] @ WKc[:, h], H[b] @ WVc[:, h]
+            qr, kr = P @ WQr[:, h], P @ WKr[:, h]
+            scores = np.empty((length, length))
+            for i in range(length):
+                for j in range(length):
+                    scores[i, j] = qc[i] @ kc[j] + qc[i] @ kr[delta[i, j]] + kc[j] @ qr[delta[j, i]]
+            result[b, :, h] = softmax(scores / math.sqrt(3 * width)) @ vc
+    return result
+
+
+def jiang_attention(X: Array, A: Array, B: Array, C: Array, WO: Array) -> Array:
+    """Tokens as columns; the softmax runs down every column."""
+    return sum(
+        WO[:, h] @ (C[h] @ X) @ softmax((A[h] @ X).T @ (B[h] @ X) / math.sqrt(A.shape[1]), axis=0)
+        for h in range(len(A))
+    )
+
+
+def jiang_packed_attention(X: Array, W: Array, WO: Array) -> Array:
+    """The same from one stack of three weights."""
+    return jiang_attention(X, W[0], W[1], W[2], WO)
+
+
+def jiang_block(X: Array, A: Array, B: Array, C: Array, WO: Array, g: Array, b: Array, W1: Array, W2: Array) -> Array:
+    """Y = U + W2 relu(W1 U), where U = X + LN(Z)."""
+    u = X + normal(jiang_attention(X, A, B, C, WO), axis=0) * g[:, None] + b[:, None]
+    return u + W2 @ np.maximum(W1 @ u, 0)
+
+
+def convolution(X: Array, places: Array, keep: Array, W: Array, b: Array) -> Array:
+    """A kernel of c positions."""
+    result = np.zeros((*X.shape[:2], W.shape[-1])) + b
+    for m in range(X.shape[1]):
+        for c in range(places.shape[1]):
+            result[:, m] += keep[m, c] * X[:, places[m, c]] @ W[c]
+    return result
+
+
+def separable_convolution(X: Array, places: Array, keep: Array, D: Array, W: Array, b: Array) -> Array:
+    """A kernel for every channel, then a product over channels."""
+    depth = np.zeros_like(X)
+    for m in range(X.shape[1]):
+        for c in range(places.shape[1]):
+            depth[:, m] += keep[m, c] * X[:, places[m, c]] * D[c]
+    return depth @ W + b
+
+
+def recurrent(X: Array, h: Array, W: Array, U: Array, b: Array) -> tuple[Array, Array]:
+    """h_t = tanh(h_{t-1} U + x_t W + b), all of them and the last."""
+    states = []
+    for t in range(X.shape[1]):
+        h = np.tanh(h @ U + X[:, t] @ W + b)
+        states.append(h)
+    return np.stack(states, 1), h
+
+
+def head(X: Array, W: Array) -> Array:
+    """Logarithms of the probabilities (45)."""
+    return np.log(softmax(X @ W))
+
+
+def loss(P: Array, targets: Array, share: Array) -> Array:
+    """The targets' logarithms, weighted."""
+    return np.sum(np.take_along_axis(P, targets[..., None], -1)[..., 0] * share)
+
+
+def error_projection(tokens: Array, e: Array) -> Array:
+    """Attention of one-hot tokens over the decoder's error, equation (48)."""
+    one_hot = np.eye(e.shape[-1])[tokens]
+    return np.stack([softmax(t @ own.T / math.sqrt(own.shape[1])) @ own for t, own in zip(one_hot, e, strict=True)])
+
+
+def masked_lm_transform(X: Array, W: Array, b: Array, g: Array, beta: Array) -> Array:
+    """Dense, GELU, norm."""
+    return normal(gelu(X @ W + b)) * g + beta
+
+
+LAYERS: Mapping[str, Callable[..., Array]] = {
+    "add_norm": lambda X, F, g, b: normal(X + F) * g + b,
+    "attention": attention,
+    "convolution": convolution,
+    "cross_attention": attention,
+    "disentangled_attention": disentangled_attention,
+    "embedding": lambda tokens, W: np.eye(len(W))[tokens] @ W,
+    "error_projection": error_projection,
+    "feed_forward": lambda X, W1, b1, W2, b2: gelu_tanh(X @ W1 + b1) @ W2 + b2,
+    "feed_forward_without_biases": lambda X, W1, W2: gelu_tanh(X @ W1) @ W2,
+    "head": head,
+    "jiang_attention": jiang_attention,
+    "jiang_block": jiang_block,
+    "jiang_packed_attention": jiang_packed_attention,
+    "loss": loss,
+    "masked_lm_transform": masked_lm_transform,
+    "norm": lambda X, g, b: normal(X) * g + b,
+    "plain_norm": normal,
+    "pooler": lambda X, W, b: np.tanh(X[:, 0] @ W + b),
+    "positions": lambda E, index, P: E + np.stack([P[i] for i in index]),
+    "recurrent": recurrent,
+    "residual": lambda X, F: X + F,
+    "restricted_attention": restricted_attention,
+    "separable_convolution": separable_convolution,
+    "sinusoidal_positions": lambda E, S: E + S,
+    "token_types": lambda E, types, W: E + np.stack([W[row] for row in types]),
+}
+"""A foreign implementation of every layer that comes with the package."""
+
+
+# Words, on operands of axes (a, n) that act along n, or on elements.
+
+
+def sgd(W: Array, G: Array, lr: Array) -> Array:
+    """Plain descent."""
+    return W - lr * G
+
+
+def momentum(W: Array, G: Array, V: Array, lr: Array, mu: Array) -> tuple[Array, Array]:
+    """Polyak's momentum."""
+    velocity = mu * V + G
+    return W - lr * velocity, velocity
+
+
+def adamw(
+    W: Array, G: Array, M: Array, V: Array, lr: Array, b1: Array, c1: Array, b2: Array, c2: Array, k1: Array,
+    k2: Array, eps: Array, decay: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Loshchilov & Hutter 2019, algorithm 2."""
+    m, v = b1 * M + c1 * G, b2 * V + c2 * G**2
+    return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
+
+
+WORDS: Mapping[str, Callable[..., Any]] = {
+    "exp": lambda X: math.e**X,
+    "log": lambda X: np.log2(X) * math.log(2),
+    "tanh": lambda X: 1 - 2 / (np.exp(2 * X) + 1),
+    "sqrt": lambda X: X**0.5,
+    "erf": _erf,
+    "divide": lambda X, D: X * D**-1.0,
+    "maximum": lambda X, Z: np.where(X > Z, X, Z),
+    "select": lambda C, X, Z: np.choose(C.astype(int), [Z, X]),
+    "less": lambda X, Z: Z - X > 0,
+    "equal": lambda X, Z: X - Z == 0,
+    "max": lambda X: np.sort(X, axis=-1)[..., -1],
+    "softmax": softmax,
+    "log_softmax": lambda X: X - np.log(np.exp(X).sum(-1, keepdims=True)),
+    "normalize": normal,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": lambda X: X * (X > 0),
+    "sigmoid": sigmoid,
+    "silu": lambda X: X * sigmoid(X),
+    "sgd": sgd,
+    "momentum": momentum,
+    "adamw": adamw,
+}
+"""A foreign implementation of every word."""

@@ -6,12 +6,10 @@ by their bodies down to the primitives. A `where` becomes a select only where an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.table import (
-    Axis,
     Condition,
     Line,
     Literal,
@@ -25,10 +23,9 @@ from learncost.equation.table import (
     Term,
     Word,
 )
+from learncost.layers.outside import Outside, Pair, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
-
-Pair = tuple[int, int, bool]  # positions of the lower and the upper axis among a value's axes, and whether strict
 
 
 def lower(table: Table) -> Table:
@@ -54,7 +51,7 @@ class _Lowering:
     outputs: frozenset[str]
     out: list[Line] = field(default_factory=list)
     count: int = 0
-    outside: dict[str, dict[Pair, float | None]] = field(default_factory=dict)
+    outside: Outside = field(default_factory=Outside)
     selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
 
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
@@ -73,7 +70,7 @@ class _Lowering:
         """The body is a scope of its own; what is known of a kept value goes with its stack."""
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack[-1] != "*"}
         inside = line.inside
-        outside = {name: known for name, known in self.outside.items() if name not in inside}
+        outside = Outside({name: known for name, known in self.outside.items() if name not in inside})
         outside |= {name: self.outside[stack] for name, stack in line.each if stack in self.outside}
         inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside)
         body = inner.statements(line.lines)
@@ -101,9 +98,9 @@ class _Lowering:
             self.axes.setdefault(term.name, term.declared)
         known = {}
         for condition in line.where:
-            pair = _pair(line.left[0], condition)
-            if pair:
-                known[pair] = self.beyond(line, condition)
+            at = pair(line.left[0], condition)
+            if at:
+                known[at] = self.outside.beyond(line, condition)
         if known:
             self.outside[line.name] = known
         self.out.append(line)
@@ -185,7 +182,7 @@ class _Lowering:
             if condition.axes <= set(target.loops) and not line.left[0].indexed:
                 continue
             both = [i for i, t in enumerate(factors) if isinstance(t, Term) and condition.axes <= set(t.loops)]
-            if any(self.known(factors[i], condition) == 0.0 for i in both):
+            if any(self.outside.known(factors[i], condition) == 0.0 for i in both):
                 continue
             if both:
                 chosen = self.selected_term(line, factors[both[0]], condition, 0.0)
@@ -279,7 +276,9 @@ class _Lowering:
                 continue
             right = tuple(
                 self.selected_term(line, term, condition, value)
-                if isinstance(term, Term) and condition.axes <= set(term.loops) and self.known(term, condition) != value
+                if isinstance(term, Term)
+                and condition.axes <= set(term.loops)
+                and self.outside.known(term, condition) != value
                 else term
                 for term in right
             )
@@ -287,19 +286,13 @@ class _Lowering:
 
     # What stands outside.
 
-    def known(self, term: Operand, condition: Condition) -> float | None:
-        if isinstance(term, Literal):
-            return term.value if not term.sizes else None
-        pair = _pair(term, condition)
-        return self.outside.get(term.name, {}).get(pair) if pair else None
-
     def settled(self, line: Line, term: Operand) -> Operand:
         """The operand, zero outside the conditions that it was made under, unless the line is under them itself."""
         for (lower, upper, strict), value in list(self.outside.get(term.name, {}).items()):
             one, two = term.axes[lower], term.axes[upper]
-            if value == 0.0 or any(_within(c, one, two, strict) for c in line.where):
+            if value == 0.0 or any(within(c, one, two, strict) for c in line.where):
                 continue
-            if isinstance(line, Product) and self.vanishes(line, term, (one, two, strict)):
+            if isinstance(line, Product) and self.outside.vanishes(line, term, (one, two, strict)):
                 continue
             assert isinstance(term, Term)
             plain = self.axes[term.name]
@@ -307,21 +300,11 @@ class _Lowering:
             term = Term(self.selected_term(line, Term(term.name, plain), condition, 0.0).name, term.axes)
         return term
 
-    def vanishes(self, line: Product, term: Operand, where: tuple[Axis, Axis, bool]) -> bool:
-        """Whether another factor is zero wherever this one may hold anything."""
-        one, two, strict = where
-        return any(
-            value == 0.0 and (other.axes[lower], other.axes[upper]) == (one, two) and (zero_strict or not strict)
-            for other in line.right
-            if other is not term
-            for (lower, upper, zero_strict), value in self.outside.get(other.name, {}).items()
-        )
-
     def selected_term(self, line: Line, term: Operand, condition: Condition, value: float) -> Term:
         assert isinstance(term, Term)
-        pair = _pair(term, condition)
-        assert pair is not None
-        key = (term.name, pair, value)
+        at = pair(term, condition)
+        assert at is not None
+        key = (term.name, at, value)
         if key not in self.selected:
             known = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
@@ -329,7 +312,7 @@ class _Lowering:
                 (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
-            self.outside[left.name] = {p: v for p, v in known.items() if v is None or v == value} | {pair: value}
+            self.outside[left.name] = {p: v for p, v in known.items() if v is None or v == value} | {at: value}
             self.selected[key] = left.name
         return Term(self.selected[key], term.axes)
 
@@ -346,56 +329,11 @@ class _Lowering:
         for left in line.left:
             term = raw[left.name]
             for condition in line.where:
-                if condition.axes <= set(term.loops) and self.known(term, condition) != 0.0:
+                if condition.axes <= set(term.loops) and self.outside.known(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
-
-    def beyond(self, line: Line, condition: Condition) -> float | None:
-        """What stands outside in the result of a line, when that follows from its operands."""
-        values = [
-            self.known(term, condition) if isinstance(term, Literal) or condition.axes <= set(term.loops) else None
-            for term in line.right
-        ]
-        if isinstance(line, Product):
-            return (
-                0.0 if any(v == 0.0 for v, t in zip(values, line.right, strict=True) if isinstance(t, Term)) else None
-            )
-        if isinstance(line, Sum):
-            signed = [None if v is None else v * s for v, s in zip(values, line.signs, strict=True)]
-            if any(v == -math.inf for v in signed):
-                return -math.inf
-            return math.fsum(v for v in signed if v is not None) if None not in signed else None
-        assert isinstance(line, Word)
-        if line.word == "divide" and values[0] == 0.0 and not condition.axes <= set(line.right[1].loops):
-            return 0.0
-        if line.word == "select" and values[-1] is not None and len(line.given) == 2:
-            return values[-1]
-        if len(values) == 1 and values[0] is not None:
-            return {"exp": math.exp, "tanh": math.tanh, "erf": math.erf, "sqrt": math.sqrt}.get(line.word, _unknown)(
-                values[0]
-            )
-        if line.word == "select" and values[1:] == [0.0, 0.0]:
-            return 0.0
-        if line.word == "maximum" and None not in values:
-            return max(v for v in values if v is not None)
-        return None
-
-
-def _unknown(_: float) -> None:
-    return None
 
 
 def _inside(where: Iterable[Condition], loops: Iterable[str]) -> tuple[Condition, ...]:
     loops = set(loops)
     return tuple(condition for condition in where if condition.axes <= loops)
-
-
-def _within(condition: Condition, lower: Axis, upper: Axis, strict: bool) -> bool:
-    return (condition.lower, condition.upper) == (lower, upper) and (condition.strict or not strict)
-
-
-def _pair(term: Operand, condition: Condition) -> Pair | None:
-    axes = term.axes
-    if condition.lower in axes and condition.upper in axes:
-        return axes.index(condition.lower), axes.index(condition.upper), condition.strict
-    return None

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from learncost.ledger.compare import compare as compare
     from learncost.ledger.cost import cost as cost
     from learncost.ledger.record import Cost as Cost
+    from learncost.ledger.rules import rules as rules
     from learncost.ledger.sweep import Sweep as Sweep
     from learncost.ledger.sweep import sweep as sweep
+    from learncost.ledger.thumbs import Rules as Rules
     from learncost.readings.live import Live as Live
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
@@ -60,7 +62,9 @@ _PUBLIC = {
     "lower": "learncost.layers.lower",
     "price": "learncost.books.book",
     "run": "learncost.readings.run",
+    "Rules": "learncost.ledger.thumbs",
     "Sweep": "learncost.ledger.sweep",
+    "rules": "learncost.ledger.rules",
     "sweep": "learncost.ledger.sweep",
 }
 

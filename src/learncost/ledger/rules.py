@@ -1,0 +1,236 @@
+"""Rules of thumb against exact numbers: the rule is data with its source, the number is read off the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from learncost.books.book import book as find_book
+from learncost.layers.derive import derive
+from learncost.layers.layer import named
+from learncost.ledger.cost import prepare
+from learncost.ledger.measures import Block, Measures, backward, forward
+from learncost.ledger.thumbs import Case, Part, Rule, Rules, Thumb, evaluate, thumbs
+from learncost.models.configuration import Configuration
+from learncost.readings.price import Row, price
+
+__all__ = ["Rules", "rules"]
+
+_ALL = "the whole model"
+
+
+def rules(
+    model: str | Configuration,
+    tokens: int | str | None = None,
+    batch_size: int | str = 1,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    **sizes: Any,
+) -> Rules:
+    """Rules of thumb set against the exact numbers of a model, with the error of each and where it comes from.
+
+    model       as for `cost`
+    tokens      of a whole training run; those of one step where it is left out
+    Raises `InputError`.
+    """
+    made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, "sgd", 0.0, "fp32", sizes, ())
+    measures = Measures(made)
+    per_step = made.axes["B"] * made.axes["M"]
+    tokens_in_all = per_step if made.tokens is None else made.tokens
+    found = [*_training(measures, tokens_in_all), *_blocks(measures), *_ratios(measures), *_products(measures)]
+    two_sided = made.model.two_sided
+    return Rules(
+        model=made.model.configuration.name,
+        batch_size=made.axes["B"],
+        seq_len=made.axes["N" if two_sided else "M"],
+        target_len=made.axes["M"] if two_sided else None,
+        tokens=tokens_in_all,
+        parameters=measures.parameters,
+        rules=(*(_rule(key, cases) for key, cases in found), *_gpt3()),
+    )
+
+
+def _rule(key: str, cases: Iterable[Case]) -> Rule:
+    return Rule(thumbs()[key], tuple(cases))
+
+
+_Found = Iterator[tuple[str, list[Case]]]
+
+
+def _training(measures: Measures, tokens: int) -> _Found:
+    for key, procedure in (("6nd", "bp"), ("8nd", "recompute")):
+        yield key, [_run_of(measures, tokens, thumbs()[key], procedure)]
+
+
+def _run_of(measures: Measures, tokens: int, thumb: Thumb, procedure: str) -> Case:
+    """A whole training run against c N D."""
+    name = measures.run.model.configuration.name
+    per_step = measures.run.axes["B"] * measures.run.axes["M"]
+    steps = -(-tokens // per_step)
+    every = thumb.at(N=1, D=1)
+    exact = measures.flops(procedure, "matmul") * steps
+    linear = measures.flops(procedure, "matmul", lambda row: row.kind == "linear") * steps
+    multiplied = measures.maccs("bp", "matmul", lambda row: forward(row) and row.kind == "linear") * steps
+    count = measures.parameters
+    beside = ", and the tokens of the encoder" if measures.run.model.two_sided else ""
+    parts = [
+        Part(f"parameters that no product multiplies{beside}", every * (count * steps * per_step - multiplied)),
+        Part("linear layers that are not run again", every * multiplied - linear),
+        Part("products of attention, which have no parameters", linear - exact),
+        Part("the last step is only partly filled", every * count * (tokens - steps * per_step)),
+    ]
+    return Case(f"{name}, {procedure}", thumb.at(N=count, D=tokens), exact, "matmul", _nonzero(parts))
+
+
+def _blocks(measures: Measures) -> _Found:
+    axes = measures.run.axes
+    for key, procedure, keep in (
+        ("block", "bp", forward),
+        ("block_training", "bp", _always),
+        ("block_recomputed", "recompute", _always),
+    ):
+        thumb = thumbs()[key]
+        cases = []
+        for block in measures.blocks:
+            letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
+            exact = measures.flops(procedure, "matmul", keep, block)
+            cases.append(
+                Case(block.title, thumb.at(**letters), exact, "matmul", _block_parts(measures, thumb, block, key))
+            )
+        yield key, cases
+    yield "block_parameters", [_block_parameters(measures, block) for block in measures.blocks]
+    crossing = thumbs()["overtakes"].at(h=axes["d"])
+    cases = [Case(block.title, crossing, measures.overtaking(block), "matmul") for block in measures.blocks]
+    yield "overtakes", [*cases, Case("the whole model", crossing, measures.overtaking(), "matmul")]
+
+
+def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tuple[Part, ...]:
+    """Rule minus exact by what is multiplied."""
+    axes = measures.run.axes
+    letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
+    procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
+
+    def exact(wanted: Any) -> int:
+        return measures.flops(procedure, "matmul", lambda row: keep(row) and wanted(row), block)
+
+    mine = {
+        "projections": exact(lambda row: row.layer == "attention" and row.kind == "linear"),
+        "feed_forward": exact(lambda row: row.layer.startswith("feed_forward")),
+        "scores": exact(lambda row: row.layer == "attention" and row.kind == "attention"),
+    }
+    titles = {
+        "projections": "heads that are together not as wide as the model",
+        "feed_forward": "a feed-forward network that is not four times as wide",
+        "scores": "products of queries, keys and values of another width",
+    }
+    parts = [Part(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
+    return _nonzero([*parts, Part("cross-attention", -exact(lambda row: row.layer == "cross_attention"))])
+
+
+def _block_parameters(measures: Measures, block: Block) -> Case:
+    rule = thumbs()["block_parameters"].at(h=measures.run.axes["d"])
+    matrices, every = measures.block_parameters(block)
+    parts = [Part("matrices of another shape or number", rule - matrices), Part("biases and norms", matrices - every)]
+    return Case(block.title, rule, every, "", _nonzero(parts))
+
+
+def _ratios(measures: Measures) -> _Found:
+    """Backward over forward: of products, of layers, of all."""
+    cases = []
+    for kind, title in (("linear", "products with weights"), ("attention", "products of attention")):
+        once, twice = (measures.flops("bp", "matmul", _of_kind(kind, part)) for part in (forward, backward))
+        cases += _twice(title, once, twice, "matmul")
+    cases += _convolution(measures.run.axes)
+    for book in ("run", "paper"):
+        first: dict[str, int] = {}
+        then: dict[str, int] = {}
+        for row in measures.run.cost("bp", find_book(book)).rows:
+            for name in (str(row.layer).replace("_", " "), _ALL):
+                part = first if row.macro_operation == "forward" else then
+                if row.macro_operation in ("forward", "backward", "weight_update"):
+                    part[name] = part.get(name, 0) + row.flops
+        order = [*(name for name in first if name != _ALL), _ALL]
+        cases += [case for name in order for case in _twice(name, first[name], then.get(name, 0), book)]
+    yield "backward", cases
+
+
+def _of_kind(kind: str, part: Callable[[Row], bool]) -> Callable[[Row], bool]:
+    return lambda row: part(row) and row.kind == kind
+
+
+def _convolution(axes: Mapping[str, int]) -> list[Case]:
+    """A convolution as wide as the model with a kernel of three, by the layer of that name."""
+    derived = derive(named("convolution").table, wanted=("X", "W", "b"))
+    sizes = {"B": axes["B"], "M": axes["M"], "c": 3, "d": axes["d"], "e": axes["d"]}
+    once, *others = (
+        price(table, sizes, find_book("matmul")).flops for table in (derived.forward, derived.backward, derived.update)
+    )
+    return _twice("a convolution of width 3", once, sum(others), "matmul")
+
+
+def _twice(title: str, once: int, twice: int, book: str) -> list[Case]:
+    return [Case(title, thumbs()["backward"].at(), Fraction(twice, once), book)] if once and twice else []
+
+
+def _products(measures: Measures) -> _Found:
+    axes = measures.run.axes
+    width, head = axes["d"], axes["k"]
+    wide = {**axes, "d": 8192, "f": 8192 * axes["f"] // width, "h": max(1, 8192 // head)}
+    cases = []
+    for sizes, title in ((axes, f"width {width:,}"), (wide, "width 8,192")):
+        own = Measures(replace(measures.run, axes=sizes))
+        for block in own.blocks:
+            once = own.flops("bp", "run", lambda row: forward(row) and row.kind == "elementwise", block)
+            other = own.flops("bp", "run", lambda row: forward(row) and row.kind != "elementwise", block)
+            rule = thumbs()["elementwise"].at(h=sizes["d"])
+            cases.append(Case(f"{block.title}, {title}", rule, Fraction(once, other), "run"))
+    yield "elementwise", cases
+    cases = []
+    for book in ("paper", "run"):
+        for block in measures.blocks:
+            once = measures.flops("bp", book, _is_softmax, block)
+            other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
+            cases.append(Case(block.title, thumbs()["softmax"].at(k=head), Fraction(once, other), book))
+    yield "softmax", cases
+    multiplied, added = measures.additions
+    rule = thumbs()["products"].at(P=multiplied)
+    parts = (Part("an addition less in each sum", multiplied - added),)
+    yield "products", [Case("matrix products, forward", rule, multiplied + added, "", parts)]
+    if measures.run.model.learns:
+        less, more = (measures.maccs(name, "paper") for name in ("pepita", "mempepita"))
+        yield "third", [Case("MACCs", thumbs()["third"].at(), Fraction(more, less), "paper")]
+
+
+def _is_softmax(row: Row) -> bool:
+    return (
+        forward(row) and row.layer in ("attention", "cross_attention") and row.text.split("(")[0].count("softmax") > 0
+    )
+
+
+def _gpt3() -> tuple[Rule, ...]:
+    """The rules that are about GPT-3, whatever the model."""
+    blog, full = (_whole(name, "300000000000") for name in ("gpt3-jiang", "gpt3-175b"))
+    days, rounded = thumbs()["gpt3_days"].at(), thumbs()["gpt3_rounded"].at()
+    tokens = full.run.tokens or 0
+    by_rule = thumbs()["6nd"].at(N=full.parameters, D=tokens)
+    by_products = _run_of(full, tokens, thumbs()["6nd"], "bp").exact
+    return (
+        _rule("gpt3_blog", [Case("gpt3-jiang", thumbs()["gpt3_blog"].at(), blog.parameters)]),
+        _rule("gpt3_full", [Case("gpt3-175b", thumbs()["gpt3_full"].at(), full.parameters)]),
+        _rule("gpt3_days", [Case("6 N D, exact N", days, by_rule), Case("products", days, by_products, "matmul")]),
+        _rule("gpt3_rounded", [Case("products", rounded, by_products, "matmul")]),
+    )
+
+
+def _whole(name: str, tokens: str) -> Measures:
+    return Measures(prepare(name, "matmul", 1, None, None, tokens, "sgd", 0.0, "fp32", {}, ()))
+
+
+def _always(row: Row) -> bool:
+    return True
+
+
+def _nonzero(parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.amount)

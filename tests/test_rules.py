@@ -1,0 +1,203 @@
+"""Rules of thumb: what is exact is what the ledger says, errors add up from their parts, and the known numbers hold."""
+
+import csv
+import io
+import json
+from fractions import Fraction
+
+import pytest
+
+import learncost as lc
+from learncost.faces.rules import rules as command
+from learncost.ledger.rules import rules
+from learncost.ledger.show_rules import as_csv, as_html, as_markdown, as_text
+from learncost.ledger.thumbs import evaluate, thumbs
+
+GENERIC = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
+MODELS = {
+    "gpt2": {},
+    "gpt3-13b": {"batch_size": 2},
+    "gpt3-jiang": {},
+    "transformer-base": {"seq_len": 100, "target_len": 80},
+    "encoder": {"num_hidden_layers": 2, **GENERIC},
+    "encoder-decoder": {"n_enc": 2, "n_dec": 1, "target_len": 7, **GENERIC},
+}
+
+
+def only(found, key, subject=""):
+    (case,) = [case for case in found[key].cases if case.subject.startswith(subject)]
+    return case
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parts_sum_to_the_error(model):
+    for rule in rules(model, tokens=12345, **MODELS[model]).rules:
+        for case in rule.cases:
+            if rule.thumb.key in ("6nd", "8nd", "products") or rule.thumb.key.startswith("block"):
+                assert sum(part.amount for part in case.parts) == case.rule - case.exact, rule.thumb.key
+            assert case.error == pytest.approx(float(case.rule) / float(case.exact) - 1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("key", "procedure", "factor"), [("6nd", "bp", 6), ("8nd", "recompute", 8)])
+def test_training_is_that_of_the_ledger(model, key, procedure, factor):
+    ledger = lc.cost(model, procedure, "matmul", tokens=10**6, **MODELS[model])
+    case = only(rules(model, tokens=10**6, **MODELS[model]), key)
+    assert case.exact == ledger.training["flops"]
+    assert case.rule == factor * ledger.parameters * 10**6
+
+
+def test_gpt2():
+    found = rules("gpt2", tokens="3e11")
+    assert found.parameters == 124_439_808
+    s, h = 1024, 768
+    for key, factor in (("block", 1), ("block_training", 3), ("block_recomputed", 4)):
+        case = only(found, key)
+        assert case.rule == case.exact == factor * (24 * s * h**2 + 4 * s**2 * h)
+    assert only(found, "block_parameters").exact == 12 * h**2 + 13 * h
+    assert only(found, "overtakes", "block").exact == 6 * h
+    assert only(found, "overtakes", "the whole").exact > 6 * h
+    assert only(found, "third").exact > Fraction(4, 3)
+    assert only(found, "third").exact < Fraction(3, 2)
+
+
+def test_the_crossing_is_where_the_two_terms_are_equal():
+    found = only(rules("gpt2"), "overtakes", "the whole").exact
+    length = round(found)
+    sizes = {"seq_len": length, "max_position_embeddings": length}
+    rows = lc.cost("gpt2", "bp", "matmul", by="kind", **sizes).rows
+    kinds = {row.kind: row.flops for row in rows if row.macro_operation == "forward"}
+    assert kinds["attention"] == pytest.approx(kinds["linear"], rel=1e-3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_backward_is_twice_forward_for_products_only(model):
+    found = rules(model, **MODELS[model])["backward"].cases
+    exact = {(case.subject, case.price_book): case.exact for case in found}
+    assert exact["products with weights", "matmul"] == 2
+    assert exact["products of attention", "matmul"] == 2
+    assert exact["a convolution of width 3", "matmul"] == 2
+    assert exact["attention", "paper"] != 2
+    for norm in ("norm", "add norm"):
+        if (norm, "paper") in exact:
+            assert exact[norm, "run"] != 2
+            assert exact[norm, "paper"] > 9  # the explicit Jacobian
+
+
+def test_norm_through_the_jacobian():
+    """(41) to (44) over (39) and (40): 11 d^2 + 2 d and 3 d FLOPs against 9 d, at d = 512."""
+    found = rules("transformer-base", seq_len=100)["backward"].cases
+    (case,) = [case for case in found if (case.subject, case.price_book) == ("add norm", "paper")]
+    assert case.exact == Fraction(11 * 512 + 2 + 3, 9)
+
+
+def test_softmax_is_never_orders_of_magnitude_below():
+    found = rules("gpt3-175b")["softmax"]
+    paper, run = found.cases
+    assert paper.rule == paper.exact == Fraction(5, 4 * 128)
+    assert run.price_book == "run"
+
+
+@pytest.mark.parametrize("model", ["gpt2", "encoder"])
+def test_elementwise_is_that_of_the_ledger(model):
+    sizes = MODELS[model]
+    rows = lc.cost(model, "bp", "run", by="equation", **sizes).rows
+    by_kind = lc.cost(model, "bp", "run", by="kind", **sizes).rows
+    assert sum(row.flops for row in rows) == sum(row.flops for row in by_kind)
+    first, wide = rules(model, **sizes)["elementwise"].cases
+    assert first.rule == Fraction(1, 768 if model == "gpt2" else 12)
+    assert wide.rule == Fraction(1, 8192)
+    assert 0 < wide.exact < first.exact
+
+
+def test_additions():
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
+    case = only(rules("encoder", num_hidden_layers=1, **sizes), "products")
+    d, h, k, f, v, s = 12, 3, 4, 20, 11, 5
+    terms = [(s * h * k, d)] * 3 + [(h * s * s, k), (s * h * k, s), (s * d, h * k)]
+    terms += [(s * f, d), (s * d, f), (s * v, d)]
+    assert case.rule == sum(2 * mp * n for mp, n in terms)
+    assert case.exact == sum(mp * (2 * n - 1) for mp, n in terms)
+
+
+def test_a_third_is_the_papers_section_six():
+    """(3 f + w) / (2 f + w) of the paper's one-block encoder at M = N = 128."""
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522}
+    case = only(rules("encoder", num_hidden_layers=1, seq_len=128, **sizes), "third")
+    assert case.exact == Fraction(27_703_050_240, 20_771_045_376)
+
+
+def test_gpt3():
+    found = rules("gpt2")
+    assert only(found, "gpt3_blog").exact == 174_563_733_504
+    assert only(found, "gpt3_full").exact == 174_604_259_328
+    days, products = found["gpt3_days"].cases
+    assert days.rule == 3640 * 10**15 * 86_400
+    assert days.exact == 6 * 174_604_259_328 * 300 * 10**9
+    assert abs(days.error) < 1e-3
+    assert products.exact == lc.cost("gpt3-175b", "bp", "matmul", tokens="3e11").training["flops"]
+    assert only(found, "gpt3_rounded").rule == 6 * 175 * 10**9 * 300 * 10**9
+
+
+def test_models_without_an_output_have_no_rule_about_pepita():
+    found = rules("gpt2", architecture="GPT2Model")
+    assert "third" not in [rule.thumb.key for rule in found.rules]
+
+
+def test_every_rule_has_a_source_and_is_shown():
+    found = rules("gpt2")
+    assert [rule.thumb.key for rule in found.rules] == list(thumbs())
+    for thumb in thumbs().values():
+        assert thumb.source
+        assert thumb.because
+        assert thumb.title[0].islower() or thumb.title.startswith(("MEMPEPITA", "GPT-3"))
+
+
+def test_a_partly_filled_step():
+    case = only(rules("gpt2", tokens=1), "6nd")
+    assert case.exact == lc.cost("gpt2", "bp", "matmul", tokens=1).training["flops"]
+    assert [part.what for part in case.parts][-1] == "the last step is only partly filled"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_text_fits_80_columns(model):
+    text = as_text(rules(model, tokens=10**18, **MODELS[model]))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_formats(capsys):
+    found = rules("gpt2")
+    data = json.loads(command("gpt2", json=True))
+    assert data == json.loads(json.dumps(found.to_dict()))
+    assert data["rules"][0]["cases"][0]["relative_error"] == found.rules[0].cases[0].error
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert len(rows) == sum(len(rule.cases) for rule in found.rules)
+    assert str(found) == as_text(found)
+    assert as_markdown(found).count("###") == len(found.rules)
+    assert as_html(found).count("<table>") == len(found.rules)
+    assert command("gpt2", format="md") == as_markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tokens": 0}, "tokens must be"),
+        ({"tokens": "many"}, "tokens must be"),
+        ({"seq_len": 2000}, "longer than the 1024"),
+        ({"n_head": 7}, "not a multiple"),
+        ({"hiden_size": 7}, "hiden_size"),
+    ],
+)
+def test_refused_in_one_line(given, message):
+    with pytest.raises(lc.InputError, match=message) as error:
+        rules("gpt2", **given)
+    assert "\n" not in str(error.value)
+
+
+def test_formulas_of_rules():
+    letters = {"b": 2, "s": 3, "h": 5}
+    assert evaluate("24 b s h^2 + 4 b s^2 h", letters) == 24 * 2 * 3 * 25 + 4 * 2 * 9 * 5
+    assert evaluate("1 / h", letters) == Fraction(1, 5)
+    assert evaluate("4 / 3", {}) == Fraction(4, 3)
+    with pytest.raises(AssertionError):
+        evaluate("6 x", letters)

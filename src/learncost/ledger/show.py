@@ -7,15 +7,14 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, size_of
+from learncost.books.book import BOOKS
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, size_of, styled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
     from learncost.ledger.record import Cost, LedgerRow
-
-_CONVENTION = "1 MACC = 2 FLOPs"
 
 
 def words(name: str) -> str:
@@ -30,8 +29,6 @@ class CostTable:
         self.cost = cost
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from learncost.ledger.sheet import styled
-
         yield from styled(sheet(self.cost, options.max_width).lines(options.max_width))
 
 
@@ -103,8 +100,8 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
         times = f", {passes} passes" if passes > 1 else ""
         add(words(macro) + times, parts, 0, "" if cost.by == "macro-operation" else "bold")
         if cost.by == "equation":
-            for name, lines in _grouped(parts, two_sided).items():
-                add(name, lines, 1)
+            for lines in _grouped(parts):
+                add(_place(lines[0], two_sided), lines, 1)
                 for line in lines:
                     number_of = f" ({line.equation})" if line.equation not in ("", line.line) else ""
                     add(f"{line.line}{number_of}", (line,), 2)
@@ -128,11 +125,12 @@ def _place(row: LedgerRow, two_sided: bool) -> str:
     return f"{row.block} {row.layer}" if two_sided and row.block else row.layer or ""
 
 
-def _grouped(rows: Iterable[LedgerRow], two_sided: bool) -> dict[str, list[LedgerRow]]:
-    groups: dict[str, list[LedgerRow]] = {}
+def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
+    """The rows of equal layers together."""
+    groups: dict[tuple[str | None, str | None], list[LedgerRow]] = {}
     for row in rows:
-        groups.setdefault(_place(row, two_sided), []).append(row)
-    return groups
+        groups.setdefault((row.block, row.layer), []).append(row)
+    return groups.values()
 
 
 def title(cost: Cost) -> str:
@@ -165,9 +163,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
 
 def convention(price_book: str) -> str:
     """What stands under every table of counts."""
-    from learncost.books.book import book
-
-    return f"{_CONVENTION}; price book: {price_book} - {book(price_book).title}"
+    meaning = f" - {BOOKS[price_book].title}" if price_book in BOOKS else ""
+    return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"
 
 
 def _flat(cost: Cost) -> Sheet:

@@ -1,0 +1,277 @@
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import learncost
+from learncost.books.errata import errata
+from learncost.faces.command import COMMANDS, main
+
+COMMAND = [sys.executable, "-m", "learncost.faces.command"]
+ENCODER = "--num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --intermediate-size 16 --vocab-size 10"
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command is refused."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("learncost: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cost", "needs MODEL"),
+        ("compare --json", "needs MODEL"),
+        ("formulas", "needs LAYER"),
+        ("cost gtp2", "did you mean 'gpt2'"),
+        ("cost gpt2 bert", "'bert' is one word too many"),
+        ("cots gpt2", "no command is called 'cots'; did you mean 'cost'?"),
+        ("gpt2", "there are cost, compare"),
+        ("--verison", "'--verison'; did you mean '--version'"),
+        ("cost gpt2 --seq-len", "--seq-len needs a value"),
+        ("cost gpt2 --seq-len --json", "--seq-len needs a value"),
+        ("cost gpt2 --hidden-size", "--hidden-size needs a value"),
+        ("cost gpt2 --seq-len=", "seq_len must be a whole number"),
+        ("cost gpt2 --hidden-size=", "hidden-size must be a whole number"),
+        ("cost gpt2 --hidden-size 7", "not a multiple of num_attention_heads 12"),
+        ("cost gpt2 --seq-len 1025", "longer than the 1024 positions"),
+        ("cost gpt2 --hidden-size 24 --hidden-size 24", "--hidden-size is given twice"),
+        ("cost gpt2 --seq-len 4 --seq-len 4", "--seq-len is given twice"),
+        ("cost gpt2 --json --json", "--json is given twice"),
+        ("cost gpt2 --n_embd 24 --hidden-size 48", "contradicts"),
+        ("cost gpt2 --seq-len 4 --N 5", "contradicts"),
+        ("cost gpt2 --hiden-size 24", "unknown flag '--hiden-size'; did you mean '--hidden-size'"),
+        ("cost gpt2 --procedur bp", "unknown flag '--procedur'; did you mean '--procedure'"),
+        ("cost gpt2 --procedur", "did you mean '--procedure'"),
+        ("cost gpt2 --colour red", "unknown flag '--colour'"),
+        ("cost gpt2 --x.y 3", "unknown flag '--x.y'"),
+        ("cost gpt2 -q 3", "unknown flag"),
+        ("cost gpt2 --json=3", "--json"),
+        ("cost gpt2 --json --format csv", "--json contradicts --format csv"),
+        ("cost gpt2 --format yaml", "format must be one of table, json"),
+        ("cost gpt2 --by leyer", "by must be one of layer"),
+        ("cost gpt2 --procedure pb", "there are bp, recompute"),
+        ("cost gpt2 --price-book papr", "the nearest is 'paper'"),
+        ("cost gpt2 --optimizer adam", "the nearest is 'adamw'"),
+        ("cost gpt2 --dtype fp31", "dtype must be one of"),
+        ("cost gpt2 --dropout 1", "dropout must be a number from 0 to below 1"),
+        ("cost gpt2 --dropout nan", "dropout must be a number"),
+        ("cost gpt2 --dropout -0.1", "dropout must be a number"),
+        ("cost gpt2 --tokens 1e400", "tokens must be a whole number"),
+        ("cost gpt2 --tokens 0", "tokens must be a whole number"),
+        ("cost gpt2 --target-len 4", "--target-len does not apply"),
+        ("cost gpt2 --activation rello", "did you mean 'relu'"),
+        ("cost gpt2 --layer-norm-epsilon x", "layer-norm-epsilon must be a number"),
+        ("cost gpt2 --architecture Foo", "GPT2LMHeadModel"),
+        ("cost gpt2 --n-enc 3", "gpt2 has no n-enc"),
+        ("cost encoder --hidden-size 8", "give --num-hidden-layers N"),
+        (f"cost encoder {ENCODER}", "give --seq-len"),
+        ("cost bert-base --procedure pepita", "no output to learn from"),
+        ("cost ./nothing.json", "no such file"),
+        ("compare gpt2 --procedures bp,bp", "different names"),
+        ("compare gpt2 --procedures bp,pepitta", "the nearest is 'pepita'"),
+        ("compare gpt2 --procedure bp", "did you mean '--procedures'"),
+        ("errata E99", "no erratum is called 'E99'"),
+        ("errata E2 --format latex", "format must be one of"),
+        ("list modells", "did you mean 'models'"),
+        ("list models more", "one word too many"),
+    ],
+)
+def test_what_is_wrong_is_one_line(line, said, capsys):
+    assert said in refused(line.split(), capsys)
+
+
+@pytest.mark.parametrize("flag", ["--seq-len", "--batch-size", "--hidden-size", "--n_layer", "--voc", "--d-ff", "--h"])
+@pytest.mark.parametrize(
+    "value",
+    ["0", "-1", "1.5", "1.0", "1e400", "1e3", "nan", "inf", "abc", "", " ", "9" * 13, "9" * 5000, "1_000", "0x10", "٣"],
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_sizes_are_whole_numbers(flag, value, joined, capsys):
+    arguments = ["cost", "gpt2", *([f"{flag}={value}"] if joined else [flag, value])]
+    assert "must be a whole number from 1 to 1,000,000,000,000" in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "llama"}', '{"model_type": "gpt2", "n_embd": 0}'])
+@pytest.mark.parametrize("command", ["cost", "compare"])
+def test_a_bad_file_is_one_line(text, command, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    refused([command, str(path)], capsys)
+    refused([command, str(tmp_path)], capsys)
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    refused([command, "-"], capsys)
+
+
+@pytest.mark.parametrize(
+    "line", ["cost - --n-embd=24 --json", "cost --json - --n-embd 24", "cost --n-embd 24 --json -", "cost --json -- -"]
+)
+def test_a_configuration_on_standard_input(line, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"model_type": "gpt2", "n_embd": 24, "n_layer": 2}'))
+    assert main(line.split()) == 0
+    ledger = json.loads(capsys.readouterr().out)
+    assert ledger["parameters"] == learncost.cost("gpt2", n_layer=2, n_embd=24).parameters
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--hidden-size 24 --num-hidden-layers 2 --seq-len 5",
+        "--hidden_size=24 --num_hidden_layers=2 --seq_len=5",
+        "--n_embd 24 --n_layer 2 --seq-length 5",
+        "--d-model=24 --n-layers 2 --N 5",
+        "--Hidden-Size 24 --NUM-HIDDEN-LAYERS 2 --N=5",
+    ],
+)
+def test_spellings(flags, capsys):
+    assert main(["cost", "gpt2", *flags.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == learncost.cost("gpt2", hidden_size=24, n_layer=2, seq_len=5).to_dict()
+
+
+def test_settings_are_flags_too(capsys):
+    line = "cost bert-base --architecture BertForMaskedLM --activation relu --layer-norm-epsilon 1e-6 --json"
+    assert main(line.split()) == 0
+    assert "masked-language-model head" in json.loads(capsys.readouterr().out)["counted"]
+
+
+def test_the_longest_sequence(capsys):
+    assert main(f"cost encoder {ENCODER} --seq-len 1000000000000 --json".split()) == 0
+    assert json.loads(capsys.readouterr().out)["seq_len"] == 10**12
+
+
+@pytest.mark.parametrize("line", ["--help", "", "--version", *(f"{name} --help" for name in COMMANDS)])
+def test_help_fits_eighty_columns(line, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(line.split()) == 0
+    out, err = capsys.readouterr()
+    assert out
+    assert not err
+    assert max(map(len, out.splitlines())) <= 80
+    assert "STR" not in out or line.split()[0] not in ("cost", "compare", "errata", "list")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == learncost.__version__
+
+
+@pytest.mark.parametrize("line", ["cost gpt2", "compare gpt2", "errata", "errata e2", "list", "list models"])
+def test_screens_are_plain_and_narrow_when_piped(line, capsys):
+    assert main(line.split()) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert not any(text.endswith(" ") for text in out.splitlines())
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "md", "latex"])
+@pytest.mark.parametrize("command", ["cost", "compare"])
+def test_formats(command, format, capsys):
+    assert main([command, "gpt2", "--format", format]) == 0
+    out = capsys.readouterr().out
+    assert {"json": "{", "csv": "", "md": "**gpt2", "latex": "% gpt2", "table": "gpt2"}[format] in out[:6]
+
+
+def test_lists_come_from_the_registries(capsys):
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for entry in found:
+        assert main(["list", entry["what"], "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)) == int(entry["how many"]) > 0
+
+
+def test_errata_as_data(capsys):
+    assert main(["errata", "--json"]) == 0
+    assert [entry["id"] for entry in json.loads(capsys.readouterr().out)] == [erratum.id for erratum in errata()]
+    assert main(["errata", "E2", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["books"]["paper-corrected"] == "mended"
+    assert main(["errata", "--format", "md"]) == 0
+    assert capsys.readouterr().out.count("\n|") == len(errata()) + 2
+
+
+def test_interruption(monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("learncost.faces.cost.compute", interrupt)
+    assert main(["cost", "gpt2"]) == 130
+
+
+def test_mistakes_of_ours_are_not_hidden(monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("learncost.faces.cost.compute", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["cost", "gpt2"])
+
+
+def test_cost_imports_little():
+    heavy = "torch sympy jax pandas matplotlib scipy transformers numpy polars rich learncost.readings.run"
+    code = (
+        "import sys; from learncost.faces.command import main; code = main(['cost', 'gpt2']);"
+        f"print(sorted(set(sys.modules) & set({heavy.split()!r})), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "879,072,664,832" in done.stdout
+
+
+def test_a_reader_that_goes_away():
+    process = subprocess.Popen([*COMMAND, "cost", "gpt2", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "cost", "gpt2"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "learncost: cannot write the result: No space left on device\n"
+
+
+def test_a_stream_without_the_sign_for_times():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "cost", "gpt2"], capture_output=True, text=True, env=environment, check=True)
+    assert "attention ? 12" in done.stdout
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal(colour):
+    pty = pytest.importorskip("pty")
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment.pop("NO_COLOR", None)
+    if not colour:
+        environment["NO_COLOR"] = "1"
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, "cost", "gpt2"], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "879,072,664,832" in text
+    assert "\x1b[1m" in text  # bold is no colour
+    assert "\x1b[3" not in text

@@ -1,0 +1,170 @@
+import csv
+import io
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import learncost as lc
+from learncost.equation.count import Count
+from learncost.faces.command import main
+from learncost.ledger import show_comparison as show
+from learncost.ledger.crossing import coefficients, stretches
+from learncost.procedures.procedure import PROCEDURES
+
+GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
+ENCODER = {**GENERIC, "num_hidden_layers": 3, "seq_len": 4}
+TWO_SIDED = {**GENERIC, "n_enc": 2, "n_dec": 1, "seq_len": 4}
+
+
+def sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+def value(polynomial: list[int], at: int) -> int:
+    return sum(factor * at**power for power, factor in enumerate(polynomial))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-60, 60), min_size=1, max_size=5), st.integers(1, 50))
+def test_every_sign_at_every_number(polynomial, last):
+    found = stretches(polynomial, 1, last)
+    assert [s.sign for s in found for _ in range(s.first, s.last + 1)] == [
+        sign(value(polynomial, number)) for number in range(1, last + 1)
+    ]
+    assert all(one.last + 1 == two.first and one.sign != two.sign for one, two in pairwise(found))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=4), st.sampled_from([-3, 1, 7]))
+def test_every_root_however_close_or_far(roots, factor):
+    polynomial = [factor]
+    for root in roots:
+        polynomial = [a - root * b for a, b in zip([0, *polynomial], [*polynomial, 0], strict=True)]
+    found = stretches(polynomial)
+    assert {s.first for s in found if s.sign == 0} | set() <= set(roots)
+    assert set(roots) == {number for s in found if s.sign == 0 for number in range(s.first, s.last + 1)}
+    for stretch in found:
+        assert {sign(value(polynomial, number)) for number in (stretch.first, stretch.last)} == {stretch.sign}
+
+
+def test_coefficients():
+    assert coefficients(Count({("L", "L"): 3, (): -2}), "L") == (-2, 0, 3)
+    assert coefficients(Count(), "L") == (0,)
+
+
+@pytest.mark.parametrize(("model", "sizes"), [("encoder", ENCODER), ("encoder-decoder", TWO_SIDED), ("gpt2", {})])
+@pytest.mark.parametrize("book", ["run", "paper-corrected"])
+def test_the_ledgers_are_those_of_cost(model, sizes, book):
+    found = lc.compare(model, price_book=book, batch_size=2, optimizer="adamw", tokens=10**6, **sizes)
+    assert found.procedures == tuple(PROCEDURES)
+    assert {"run", "paper", book} == set(found.costs)
+    for name, costs in found.costs.items():
+        for procedure, cost in costs.items():
+            alone = lc.cost(model, procedure, name, batch_size=2, optimizer="adamw", tokens=10**6, **sizes)
+            assert cost.to_dict() == alone.to_dict()
+    assert found.ratio("bp") == 1
+    assert found.ratio("pepita", "paper", "maccs") == (
+        found.costs["paper"]["pepita"].total.maccs / found.costs["paper"]["bp"].total.maccs
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "fixed"),
+    [
+        ("encoder", ENCODER, {}),
+        ("encoder-decoder", TWO_SIDED, {}),
+        ("encoder-decoder", TWO_SIDED, {"target_len": 7}),
+        ("encoder-decoder", TWO_SIDED, {"M": 7}),
+    ],
+)
+def test_a_crossing_is_where_the_costs_cross(model, sizes, fixed):
+    found = lc.compare(model, **sizes, **fixed)
+    assert found.varied == (("seq_len", "target_len") if model == "encoder-decoder" and not fixed else ("seq_len",))
+    checked = 0
+    for pair in found.overtaking:
+        for before, crossing in pairwise(pair.cheaper):
+            for length, cheaper in ((crossing.seq_len - 1, before.procedure), (crossing.seq_len, crossing.procedure)):
+                sizes_there = {**sizes, "seq_len": length}
+                one, two = (
+                    getattr(lc.cost(model, name, pair.price_book, **sizes_there, **fixed).total, pair.quantity)
+                    for name in pair.procedures
+                )
+                winner = None if one == two else pair.procedures[one > two]
+                assert winner == cheaper
+                checked += 1
+    assert checked
+
+
+def test_lengths_beyond_what_a_model_learns():
+    found = lc.compare("gpt2", "bp,pepita")
+    (crossing,) = next(o for o in found.overtaking if (o.price_book, o.quantity) == ("run", "flops")).crossings
+    assert crossing.beyond_positions
+    # Head and embedding cost PEPITA two products more of voc d, and each block saves it two of M d: about voc/layers.
+    assert crossing.seq_len == pytest.approx(50257 / 12, rel=0.02)
+    longer = lc.compare("gpt2", "bp,pepita", n_positions=10**6, seq_len=10)
+    (again,) = next(o for o in longer.overtaking if (o.price_book, o.quantity) == ("run", "flops")).crossings
+    assert not again.beyond_positions
+    assert "beyond the 1,024 positions" in str(found)
+    assert "beyond the" not in str(longer)
+
+
+def test_the_reader_is_told_what_the_jacobians_do():
+    found = lc.compare("gpt2")
+    assert found.ratio("pepita", "run") > 1 > found.ratio("pepita", "paper")
+    text = " ".join(str(found).split())
+    assert "explicit Jacobians" in text
+    assert "make PEPITA and MEMPEPITA look cheaper" in text or "makes PEPITA and MEMPEPITA look cheaper" in text
+    assert "run, FLOPs" in text
+    assert "paper, FLOPs" in text
+
+
+def test_a_model_without_an_output_to_learn_from():
+    found = lc.compare("distilbert-base")
+    assert found.procedures == ("bp", "recompute")
+    assert "pepita and mempepita need a model with an output" in " ".join(str(found).split())
+    with pytest.raises(lc.InputError, match="has no output to learn from"):
+        lc.compare("distilbert-base", "bp,pepita")
+
+
+@pytest.mark.parametrize("procedures", ["", "bp,", "bp,bp", "bp,foo", []])
+def test_procedures_are_checked(procedures):
+    with pytest.raises(lc.InputError):
+        lc.compare("gpt2", procedures)
+
+
+def test_without_bp_there_is_no_ratio():
+    found = lc.compare("gpt2", ["pepita", "mempepita"])
+    assert found.ratio("pepita") is None
+    assert json.loads(json.dumps(found.to_dict()))["price_books"]["run"]["pepita"]["ratio_to_bp"]["flops"] is None
+    assert str(found)
+
+
+def test_the_command_prints_the_same(capsys):
+    assert main(["compare", "gpt2", "--procedures", "bp,pepita", "--seq-len", "64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == lc.compare("gpt2", "bp,pepita", seq_len=64).to_dict()
+    assert found["schema"] == 1
+    assert {(o["price_book"], o["quantity"]) for o in found["overtaking"]} == {
+        (book, quantity) for book in ("run", "paper") for quantity in ("maccs", "flops")
+    }
+
+
+@pytest.mark.parametrize("model", ["gpt2", "gpt3-175b", "transformer-big"])
+@pytest.mark.parametrize("batch", [1, 10**6, 10**12])
+def test_the_screen_fits(model, batch):
+    text = str(lc.compare(model, batch_size=batch, seq_len=512))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1 MACC = 2 FLOPs; price book: run" in text
+
+
+def test_other_formats():
+    found = lc.compare("gpt2", "bp,pepita")
+    rows = list(csv.DictReader(io.StringIO(show.as_csv(found))))
+    totals = {(r["price_book"], r["procedure"]): int(r["flops"]) for r in rows if r["macro_operation"] == "total"}
+    assert totals["run", "pepita"] == found.costs["run"]["pepita"].total.flops
+    assert f"{found.costs['run']['bp'].total.flops:,}" in show.as_markdown(found)
+    assert show.as_latex(found).count(r"\begin{tabular}") == 3
+    assert found._repr_html_().count("<table>") == 3

@@ -1,0 +1,309 @@
+import csv
+import io
+import json
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import learncost as lc
+from learncost.books.book import BOOKS
+from learncost.faces.command import main
+from learncost.ledger import show
+from learncost.ledger.sheet import rounded, size_of
+from learncost.models.configuration import configure
+from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
+
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 10,
+    "seq_len": 4,
+}
+TWO_SIDED = {name: size for name, size in SMALL.items() if name != "num_hidden_layers"} | {"n_enc": 2, "n_dec": 3}
+BY = ("layer", "macro-operation", "equation", "kind")
+TOP = {
+    "schema": int,
+    "model": str,
+    "procedure": str,
+    "price_book": str,
+    "batch_size": int,
+    "seq_len": int,
+    "target_len": (int, type(None)),
+    "parameters": int,
+    "total": dict,
+    "macro_operations": dict,
+    "rows": list,
+}
+ROW = ("layer", "block", "repeat", "macro_operation", "maccs", "flops", "bytes")
+
+
+def check(ledger: dict) -> None:
+    """The schema, and that rows sum to macro-operations, and these to the total."""
+    for name, kind in TOP.items():
+        assert isinstance(ledger[name], kind), name
+    assert ledger["schema"] == 1
+    assert tuple(ledger["macro_operations"]) == MACRO_OPERATIONS
+    counts = ("maccs", "flops")
+    for name, macro in ledger["macro_operations"].items():
+        assert set(macro) == {"passes", *counts}
+        assert all(type(value) is int for value in macro.values())
+        own = [row for row in ledger["rows"] if row["macro_operation"] == name]
+        assert {c: sum(row[c] for row in own) for c in counts} == {c: macro[c] for c in counts}
+        assert macro["passes"] or not own
+    for count in counts:
+        assert sum(macro[count] for macro in ledger["macro_operations"].values()) == ledger["total"][count]
+    for row in ledger["rows"]:
+        assert set(ROW) <= set(row)
+        assert row["block"] in ("encoder", "decoder", None)
+        assert all(type(row[count]) is int for count in ("repeat", "maccs", "flops", "bytes"))
+        assert row["repeat"] >= 1
+
+
+@pytest.mark.parametrize("book", BOOKS)
+@pytest.mark.parametrize("procedure", PROCEDURES)
+@pytest.mark.parametrize("by", BY)
+def test_rows_sum_to_macro_operations_and_these_to_the_total(book, procedure, by):
+    for model, sizes in (("encoder", SMALL), ("encoder-decoder", TWO_SIDED), ("gpt2", {})):
+        check(lc.cost(model, procedure, book, by=by, batch_size=3, **sizes).to_dict())
+
+
+def test_the_example_of_the_interface():
+    ledger = lc.cost("encoder", procedure="pepita", price_book="paper", **SMALL).to_dict()
+    assert ledger["parameters"] == 728
+    assert ledger["model"] == "encoder"
+    assert ledger["target_len"] is None
+    passes = {name: macro["passes"] for name, macro in ledger["macro_operations"].items()}
+    assert passes == {
+        "forward": 2,
+        "recomputation": 0,
+        "backward": 0,
+        "error_projection": 0,
+        "weight_update": 1,
+        "optimizer_step": 1,
+    }
+
+
+def test_the_worked_example_of_the_paper():
+    sizes = {"num_hidden_layers": 1, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+    sizes |= {"vocab_size": 30522, "seq_len": 128}
+    totals = [lc.cost("encoder", name, "paper", **sizes).total.maccs for name in ("bp", "pepita", "mempepita")]
+    assert totals == [14_971_502_592, 20_771_045_376, 27_703_050_240]
+
+
+def test_names_of_layers():
+    names = {row.layer for model in ("gpt2", "transformer-base") for row in lc.cost(model, "pepita", seq_len=8).rows}
+    assert names == {
+        *("embedding", "positions", "attention", "cross_attention", "feed_forward", "norm", "add_norm", "residual"),
+        *("head", "error_projection", "loss", "optimizer"),
+    }
+
+
+def test_equal_layers_are_merged_and_counted():
+    rows = {(row.layer, row.block): row.repeat for row in lc.cost("gpt2").rows if row.macro_operation == "forward"}
+    assert rows["attention", "decoder"] == 12
+    assert rows["norm", "decoder"] == rows["residual", "decoder"] == 24
+    assert rows["norm", None] == rows["head", None] == 1
+    with_passes = [r for r in lc.cost("gpt2", "mempepita").rows if r.layer == "attention"]
+    assert {row.repeat for row in with_passes} == {12}
+
+
+def test_defaults():
+    found = lc.cost("gpt2")
+    assert (found.procedure, found.price_book, found.batch_size, found.seq_len) == ("bp", "run", 1, 1024)
+    assert (found.dtype, found.optimizer, found.target_len) == ("fp32", "sgd", None)
+    assert found.parameters == 124_439_808
+    assert "training" not in found.to_dict()
+    assert lc.cost("encoder-decoder", **TWO_SIDED).target_len == TWO_SIDED["seq_len"]
+    assert lc.cost("encoder-decoder", target_len=9, **TWO_SIDED).target_len == 9
+    with pytest.raises(lc.InputError, match="give --seq-len"):
+        lc.cost("encoder", **{**SMALL, "seq_len": None})
+
+
+def test_counts_are_proportional_to_the_batch():
+    one, seven = (lc.cost("gpt2", "pepita", "paper", batch_size=size) for size in (1, 7))
+    assert (seven.total.maccs, seven.total.flops) == (7 * one.total.maccs, 7 * one.total.flops)
+
+
+def test_a_training_run():
+    found = lc.cost("gpt2", batch_size=2, seq_len=100, tokens=10**9 + 1)
+    assert found.training == {
+        "tokens": 10**9 + 1,
+        "steps": 5_000_001,
+        "maccs": found.total.maccs * 5_000_001,
+        "flops": found.total.flops * 5_000_001,
+    }
+    assert found.to_dict()["training"] == found.training
+    assert lc.cost("gpt2", tokens="3e11").tokens == lc.cost("gpt2", tokens=3 * 10**11).tokens
+
+
+@pytest.mark.parametrize("tokens", ["1e400", "1.5", "nan", "0", "-1", "", "1e19", "abc", 1.0, True, 0, "1e-3"])
+def test_tokens_are_a_whole_number(tokens):
+    with pytest.raises(lc.InputError, match="tokens must be a whole number"):
+        lc.cost("gpt2", tokens=tokens)
+
+
+def test_spellings_lead_to_the_same_ledger():
+    ours = lc.cost("encoder-decoder", target_len=5, **TWO_SIDED)
+    paper = lc.cost("encoder-decoder", d_model=8, h=2, d_ff=16, voc=10, n_enc=2, n_dec=3, N=4, M=5)
+    assert ours.to_dict() == paper.to_dict()
+    assert (
+        lc.cost("gpt2", n_layer=3, n_embd=24).to_dict() == lc.cost("gpt2", "bp", n_layers=3, hidden_size=24).to_dict()
+    )
+    with pytest.raises(lc.InputError, match="contradicts"):
+        lc.cost("gpt2", seq_len=4, N=5)
+    with pytest.raises(lc.InputError, match="already has its sizes"):
+        lc.cost(configure("gpt2"), hidden_size=24)
+
+
+def test_e3_takes_the_row_of_28_away_again():
+    rows = lc.cost("gpt2", price_book="paper", by="equation").rows
+    taken = [row for row in rows if row.line == "E3"]
+    printed = [row for row in rows if row.equation == "28"]
+    assert len(taken) == len(printed) == 1
+    assert taken[0].flops == -printed[0].flops == -(12 * 12 * 1024**3)
+    assert not [row for row in lc.cost("gpt2", price_book="paper-corrected", by="equation").rows if row.line == "E3"]
+
+
+def test_what_the_paper_does_not_have_is_marked():
+    marked = [row for row in lc.cost("gpt2", price_book="paper", activation="relu").rows if row.outside_paper]
+    assert {row.layer for row in marked} == {"feed_forward"}
+    assert all(row.to_dict()["outside_paper"] is True for row in marked)
+    assert not any(row.outside_paper for row in lc.cost("gpt2", price_book="paper").rows)
+    assert not any(row.outside_paper for row in lc.cost("gpt2", activation="relu").rows)
+    text = str(lc.cost("gpt2", price_book="paper", activation="relu"))
+    assert "feed_forward × 12*" in text
+    assert "* has lines that the publication does not have" in text
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["bp", "recompute", "pepita", "mempepita"]),
+    st.sampled_from(list(BOOKS)),
+    st.lists(st.integers(1, 10**12), min_size=6, max_size=6),
+)
+def test_counts_are_exact_however_large(procedure, book, drawn):
+    layers, width, inner, vocabulary, length, batch = drawn
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 1, "intermediate_size": inner}
+    sizes |= {"vocab_size": vocabulary, "seq_len": length, "batch_size": batch}
+    found = lc.cost("encoder", procedure, book, **sizes)
+    check(found.to_dict())
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+    assert all(len(line) <= 80 for line in str(found).splitlines())
+
+
+def test_the_matrix_product_book_at_the_largest_sizes():
+    largest = 10**12
+    sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), largest)
+    found = lc.cost("encoder", "bp", "matmul", num_hidden_layers=largest, seq_len=largest, batch_size=largest, **sizes)
+    # 6 products of B M times d f or d d each of the L layers, and 2 of B h M M d_k; the head B M d v; d_k is 1.
+    forward = largest * largest**2 * (4 * largest**2 + 2 * largest**2) + 2 * largest**5 + largest**4
+    assert found.macro_operations["forward"][1].maccs == forward
+
+
+@pytest.mark.parametrize("by", BY)
+def test_the_command_prints_the_same_ledger(by, capsys):
+    assert main(["cost", "gpt2", "--procedure", "pepita", "--seq-len=77", "--by", by, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == lc.cost("gpt2", procedure="pepita", seq_len=77, by=by).to_dict()
+
+
+@pytest.mark.parametrize("by", BY)
+def test_csv_has_every_row_exactly(by):
+    found = lc.cost("gpt3-175b", batch_size=10**9, by=by)
+    rows = list(csv.DictReader(io.StringIO(show.as_csv(found))))
+    assert sum(int(row["flops"]) for row in rows) == found.total.flops
+    assert len(rows) == len(found.rows)
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(
+    ("model", "batch"), [("gpt2", 1), ("transformer-big", 1), ("gpt3-175b", 10**6), ("gpt3-175b", 10**12)]
+)
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table_fits_its_width(model, batch, by, width):
+    text = show.as_text(lc.cost(model, "mempepita", "paper", batch, seq_len=500, by=by, tokens=10**12), width)
+    assert all(len(line) <= width for line in text.splitlines() if "training" not in line)
+    assert "1 MACC = 2 FLOPs; price book: paper" in text
+    assert "parameters. Counted: " in text
+
+
+def test_the_table_says_when_it_is_rounded():
+    found = lc.cost("gpt3-175b", batch_size=10**12)
+    assert "Rounded to fit" in show.as_text(found)
+    assert "Rounded to fit" not in show.as_text(found, 400)
+    assert f"{found.total.flops:,}" in show.as_text(found, 400)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (999_999_999, "999,999,999"),
+        (1_234_500_000, "1.234e9"),
+        (9_999_900_000, "1.000e10"),
+        (-2_345_678_901, "-2.346e9"),
+        (10**60, "1.000e60"),
+    ],
+)
+def test_rounding(value, text):
+    assert rounded(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (7_270_000_000, "7.27 GB")]
+)
+def test_bytes_in_units(count, text):
+    assert size_of(count) == text
+
+
+class Balanced(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_html_is_a_small_self_contained_table(tmp_path):
+    (tmp_path / "a<b>&.json").write_text('{"model_type": "gpt2"}')
+    found = lc.cost(str(tmp_path / "a<b>&.json"))
+    html = found._repr_html_()
+    reader = Balanced()
+    reader.feed(html)
+    assert not reader.open
+    assert "a<b>&.json" in reader.text
+    assert "<b>" not in html
+    assert f"{found.total.flops:,}" in reader.text
+    assert "http" not in html
+    assert "<script" not in html
+    assert "<style" not in html
+
+
+def test_markdown_and_latex_have_every_row():
+    found = lc.cost("gpt2")
+    markdown = show.as_markdown(found)
+    assert sum(line.startswith("|") for line in markdown.splitlines()) == len(found.rows) + 3
+    latex = show.as_latex(found)
+    assert latex.count("\\\\\n") == len(found.rows) + 2
+    assert "feed\\_forward" in latex
+    assert f"{found.total.flops:,}" in markdown
+    assert f"{found.total.flops:,}" in latex
+
+
+def test_a_book_of_ones_own():
+    mine = lc.Book("mine", "twice nothing", "here", "matrix")
+    found = lc.cost("gpt2", price_book=mine)
+    assert found.total == lc.cost("gpt2", price_book="matmul").total
+    assert found.price_book == "mine"
+    assert "price book: mine." in str(found)

@@ -46,6 +46,7 @@ class Book:
     jacobian   whether backward goes through explicit Jacobians
     unpriced   layers that the publication counts as nothing
     withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
+    one_hot    layers whose look-ups the publication prices as products with one-hot rows
     """
 
     name: str
@@ -57,6 +58,7 @@ class Book:
     overrides: Mapping[tuple[str, str], Override] = field(default_factory=dict)
     unpriced: frozenset[str] = frozenset()
     withdrawn: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    one_hot: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
         elif tag.layer in book.unpriced:
             maccs = flops = ZERO
         elif isinstance(line, Product):
-            maccs, flops = _printed_product(line)
+            maccs, flops, outside = _printed_product(line, book, table)
         elif isinstance(line, Sum):
             adds = len(line.right) - 1 if tag.macro in ("forward", "recomputation") else 0
             maccs, flops = ZERO, Count.of(line.left[0].loops, adds)
@@ -258,24 +260,32 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _printed_product(line: Product) -> tuple[Count, Count]:
-    """A product by its shapes: an axis read at an index is a one-hot product and looped over."""
-    if line.left[0].indexed and line.tag.macro != "forward":
-        return ZERO, ZERO  # backpropagation updates the rows directly (section 5.1.2)
-    if any(isinstance(term, Term) and not term.axes for term in line.right):
-        return ZERO, ZERO  # a scalar of the step, such as one over the count of targets
-    loops = dict.fromkeys(a for term in line.right for a in _looped(term))
-    left = set(line.left[0].loops)
-    if len(line.right) == 1 and not line.right[0].indexed:
-        return ZERO, ZERO  # a sum of rows, such as a bias gradient: section 5.4.3 leaves it out
-    points = Count.of(loops)
-    return (points, points * 2) if set(loops) - left else (ZERO, points)
+def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Count, bool]:
+    """A product by its shapes: one term for each point of the axes that it loops over."""
+    left = {axis for axis in line.left[0].axes if isinstance(axis, str)}
+    if len(line.right) == 1:
+        (term,) = line.right
+        if line.tag.layer in book.one_hot and term.indexed:
+            points = Count.of((*term.loops, *(axis.axis for axis in term.axes if isinstance(axis, Read))))
+            return points, points * 2, False
+        if line.tag.macro not in ("forward", "recomputation"):
+            # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
+            # directly (section 5.1.2).
+            return ZERO, ZERO, False
+        maccs, flops = _executed_alone(line, table)
+        return maccs, flops, bool(flops)
+    loops = dict.fromkeys(axis for term in line.right for axis in term.loops)
+    if set(loops) - left:
+        return Count.of(loops), Count.of(loops, 2), False
+    constants = (table.within or table).constants
+    if any(term.name in constants for term in line.right):
+        return ZERO, ZERO, False  # masks, and scalars of the step such as one over the count of targets
+    return ZERO, Count.of(loops), False
 
 
-def _looped(term: Operand) -> tuple[str, ...]:
-    if isinstance(term, Literal):
-        return ()
-    return (*term.loops, *(f"{axis.axis}" for axis in term.axes if isinstance(axis, Read)))
+def _executed_alone(line: Line, table: Table) -> tuple[Count, Count]:
+    counts = [executed(own) for own, _ in walk(lower(replace(table, lines=(line,), outputs=())).lines)]
+    return total(maccs for maccs, _ in counts), total(flops for _, flops in counts)
 
 
 def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
@@ -285,9 +295,7 @@ def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, b
         return ZERO, Count.of(line.left[0].loops, each), False
     if not line.right and entry(line.word).kind == "constant":
         return ZERO, ZERO, False
-    alone = replace(table, lines=(line,), outputs=())
-    counts = [executed(own) for own, _ in walk(lower(alone).lines)]
-    return total(m for m, _ in counts), total(f for _, f in counts), True
+    return *_executed_alone(line, table), True
 
 
 def parameters(table: Table) -> Count:

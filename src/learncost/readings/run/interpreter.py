@@ -1,0 +1,159 @@
+"""Run on NumPy: the definition of every table. Any array that follows NumPy's protocols may pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+
+import numpy as np
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import (
+    Line,
+    Repeat,
+    Statement,
+    Table,
+)
+from learncost.layers.derive import derive
+from learncost.layers.layer import Layer
+from learncost.layers.lower import lower
+from learncost.readings.run.operation import Array, Sizes, run_line
+
+Values = dict[str, Array]
+Watch = Callable[[Line, MutableMapping[str, Array]], None]
+
+
+def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
+    """Every named value of a layer; given the outputs' gradients (`dY`), every gradient (`dX`, `dW1`, ...) too.
+
+    arrays   inputs and weights by name, shaped as the layer declares them; a weight of a repeat is a stack whose first
+             axis is the turn. The count of a repeat may be given here or in `sizes` by its name.
+    Raises `InputError` where an array is missing or does not fit.
+    """
+    table = layer.table if isinstance(layer, Layer) else layer
+    given = [name for name in table.outputs if _seed(name) in arrays]
+    numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
+    sizes = {**numbers, **(sizes or {})}
+    sizes = infer_sizes(table, arrays, sizes)
+    values = {name: np.asanyarray(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
+    if not given:
+        execute(lower(table), values, sizes)
+        return _public(values, table)
+    derived = derive(table, given=given)
+    for name in given:
+        values[f"d{name}"] = arrays[_seed(name)]
+    execute(lower(derived.step), values, sizes)
+    for name, gradient in list(derived.gradients.items()):
+        values[f"d{name}"] = values[gradient]
+    for name in (*table.inputs, *table.weights):
+        if name not in derived.gradients and name not in table.indices | table.constants:
+            values[f"d{name}"] = np.zeros(np.shape(arrays[name]))
+    return _public(values, table)
+
+
+def _seed(name: str) -> str:
+    """Versions aside: the gradient of the output Y.2 is given as dY."""
+    head, _, tail = name.rpartition(".")
+    return f"d{head}" if head and tail.isdigit() else f"d{name}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _public(values: Values, table: Table) -> Values:
+    """Stacks of kept values as arrays, under plain names where these are free; outputs under the header's names."""
+    result: Values = {}
+    for name, value in values.items():
+        plain = name.rstrip("*")
+        stacked = np.stack(value) if isinstance(value, list) else value
+        result[plain if plain not in values else name] = stacked
+    for name in table.outputs:
+        result[_seed(name)[1:]] = result[name]
+    return result
+
+
+def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The size of every axis, from the shapes of the arrays."""
+    found: dict[str, int] = dict(sizes or {})
+    origin: dict[str, str] = dict.fromkeys(found, "the given sizes")
+    for name in (*table.inputs, *table.weights):
+        if name in found:
+            continue
+        if name not in arrays:
+            raise InputError(f"{name}[{' '.join(table.axes[name])}] is missing among the arrays")
+        shape, axes = np.shape(arrays[name]), table.axes[name]
+        if len(shape) != len(axes):
+            raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
+        for axis, size in zip(axes, shape, strict=True):
+            expected = int(axis) if axis.isdigit() else found.setdefault(base(axis), size)
+            if expected != size:
+                where = origin.get(base(axis), "the table")
+                raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")
+            origin.setdefault(base(axis), name)
+    return found
+
+
+def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
+    """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        _execute(table.lines, {**table.axes}, values, sizes, watch)
+
+
+def _execute(
+    lines: Iterable[Statement],
+    axes: Mapping[str, tuple[str, ...]],
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None,
+) -> None:
+    for line in lines:
+        if isinstance(line, Repeat):
+            _turns(line, axes, values, sizes, watch)
+        else:
+            run_line(line, axes, values, sizes)
+            if watch:
+                watch(line, values)
+
+
+def _turns(
+    line: Repeat,
+    axes: Mapping[str, tuple[str, ...]],
+    values: MutableMapping[str, Array],
+    sizes: Sizes,
+    watch: Watch | None,
+) -> None:
+    if not line.count.isdigit() and line.count not in sizes:
+        raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes")
+    count = int(line.count) if line.count.isdigit() else sizes[line.count]
+    own = {**axes, **line.axes}
+    carried = {carry.start: values[carry.initial] for carry in line.carry}
+    kept: dict[str, list[Array]] = {outer: [None] * count for _, outer in line.keep}
+    for turn in reversed(range(count)) if line.reverse else range(count):
+        inner = _Scope(values)
+        inner.own.update(carried)
+        inner.own.update({inside: _slice(values[outer], turn) for inside, outer in line.each})
+        _execute(line.lines, own, inner, sizes, watch)
+        carried = {carry.start: inner[carry.end] for carry in line.carry}
+        for inside, outer in line.keep:
+            kept[outer][turn] = inner[inside]
+    for carry in line.carry:
+        values[carry.final] = carried[carry.start]
+    for outer, stack in kept.items():
+        values[outer] = stack if outer.endswith("*") else np.stack(stack)
+
+
+def _slice(stack: Array | list[Array], turn: int) -> Array:
+    return stack[turn] if isinstance(stack, list) else stack[turn, ...]  # with the dots a number stays an array
+
+
+class _Scope(dict[str, Array]):
+    """The names of one turn, over those of the scope around it."""
+
+    def __init__(self, outer: Mapping[str, Array]) -> None:
+        super().__init__()
+        self.outer = outer
+        self.own = self
+
+    def __missing__(self, name: str) -> Array:
+        return self.outer[name]

@@ -355,3 +355,28 @@ def test_a_window_as_wide_as_the_sequence_is_full_attention():
     full = lc.run(named("attention"), {"XQ": X, "XK": X, "XV": X, **weights, "dY": dY})
     np.testing.assert_allclose(restricted["Y"], full["Y"], 1e-11, 1e-12)
     np.testing.assert_allclose(restricted["dX"], full["dXQ"] + full["dXK"] + full["dXV"], 1e-10, 1e-11)
+
+
+def recurrence(X, h, W, U, b):
+    states = []
+    for x in (X @ W + b).unbind(1):
+        h = torch.tanh(h @ U + x)
+        states.append(h)
+    return torch.stack(states, 1), h
+
+
+def test_recurrent():
+    arrays = {"X": draw(B, M, D), "h": draw(B, FF), "W": draw(D, FF), "U": draw(FF, FF), "b": draw(FF)}
+
+    def foreign(X, h, W, U, b):
+        zero = torch.zeros_like(b)
+        flat = [W.T, U.T, b, zero]
+        states, last = torch.rnn_tanh(X, h[None], flat, True, 1, 0.0, False, False, True)
+        return states, last[0]
+
+    layer = named("recurrent")
+    found = check(layer, arrays, foreign)
+    np.testing.assert_array_equal(found["Y"][:, -1], found["h"])
+    assert maccs(layer) == maccs(layer, "matmul") == "M d e + M e^2"
+    tensors = {n: torch.tensor(a) for n, a in arrays.items()}
+    assert flops_of(lambda: recurrence(**tensors)) == lc.price(layer, infer_sizes(layer.table, arrays), "matmul").flops

@@ -14,7 +14,10 @@ _TOKEN = re.compile(
 )
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
-_REPEAT = re.compile(r"^repeat\s+(\w+)\s+carry\s+([\w\s,]+?)(?:\s+shared\s+([\w\s,.]+?))?\s*:$")
+_REPEAT = re.compile(
+    r"^repeat\s+(\w+)\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
+    r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
+)
 _WHERE = re.compile(r"\swhere\s")
 
 
@@ -43,10 +46,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Block:
-    """A repeat before its names are bound."""
+    """A repeat before its names are bound. `each` and `keep` are pairs of a new name and what it is made of."""
 
     count: str
     carry: tuple[str, ...]
+    each: tuple[tuple[str, str], ...]
+    keep: tuple[tuple[str, str], ...]
     shared: tuple[str, ...]
     lines: tuple[Parsed, ...]
     text: str
@@ -58,6 +63,17 @@ Parsed = Line | Call | Block
 def split_names(text: str | None) -> tuple[str, ...]:
     """Names parted by spaces or commas."""
     return tuple((text or "").replace(",", " ").split())
+
+
+def _pairs(names: str | None, text: str) -> tuple[tuple[str, str], ...]:
+    """`x=X, y=Y`: a new name and what it is made of."""
+    pairs = []
+    for item in split_names(re.sub(r"\s*=\s*", "=", names or "")):
+        new, _, old = item.partition("=")
+        if not new.isidentifier() or not old.isidentifier():
+            raise NotationError("`each` and `keep` take pairs, as in `each x=X keep Y=y`", text)
+        pairs.append((new, old))
+    return tuple(pairs)
 
 
 def parse_header(text: str) -> Header:
@@ -86,14 +102,17 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             continue
         match = _REPEAT.match(text)
         if not match:
-            raise NotationError("a repeat is written `repeat COUNT carry X:`", text)
+            raise NotationError(
+                "a repeat is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon", text
+            )
         body = []
         while rest and _indent(rest[0]) > indent:
             body.append(rest.pop(0))
         if not body:
             raise NotationError("a repeat needs an indented body", text)
-        count, carry, shared = match.groups()
-        result.append(Block(count, split_names(carry), split_names(shared), parse_lines(body), text))
+        count, carry, each, keep, shared = match.groups()
+        pairs = _pairs(each, text), _pairs(keep, text)
+        result.append(Block(count, split_names(carry), *pairs, split_names(shared), parse_lines(body), text))
     return tuple(result)
 
 

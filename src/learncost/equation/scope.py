@@ -152,6 +152,7 @@ class _Scope:
                 raise NotationError(f"{name} is carried but not defined before", block.text)
         outer, outer_axes = dict(self.current), dict(self.axes)
         starts = {name: outer[name] for name in block.carry}
+        slices = self.slices(block)
         lines = self.statements(block.lines)
         ends = {name: self.current[name] for name in block.carry}
         for name in block.carry:
@@ -169,7 +170,9 @@ class _Scope:
         each = tuple(n for n in read if n in self.weights and n not in shared)
         for name in each:
             inner_axes[name] = self.axes[name]
+        kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]
         self.current, self.axes = outer, outer_axes
+        self.stacks(slices, inner_axes, block)
         for name in read:
             if name in self.given and name not in self.axes:
                 self.axes[name] = (block.count, *inner_axes[name]) if name in each else inner_axes[name]
@@ -181,7 +184,50 @@ class _Scope:
             self.current[name] = self.version(name)
             self.axes[self.current[name]] = self.axes[initial]
             carry.append(Carry(starts[name], ends[name], initial, self.current[name]))
-        return Repeat(block.count, lines, inner_axes, tuple(carry), tuple((n, n) for n in each))
+        keep = []
+        for new, inside in kept:
+            self.current[new] = self.version(new)
+            self.axes[self.current[new]] = (block.count, *inner_axes[inside])
+            keep.append((inside, self.current[new]))
+        pairs = (*((n, n) for n in each), *slices)
+        return Repeat(block.count, lines, inner_axes, tuple(carry), pairs, tuple(keep))
+
+    def slices(self, block: Block) -> tuple[tuple[str, str], ...]:
+        """`each x=X`: x is a new name inside, a turn's slice of the stack X."""
+        pairs = []
+        for new, old in block.each:
+            if old not in self.current:
+                raise NotationError(f"{old} is not defined before it is read", block.text)
+            if new in self.current:
+                raise NotationError(f"{new} is defined already: a slice needs a name of its own", block.text)
+            stack = self.current[old]
+            self.current[new] = self.version(new)
+            if stack in self.axes:
+                if base(self.axes[stack][0] if self.axes[stack] else "") != block.count:
+                    declared = f"{old}[{' '.join(self.axes[stack])}]"
+                    raise NotationError(f"{declared} has no turn of {block.count} as its first axis", block.text)
+                self.axes[self.current[new]] = self.axes[stack][1:]
+            pairs.append((self.current[new], stack))
+        return tuple(pairs)
+
+    def stacks(self, slices: Iterable[tuple[str, str]], inner: Axes, block: Block) -> None:
+        """What the lines inside say of the stacks: axes of those met first there, and whether they are indices."""
+        for new, stack in slices:
+            if new not in inner:
+                raise NotationError(f"{new} is a slice of {stack} that no line reads", block.text)
+            self.axes.setdefault(stack, (block.count, *inner[new]))
+            index = new in self.indices
+            self.indices.discard(new)
+            self.values.discard(new)
+            (self.indices if index else self.values).add(stack)
+            if stack in self.indices and stack in self.values:
+                raise NotationError(f"{stack} is read both as a value and as an index", block.text)
+
+    def kept(self, name: str, outer: Mapping[str, str], block: Block) -> str:
+        """`keep Y=y`: the name inside of what the stack Y collects."""
+        if name not in self.current or self.current[name] == outer.get(name):
+            raise NotationError(f"{name} is kept but not defined inside", block.text)
+        return self.current[name]
 
 
 def _rename_reads(axis: str | Read, names: Mapping[str, str]) -> str | Read:

@@ -269,6 +269,10 @@ class Repeat:
         head = f"repeat {self.count}{' backwards' if self.reverse else ''}"
         if self.carry:
             head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
+        # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
+        for word, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
+            shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
+            head += f" {word} {' '.join(shown)}" if shown else ""
         body = "\n".join("  " + text for line in self.lines for text in str(line).splitlines())
         return f"{head}:\n{body}"
 

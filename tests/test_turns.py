@@ -1,0 +1,163 @@
+"""Repeats that read one slice of a stack a turn (`each`) and collect a value of every turn (`keep`)."""
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+from counting import counting, tally_of
+from learncost.readings.run import execute, infer_sizes
+
+N, B, D, V = 4, 2, 3, 5
+generator = np.random.default_rng(7)
+
+
+def draw(*shape):
+    return generator.standard_normal(shape)
+
+
+def check(text, arrays, foreign):
+    """Values and gradients against torch, the price against a count, every table through `live`."""
+    layer = lc.layer(text)
+    table = layer.table
+    outputs = [name.partition(".")[0] for name in table.outputs]
+    values = lc.run(layer, arrays)
+    seeds = {f"d{name}": draw(*values[name].shape) for name in outputs}
+    found = lc.run(layer, {**arrays, **seeds})
+    names = [n for n in (*table.inputs, *table.weights) if n not in table.indices]
+    tensors = {n: torch.tensor(a, requires_grad=n in names) for n, a in arrays.items()}
+    results = foreign(**tensors)
+    for name in outputs:
+        np.testing.assert_allclose(found[name], results[name].detach().numpy(), 1e-12, err_msg=name)
+    total = sum((results[n] * torch.tensor(seeds[f"d{n}"])).sum() for n in outputs)
+    for name, gradient in zip(names, torch.autograd.grad(total, [tensors[n] for n in names]), strict=True):
+        np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), 1e-11, 1e-12, err_msg=f"d{name}")
+    derived = lc.derive(layer)
+    sizes = infer_sizes(table, arrays)
+    given = {n: counting(a) for n, a in arrays.items()}
+    given |= {f"d{name}": counting(seeds[f"d{name.partition('.')[0]}"]) for name in table.outputs}
+    _, units = tally_of(execute, lc.lower(derived.step), given, sizes)
+    assert units == lc.price(derived.step, sizes, "run").flops
+    assert lc.live(derived, sizes).peak > 0
+    return derived
+
+
+def test_a_stack_that_is_kept_and_read_again_beside_the_last_value():
+    text = """scan(X h; U) -> Y h H
+  repeat n carry h each x=X keep H=h shared U:
+    R[B d'] = h[B d] U[d d']
+    S[B d] = R[B d] + x[B d]
+    h[B d] = tanh(S[B d])
+  Y[n B d] = H[n B d] H[n B d]"""
+
+    def foreign(X, h, U):
+        states = []
+        for x in X:
+            h = torch.tanh(h @ U + x)
+            states.append(h)
+        H = torch.stack(states)
+        return {"Y": H * H, "h": h, "H": H}
+
+    check(text, {"X": draw(N, B, D), "h": draw(B, D), "U": draw(D, D)}, foreign)
+
+
+def test_only_the_stack_is_read_and_what_is_kept_is_not_carried():
+    text = """scan(X h; U) -> Z
+  repeat n carry h each x=X keep Z=z shared U:
+    z[B d'] = x[B d] U[d d']
+    G[B d] = h[B d] z[B d]
+    h[B d] = tanh(G[B d])"""
+
+    def foreign(X, h, U):
+        return {"Z": X @ U + 0 * h.sum()}
+
+    derived = check(text, {"X": draw(N, B, D), "h": draw(B, D), "U": draw(D, D)}, foreign)
+    assert "dG" not in str(derived.reverse)
+
+
+def test_a_kept_value_that_later_lines_of_the_turn_read():
+    text = """scan(X h; U) -> Z h
+  repeat n carry h each x=X keep Z=z shared U:
+    z[B d'] = x[B d] U[d d']
+    G[B d] = h[B d] z[B d]
+    h[B d] = tanh(G[B d])"""
+
+    def foreign(X, h, U):
+        kept = []
+        for x in X:
+            kept.append(x @ U)
+            h = torch.tanh(h * kept[-1])
+        return {"Z": torch.stack(kept), "h": h}
+
+    check(text, {"X": draw(N, B, D), "h": draw(B, D), "U": draw(D, D)}, foreign)
+
+
+def test_slices_of_an_index_and_of_a_value_made_before():
+    text = """scan(tokens E h; W) -> H
+  T[n B d] = tanh(E[n B d])
+  repeat n carry h each t=tokens, x=T keep H=h shared W:
+    e[B d] = W[v=t[B] d]
+    S[B d] = e[B d] + x[B d] + h[B d]
+    h[B d] = tanh(S[B d])"""
+
+    def foreign(tokens, E, h, W):
+        states = []
+        for t, x in zip(tokens, torch.tanh(E), strict=True):
+            h = torch.tanh(W[t] + x + h)
+            states.append(h)
+        return {"H": torch.stack(states)}
+
+    arrays = {"tokens": generator.integers(0, V, (N, B)), "E": draw(N, B, D), "h": draw(B, D), "W": draw(V, D)}
+    assert lc.layer(text).table.indices == {"tokens"}
+    check(text, arrays, foreign)
+
+
+def test_own_weights_stand_beside_slices_and_the_stack_of_a_stack():
+    text = """scan(X h; W) -> K
+  repeat n carry h each x=X keep K=H:
+    g[m B d] = x[m B d] W[d]
+    repeat m carry h each y=g keep H=h:
+      S[B d] = h[B d] + y[B d]
+      h[B d] = tanh(S[B d])"""
+
+    def foreign(X, h, W):
+        outer = []
+        for x, w in zip(X, W, strict=True):
+            inner = []
+            for y in x * w:
+                h = torch.tanh(h + y)
+                inner.append(h)
+            outer.append(torch.stack(inner))
+        return {"K": torch.stack(outer)}
+
+    check(text, {"X": draw(N, 2, B, D), "h": draw(B, D), "W": draw(N, D)}, foreign)
+
+
+def test_it_prints_as_it_is_written():
+    head = "repeat M carry h->h.2 each x=I keep H=h.2:"
+    assert head in str(lc.layer(RECURRENT).table)
+
+
+RECURRENT = """scan(I h; U) -> H
+  repeat M carry h each x=I keep H=h shared U:
+    R[B e'] = h[B e] U[e e']
+    h[B e] = R[B e] + x[B e]"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("each x=I", "each x", "take pairs"),
+        ("each x=I", "each x=Q", "Q is not defined"),
+        ("each x=I", "each U=I", "U is defined already"),
+        ("+ x[B e]", "+ R[B e]", "x is a slice of I that no line reads"),
+        ("keep H=h", "keep H=U", "U is kept but not defined inside"),
+        ("keep H=h", "keep H=q", "q is kept but not defined inside"),
+        ("  repeat", "  I[B M e] = I[B M e] + I[B M e]\n  repeat", "has no turn of M as its first axis"),
+        ("carry h", "carries h", "a repeat is written"),
+    ],
+)
+def test_refusals(old, new, message):
+    assert old in RECURRENT
+    with pytest.raises(lc.NotationError, match=message):
+        lc.layer(RECURRENT.replace(old, new))

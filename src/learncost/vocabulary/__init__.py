@@ -1,8 +1,10 @@
 """Floor 1, the vocabulary: one entry a word, its body, gradient and Jacobian as tables in the same notation."""
 
+from learncost.vocabulary import optimizers as _optimizers
+from learncost.vocabulary import primitives as _primitives
 from learncost.vocabulary import words as _words
 from learncost.vocabulary.entry import Entry, canonical, define, entries, entry
 
 __all__ = ["Entry", "canonical", "define", "entries", "entry"]
 
-assert _words  # imported for the words that it defines
+_DEFINING = (_primitives, _words, _optimizers)  # imported for the words that they define

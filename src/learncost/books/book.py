@@ -34,6 +34,7 @@ _WORDS = {
 }
 
 _SKIP = Override(ZERO, points("B M d"), "section 5.5.2: adding the derivative of the skip branch")
+_SKIP_OF_COLUMNS = Override(ZERO, points("T d"), _SKIP.source)
 _BETA = Override(ZERO, points("B M d"), "(42)")
 _SLICE = Override(points("B M M N h"), points("B M M N h") * 2, "(29) as printed, M N M h: erratum E2")
 _DENSE = Override(ZERO, ZERO, "section 5.1: the modulated input is one dense product, already charged")
@@ -46,12 +47,19 @@ _OVERRIDES: dict[tuple[str, str], Override] = {
     ("residual", "dX"): _SKIP,
     ("embedding", "e W"): _DENSE,
     ("embedding", "x + F e"): _DENSE,
+    ("masked_lm_transform", "dbeta"): _BETA,
+    ("jiang_block", "db"): Override(ZERO, points("T d"), _BETA.source),
+    ("jiang_block", "dX"): _SKIP_OF_COLUMNS,
+    ("jiang_block", "dO"): _SKIP_OF_COLUMNS,
 }
 
 _SLIPS: dict[tuple[str, str], Override] = {("attention", "dS"): _SLICE, ("cross_attention", "dS"): _SLICE}
 
 # Section 5.2, section 5.6.2 and Algorithms 1 and 2: positions, the loss and the step itself are not counted.
 _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "dropout", "padding", "loss", "optimizer"})
+
+# Section 5.1 and (48): T is one-hot, and its products are charged in full.
+_ONE_HOT = frozenset({"embedding", "error_projection"})
 
 BOOKS: Mapping[str, Book] = {
     book.name: book
@@ -74,6 +82,7 @@ BOOKS: Mapping[str, Book] = {
             _OVERRIDES | _SLIPS,
             _UNPRICED,
             {("attention", "JS"): "E3", ("cross_attention", "JS"): "E3"},
+            _ONE_HOT,
         ),
         Book(
             "paper-corrected",
@@ -84,6 +93,7 @@ BOOKS: Mapping[str, Book] = {
             _WORDS,
             _OVERRIDES,
             _UNPRICED,
+            one_hot=_ONE_HOT,
         ),
     )
 }

@@ -117,8 +117,7 @@ def with_padding(layer: Layer, scores: str = "S", keys: str = "N") -> Layer:
                 given=("C", "X", "Z"),
                 gives=("Y",),
             )
-            locals_ = (padded, *line.tag.locals[1:])
-            return select, replace(line, right=(left, *line.right[1:]), tag=replace(line.tag, locals=locals_))
+            return select, replace(line, right=(left, *line.right[1:]))  # derived lines keep their names and numbers
         return (line,)
 
     changed = rewritten(layer, change)

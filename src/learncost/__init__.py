@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import Sweep as Sweep
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
+    from learncost.proof.check import check_layer as check_layer
+    from learncost.proof.verify import verify as verify
     from learncost.readings.live import Live as Live
     from learncost.readings.live import live as live
     from learncost.readings.price import Book as Book
@@ -55,6 +57,7 @@ _PUBLIC = {
     "book": "learncost.books.book",
     "compare": "learncost.ledger.compare",
     "cost": "learncost.ledger.cost",
+    "check_layer": "learncost.proof.check",
     "derive": "learncost.layers.derive",
     "errata": "learncost.books.errata",
     "layer": "learncost.layers.layer",
@@ -66,6 +69,7 @@ _PUBLIC = {
     "Sweep": "learncost.ledger.sweep",
     "rules": "learncost.ledger.rules",
     "sweep": "learncost.ledger.sweep",
+    "verify": "learncost.proof.verify",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -36,7 +36,15 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
     """
     table = layer.table if isinstance(layer, Layer) else layer
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
-    return Report(f"proof of {name}", tuple(checks(table, name, meaning)))
+    return Report(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
+
+
+def survived(name: str, made: Iterator[Check]) -> Iterator[Check]:
+    """The comparisons; what breaks off with an error is a failure with the error's text."""
+    try:
+        yield from made
+    except Exception as problem:
+        yield Check(name, "running", f"{type(problem).__name__}: {problem}".splitlines()[0], False)
 
 
 def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 0) -> Iterator[Check]:
@@ -90,7 +98,8 @@ def error(found: Array, wanted: Array) -> float:
     return float("inf") if np.isnan(errors).any() else float(errors.max(initial=0.0))
 
 
-def _worst(errors: Mapping[str, float]) -> tuple[str, bool]:
+def worst(errors: Mapping[str, float]) -> tuple[str, bool]:
+    """The worst of the errors in words, and whether it is small enough."""
     if not errors:
         return "nothing to compare", True
     name = max(errors, key=lambda one: errors[one])
@@ -101,7 +110,7 @@ def _same_values(name: str, table: Table, arrays: Values, values: Values, meanin
     outputs = meaning(*arrays.values())
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     errors = {own: error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
-    return Check(name, "values with a foreign implementation", *_worst(errors))
+    return Check(name, "values with a foreign implementation", *worst(errors))
 
 
 # What is executed, line by line.
@@ -155,7 +164,7 @@ def _jacobians(name: str, derived: Derived, values: Values, explicit: Derived, o
         given: error(other[explicit.gradients[given]], values[gradient])
         for given, gradient in derived.gradients.items()
     }
-    return Check(name, "gradients through explicit Jacobians with the closed form", *_worst(errors))
+    return Check(name, "gradients through explicit Jacobians with the closed form", *worst(errors))
 
 
 def gradients(
@@ -188,7 +197,7 @@ def gradients(
             expected.append(np.sum(found * direction))
             count += 1
         errors[given] = error(np.array(expected), np.array(slopes))
-    text, passed = _worst(errors)
+    text, passed = worst(errors)
     kind = "entries" if whole else "random directions"
     if slope is _central_slope:
         return Check(name, f"gradients with differences, {count} {kind}", text, max(errors.values()) <= 1e-6)

@@ -166,6 +166,8 @@ class _Torch:
         }
         if line.word in functions:
             return (functions[line.word](),)
+        if line.word in _STEPS:
+            return _STEPS[line.word](*operands)
         return (getattr(torch, line.word)(*operands),)
 
     # Moves.
@@ -219,6 +221,29 @@ class _Torch:
         return result
 
 
+def _sgd(w: Tensor, g: Tensor, lr: Tensor) -> tuple[Tensor, ...]:
+    return (_plus(w, g, -lr),)
+
+
+def _momentum(w: Tensor, g: Tensor, v: Tensor, lr: Tensor, mu: Tensor) -> tuple[Tensor, ...]:
+    velocity = _plus(g, v, mu)
+    return _plus(w, velocity, -lr), velocity
+
+
+def _adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    b1, c1, b2, c2, k1, k2, eps, decay = rest
+    m, v = _plus(b1 * m, g, c1), _plus(b2 * v, g.square(), c2)
+    return w * decay - lr * (m * k1) / ((v * k2).sqrt() + eps), m, v
+
+
+def _plus(one: Tensor, two: Tensor, times: Tensor) -> Tensor:
+    """one + times two."""
+    return one + times * two
+
+
+_STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
+
+
 def _flat(x: Tensor, along: tuple[int, ...], function: Any) -> Tensor:
     """A function of the last axis, along several axes at once."""
     others = [i for i in range(x.ndim) if i not in along]
@@ -239,7 +264,7 @@ def autograd(
     for name in wanted:
         tensors[name].requires_grad_()
     values = evaluate(table, tensors, sizes)
-    loss = sum((values[name] * torch.tensor(seeds[f"d{name}"])).sum() for name in table.outputs)
+    loss: Tensor = sum((values[name] * torch.tensor(seeds[f"d{name}"])).sum() for name in table.outputs)
     found = torch.autograd.grad(loss, [tensors[name] for name in wanted], allow_unused=True) if wanted else ()
     gradients = {
         name: (torch.zeros_like(tensors[name]) if g is None else g).numpy()
@@ -262,5 +287,7 @@ def flops(table: Table, wanted: Iterable[str], sizes: Mapping[str, int], backwar
             tensors[name] = torch.zeros(shape, dtype=kind, requires_grad=name in wanted)
         values = evaluate(table, tensors, sizes)
         if backward:
-            sum(values[name].sum() for name in table.outputs).backward()
+            loss: Tensor = sum(values[name].sum() for name in table.outputs)
+            if loss.requires_grad:
+                loss.backward()
     return int(counter.get_total_flops())

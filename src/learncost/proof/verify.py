@@ -1,0 +1,190 @@
+"""Verify: every layer, word, model and procedure held to differences, tallies and foreign implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from learncost.books.book import price
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.layers.derive import derive
+from learncost.layers.layer import Layer, named, shipped
+from learncost.models.configuration import Configuration, configure
+from learncost.models.model import Model, build
+from learncost.procedures.optimizer import OPTIMIZERS
+from learncost.procedures.procedure import PROCEDURES, step
+from learncost.proof.check import (
+    Meaning,
+    checks,
+    error,
+    seeds_of,
+    sound_arrays,
+    survived,
+    tally,
+    values_of,
+    worst,
+)
+from learncost.proof.references import LAYERS, WORDS
+from learncost.proof.report import Check, Report
+from learncost.proof.sample import small_sizes
+from learncost.proof.words import word_layer
+from learncost.vocabulary import entries
+
+# Sizes for a model that has no default ones. Only its structure is verified, at sizes of the proof's own.
+_SMALL = {
+    "num_hidden_layers": 2,
+    "n_enc": 2,
+    "n_dec": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "intermediate_size": 5,
+    "vocab_size": 7,
+}
+
+
+def verify(model: str | Model | Configuration | Layer | Table | None = None) -> Report:
+    """Prove every layer and word that comes with the package, or one model, layer or table.
+
+    model   a preset, a path or a generic model's name; a layer's name; what these build; None for all layers and words
+    Runs at small, pairwise different sizes. Raises `InputError` for an unknown model.
+    """
+    return Report("verification" if model is None else f"verification of {_title(model)}", tuple(_checks(model)))
+
+
+def _title(model: object) -> str:
+    if isinstance(model, Model):
+        return model.configuration.name
+    return str(getattr(model, "name", "") or getattr(model, "title", "") or model)
+
+
+def _checks(model: str | Model | Configuration | Layer | Table | None) -> Iterator[Check]:
+    if model is None:
+        yield from all_words()
+        yield from all_layers()
+        return
+    if isinstance(model, str) and model.replace("-", "_") in shipped():
+        model = named(model)
+    if isinstance(model, Layer):
+        yield from verify_table(model.table, model.name, LAYERS.get(model.name))
+    elif isinstance(model, Table):
+        yield from verify_table(model, model.title or "table")
+    else:
+        yield from verify_model(model if isinstance(model, Model) else build(_configured(model)))
+
+
+def _configured(model: str | Configuration) -> Configuration:
+    if isinstance(model, Configuration):
+        return model
+    try:
+        return configure(model, {})
+    except InputError:
+        for sizes in ({k: v for k, v in _SMALL.items() if k[1] != "_"}, {**_SMALL, "num_hidden_layers": None}):
+            try:
+                return configure(model, {name: size for name, size in sizes.items() if size is not None})
+            except InputError:
+                continue
+        raise
+
+
+def all_words() -> Iterator[Check]:
+    """Every word of the vocabulary that computes something."""
+    for entry in entries():
+        if entry.kind != "constant":
+            yield from verify_table(word_layer(entry).table, entry.name, WORDS.get(entry.name), required=True)
+
+
+def all_layers() -> Iterator[Check]:
+    """Every layer that comes with the package."""
+    for name in shipped():
+        yield from verify_table(named(name).table, name, LAYERS.get(name), required=True)
+
+
+def verify_table(table: Table, name: str, meaning: Meaning | None = None, required: bool = False) -> Iterator[Check]:
+    """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
+    if meaning is None and required:
+        yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
+    yield from survived(name, checks(table, name, meaning))
+    yield from survived(name, with_torch(table, name))
+
+
+def with_torch(table: Table, name: str) -> Iterator[Check]:
+    """Where PyTorch is installed: values and gradients with its autograd, FLOPs with its counter of matrix products."""
+    if find_spec("torch") is None:
+        yield Check(name, "values, gradients and FLOPs with torch", "torch is not installed", None)
+        return
+    from learncost.proof import foreign
+
+    sizes = small_sizes(table)
+    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
+    derived = derive(table)
+    values = values_of(derived.step, {**arrays, **seeds}, sizes)
+    outputs, gradients = foreign.autograd(table, arrays, seeds, derived.gradients, sizes)
+    errors = {key: error(values[key], array) for key, array in outputs.items()}
+    errors |= {f"d{key}": error(values[derived.gradients[key]], array) for key, array in gradients.items()}
+    yield Check(name, "values and gradients with torch's autograd", *worst(errors))
+    counted = [foreign.flops(table, derived.gradients, sizes, backward) for backward in (False, True)]
+    priced = [price(one, sizes, "matmul").flops for one in (table, derived.step)]
+    text = f"forward {counted[0]} counted, {priced[0]} priced; and backward {counted[1]}, {priced[1]}"
+    yield Check(name, "FLOPs of matrix products with FlopCounterMode on meta", text, counted == priced)
+
+
+# Models and learning procedures.
+
+
+def verify_model(model: Model) -> Iterator[Check]:
+    """A model's table, then a step of every procedure with every optimizer."""
+    name = model.configuration.name
+    yield from verify_table(model.table, name)
+    yield from survived(name, verify_procedures(model, name))
+
+
+def verify_procedures(model: Model, name: str) -> Iterator[Check]:
+    """Tallies of every step; recomputation gives backpropagation's weights, MEMPEPITA gives PEPITA's, bit for bit."""
+    results: dict[str, Mapping[str, Any]] = {}
+    for procedure in PROCEDURES:
+        if not model.learns and procedure in ("pepita", "mempepita"):
+            yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
+            continue
+        for optimizer in OPTIMIZERS:
+            table = step(model, procedure, optimizer)
+            sizes = small_sizes(table)
+            arrays = sound_arrays(table, sizes)
+            yield tally(f"{name}, {procedure} with {optimizer}", table, arrays, sizes)
+        table = step(model, procedure, "sgd")
+        sizes = _shared_sizes(model, table)
+        values = values_of(table, _shared_arrays(model, table, sizes), sizes)
+        results[procedure] = {key: values[key] for key in _new_weights(table)}
+    pairs = (("recompute", "bp"), ("mempepita", "pepita"))
+    for one, two in pairs:
+        if one in results and two in results:
+            yield _bit_for_bit(name, one, two, results[one], results[two])
+
+
+def _new_weights(table: Table) -> Iterable[str]:
+    return [name for name in table.outputs if name.endswith(".new")]
+
+
+def _shared_sizes(model: Model, table: Table) -> dict[str, int]:
+    """The same sizes for every procedure: those of the model's own table."""
+    return small_sizes(table) | small_sizes(model.table)
+
+
+def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The same arrays for every procedure: those that the model is given, then one for each further name."""
+    arrays = sound_arrays(model.table, sizes)
+    for name in table.inputs:
+        if name not in arrays:
+            own = Table((), table.axes, (name,))
+            arrays |= sound_arrays(own, sizes, seed=sum(map(ord, name)))
+    return arrays
+
+
+def _bit_for_bit(name: str, one: str, two: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Check:
+    different = [key for key in wanted if not np.array_equal(found[key], wanted[key])]
+    text = f"{len(wanted)} updated weights are the same" if not different else f"{different[0]} differs"
+    same = bool(wanted) and found.keys() == wanted.keys() and not different
+    return Check(name, f"{one} with {two}, bit for bit", text, same)

@@ -1,0 +1,251 @@
+"""Every shipped layer against an implementation that knows nothing of it: torch's modules, the printed equations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+from learncost.layers.layer import named, shipped
+from learncost.proof.check import seeds_of, values_of
+from learncost.proof.references import LAYERS
+from learncost.readings.run import infer_sizes
+from printed import equations as printed
+
+B, M, N, D, H, K, F, V = 2, 3, 5, 12, 3, 4, 7, 11
+functional = torch.nn.functional
+
+
+def tensors(seed=0, **shapes):
+    generator = np.random.default_rng(seed)
+    return {n: torch.tensor(generator.standard_normal(s), requires_grad=True) for n, s in shapes.items()}
+
+
+def compare(layer, given, result, names=None, extra=None):
+    """Values, then gradients of a random seed, of a layer with one output and of a torch result."""
+    arrays = {name: tensor.detach().numpy() for name, tensor in given.items()} | (extra or {})
+    seed = np.random.default_rng(7).standard_normal(tuple(result.shape))
+    output = layer.table.outputs[0]
+    got = lc.run(layer, {**arrays, f"d{output}": seed})
+    np.testing.assert_allclose(got[output], result.detach().numpy(), rtol=1e-9, atol=1e-11)
+    names = list(names or given)
+    wanted = torch.autograd.grad((result * torch.tensor(seed)).sum(), [given[name] for name in names])
+    for name, gradient in zip(names, wanted, strict=True):
+        np.testing.assert_allclose(got[f"d{name}"], gradient.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+
+
+def flat(weight):
+    """A weight by heads [d h k] as torch has it, [h k, d]."""
+    return weight.reshape(weight.shape[0], -1).T
+
+
+def torch_attention(q, k, v, given, **keywords):
+    """torch's own multi-head attention, sequences on the second axis."""
+    result, _ = functional.multi_head_attention_forward(
+        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), D, H, None, None, None, None, False, 0.0,
+        given["WO"].reshape(H * K, D).T, None, use_separate_proj_weight=True, q_proj_weight=flat(given["WQ"]),
+        k_proj_weight=flat(given["WK"]), v_proj_weight=flat(given["WV"]), need_weights=False, **keywords,
+    )  # fmt: skip
+    return result.transpose(0, 1)
+
+
+WEIGHTS = {"WQ": (D, H, K), "WK": (D, H, K), "WV": (D, H, K), "WO": (H, K, D)}
+
+
+@pytest.mark.parametrize("name", ["attention", "cross_attention"])
+def test_attention_equals_torch(name):
+    given = tensors(XQ=(B, M, D), XK=(B, N, D), XV=(B, N, D), **WEIGHTS)
+    compare(named(name), given, torch_attention(given["XQ"], given["XK"], given["XV"], given))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_self_attention_equals_torch(causal):
+    where = " where M' <= M" if causal else ""
+    text = f"alone(X) -> Y\n H[B M d] = 1[] X[B M d]\n Y[B M d] = attention(H, H, H; w, N = M'){where}"
+    given = tensors(X=(B, M, D), **WEIGHTS)
+    mask = torch.full((M, M), -math.inf, dtype=torch.float64).triu(1) if causal else None
+    result = torch_attention(given["X"], given["X"], given["X"], given, attn_mask=mask)
+    compare(lc.layer(text), {"X": given["X"], **{f"w.{n}": given[n] for n in WEIGHTS}}, result)
+
+
+def test_self_attention_equals_the_module():
+    module = torch.nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=torch.float64)
+    given = tensors(X=(B, M, D))
+    result, _ = module(given["X"], given["X"], given["X"], need_weights=False)
+    parts = module.in_proj_weight.detach().split(D)
+    arrays = {f"w.{n}": w.T.reshape(D, H, K).numpy() for n, w in zip(("WQ", "WK", "WV"), parts, strict=True)}
+    arrays["w.WO"] = module.out_proj.weight.detach().T.reshape(H, K, D).numpy()
+    text = "alone(X) -> Y\n H[B M d] = 1[] X[B M d]\n Y[B M d] = attention(H, H, H; w, N = M')"
+    compare(lc.layer(text), given, result, extra=arrays)
+
+
+@pytest.mark.parametrize("name", ["norm", "plain_norm", "add_norm"])
+def test_norms_equal_torch(name):
+    given = tensors(X=(B, M, D), F=(B, M, D), g=(D,), b=(D,))
+    table = named(name).table
+    given = {n: given[n] for n in (*table.inputs, *table.weights)}
+    whole = given["X"] + given["F"] if name == "add_norm" else given["X"]
+    compare(named(name), given, functional.layer_norm(whole, (D,), given.get("g"), given.get("b")))
+
+
+@pytest.mark.parametrize(("word", "form"), [("gelu_tanh", "tanh"), ("gelu", "none")])
+def test_feed_forward_equals_torch(word, form):
+    layer = lc.layer(named("feed_forward").text.replace("gelu_tanh", word))
+    given = tensors(X=(B, M, D), W1=(D, F), b1=(F,), W2=(F, D), b2=(D,))
+    hidden = functional.gelu(functional.linear(given["X"], given["W1"].T, given["b1"]), approximate=form)
+    compare(layer, given, functional.linear(hidden, given["W2"].T, given["b2"]))
+    without = lc.layer(named("feed_forward_without_biases").text.replace("gelu_tanh", word))
+    hidden = functional.gelu(given["X"] @ given["W1"], approximate=form)
+    compare(without, {n: given[n] for n in ("X", "W1", "W2")}, hidden @ given["W2"])
+
+
+def test_embedding_positions_and_token_types_equal_torch():
+    tokens = np.array([[4, 0, 4], [1, 9, 0]])
+    given = tensors(W=(V, D), E=(B, M, D), P=(M + 2, D), S=(M, D))
+    compare(named("embedding"), {"W": given["W"]}, functional.embedding(torch.tensor(tokens), given["W"]),
+            extra={"tokens": tokens})  # fmt: skip
+    index = np.array([1, 2, 4])
+    with_positions = given["E"] + functional.embedding(torch.tensor(index), given["P"])
+    compare(named("positions"), {n: given[n] for n in "EP"}, with_positions, extra={"index": index})
+    compare(named("sinusoidal_positions"), {n: given[n] for n in "ES"}, given["E"] + given["S"], names="E")
+    types = np.array([[0, 1, 1], [1, 0, 0]])
+    given = tensors(W=(2, D), E=(B, M, D))
+    with_types = given["E"] + functional.embedding(torch.tensor(types), given["W"])
+    compare(named("token_types"), given, with_types, extra={"types": types})
+
+
+def test_head_and_loss_equal_cross_entropy():
+    layer = lc.layer(
+        "both(X targets share; W) -> loss\n P[B M v] = head(X; W)\n loss[] = loss(P, targets, share)\nconstants: share"
+    )
+    targets = np.array([[4, 10, -100], [-100, 0, 0]])
+    there = targets >= 0
+    given = tensors(X=(B, M, D), W=(D, V))
+    result = functional.cross_entropy((given["X"] @ given["W"]).reshape(-1, V), torch.tensor(targets).reshape(-1))
+    extra = {"targets": np.where(there, targets, 0), "share": np.where(there, -1.0 / there.sum(), 0.0)}
+    compare(layer, given, result, extra=extra)
+
+
+def test_every_shipped_layer_has_a_foreign_implementation_in_the_proof():
+    assert set(LAYERS) >= set(shipped())
+    for name in shipped():
+        assert lc.verify(named(name)).passed, name
+
+
+# The printed equations, one sequence, heads as lists of matrices.
+
+
+def heads(weight):
+    return [weight[:, h] for h in range(weight.shape[1])]
+
+
+@pytest.mark.parametrize("jacobian", [False, True])
+@pytest.mark.parametrize("name", ["attention", "cross_attention"])
+def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
+    table = named(name).table
+    generator = np.random.default_rng(3)
+    shapes = {"XQ": (1, M, D), "XK": (1, N, D), "XV": (1, N, D), **WEIGHTS}
+    arrays = {n: generator.standard_normal(s) for n, s in shapes.items()}
+    derived = lc.derive(table, jacobian=jacobian)
+    sizes = infer_sizes(table, arrays)
+    seeds = seeds_of(table, sizes)
+    got = values_of(derived.step, {**arrays, **seeds}, sizes)
+    x = {n: arrays[n][0] for n in ("XQ", "XK", "XV")}
+    wq, wk, wv = (heads(arrays[n]) for n in ("WQ", "WK", "WV"))
+    wo, df = arrays["WO"].reshape(H * K, D), seeds["dY"][0]
+    q, k, v = printed.equation_2(x["XQ"], x["XK"], x["XV"], wq, wk, wv)
+    s = [printed.probabilities(*pair) for pair in zip(q, k, strict=True)]
+    da = np.split(printed.equation_22(df, wo), H, axis=1)
+    attended = [printed.equation_3(*three) for three in zip(q, k, v, strict=True)]
+    jacobians = [printed.equation_28(one) for one in s]
+    scores = [printed.equation_29(*three) for three in zip(da, v, jacobians, strict=True)]
+    dv = [printed.equation_24(*pair) for pair in zip(s, da, strict=True)]
+    dq = [printed.equation_30(*pair) for pair in zip(scores, k, strict=True)]
+    dk = [printed.equation_34(*pair) for pair in zip(scores, q, strict=True)]
+    by_head = {"dA": da, "dV": dv, "dQ": dq, "dK": dk}  # [M h k]
+    scored = {"dR": scores}
+    if jacobian:
+        scored["JS"] = jacobians
+    weights = {"dWQ": printed.equation_33(x["XQ"], dq), "dWK": printed.equation_37(x["XK"], dk)}
+    weights["dWV"] = printed.equation_27(x["XV"], dv)
+    inputs = {"dXQ": printed.equation_31_32(dq, wq), "dXK": printed.equation_35_36(dk, wk)}
+    inputs["dXV"] = printed.equation_25_26(dv, wv)
+    equal = lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)  # noqa: E731
+    for key, wanted in by_head.items():
+        equal(got[key][0], np.stack(wanted, axis=1))
+    for key, wanted in scored.items():
+        equal(got[key][0], np.stack(wanted))
+    for key, wanted in weights.items():
+        equal(got[key], np.stack(wanted, axis=1))
+    for key, wanted in inputs.items():
+        equal(got[key][0], wanted)
+    equal(got["dWO"].reshape(H * K, D), printed.equation_23(attended, df))
+    equal(got["Y"][0], printed.equation_4(attended, wo))
+    numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
+    expected = {"dA": "22", "dWO": "23", "dV": "24", "dXV": "25)-(26", "dWV": "27", "dP": "29", "dS": "29", "dR": "29"}
+    expected |= {"dQ": "30", "dXQ": "31)-(32", "dWQ": "33", "dK": "34", "dXK": "35)-(36", "dWK": "37"}
+    if jacobian:
+        expected["JS"] = "28"
+    assert numbers == expected
+
+
+@pytest.mark.parametrize("jacobian", [False, True])
+@pytest.mark.parametrize("name", ["norm", "add_norm"])
+def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
+    table = named(name).table
+    generator = np.random.default_rng(4)
+    arrays = {n: generator.standard_normal(s) for n, s in {"X": (1, M, D), "F": (1, M, D), "g": D, "b": D}.items()}
+    arrays = {n: arrays[n] for n in (*table.inputs, *table.weights)}
+    derived = lc.derive(table, jacobian=jacobian)
+    sizes = infer_sizes(table, arrays)
+    seeds = seeds_of(table, sizes)
+    got = values_of(derived.step, {**arrays, **seeds}, sizes)
+    x = (arrays["X"] + arrays.get("F", 0))[0]
+    dy, z, g = seeds["dY"][0], printed.normalised(x, 1e-5), arrays["g"]
+    normalisation = printed.normalisation_jacobian(x, 1e-5)
+    dx = printed.equation_44(printed.equation_43(dy, g), normalisation)
+    through = "dR" if name == "add_norm" else "dX"
+    wanted = {"dg": printed.equation_41(dy, z), "db": printed.equation_42(dy)}
+    wanted |= {"dZ": printed.equation_43(dy, g)[None], through: dx[None]}
+    if jacobian:
+        wanted[f"J{through[1:]}"] = normalisation[None]
+    for key, value in wanted.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-8, atol=1e-11, err_msg=key)
+    numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
+    assert {"dg": "41", "db": "42", "dZ": "43", through: "44"}.items() <= numbers.items()
+
+
+def test_derived_lines_of_the_head_equal_the_printed_equations():
+    table = named("head").table
+    generator = np.random.default_rng(5)
+    arrays = {"X": generator.standard_normal((1, M, D)), "W": generator.standard_normal((D, V))}
+    target = np.eye(V)[[3, 0, 10]]
+    derived = lc.derive(table)
+    sizes = infer_sizes(table, arrays)
+    got = values_of(derived.step, {**arrays, "dP": -target[None]}, sizes)
+    s = printed.equation_45(arrays["X"][0], arrays["W"])
+    dz = printed.output_error(s, target)
+    np.testing.assert_allclose(np.exp(got["P"][0]), s, rtol=1e-9)
+    np.testing.assert_allclose(got["dL"][0], dz, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got["dX"][0], printed.equation_46(dz, arrays["W"]), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got["dW"], printed.equation_47(arrays["X"][0], dz), rtol=1e-9, atol=1e-12)
+    numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
+    assert {"dX": "46", "dW": "47"}.items() <= numbers.items()
+
+
+def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations():
+    generator = np.random.default_rng(6)
+    shapes = {"X": (1, M, D), "W1": (D, F), "b1": F, "W2": (F, D), "b2": D}
+    arrays = {n: generator.standard_normal(s) for n, s in shapes.items()}
+    dy = generator.standard_normal((M, D))
+    got = lc.run(named("feed_forward"), {**arrays, "dY": dy[None]})
+    x, w1, b1, w2, b2 = arrays["X"][0], *(arrays[n] for n in ("W1", "b1", "W2", "b2"))
+    np.testing.assert_allclose(got["Y"][0], printed.equation_38(x, w1, b1, w2, b2), rtol=1e-9)
+    wanted = printed.equation_38_backward(x, w1, b1, w2, dy)
+    for ours, theirs in {"dW1": "w_1", "db1": "b_1", "dW2": "w_2", "db2": "b_2"}.items():
+        np.testing.assert_allclose(got[ours], wanted[theirs], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(got["dX"][0], wanted["x"], rtol=1e-9)
+    tokens, e = generator.integers(0, V, (1, N)), generator.standard_normal((1, M, V))
+    projected = lc.run(named("error_projection"), {"tokens": tokens, "e": e})["F"][0]
+    np.testing.assert_allclose(projected, printed.equation_48(np.eye(V)[tokens[0]], e[0]), rtol=1e-9)

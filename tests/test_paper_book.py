@@ -473,6 +473,117 @@ def test_distilbert_line_by_line() -> None:
     check_ledger("distilbert-base", layers, 2, {"seq_len": 50})
 
 
+def bert(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
+    """BERT with its pooler: the first token's value is moved for nothing, then d by d weights, a bias and a tanh."""
+    pooler = [
+        Cost(d * d, 2 * d * d + d + d),  # one addition and one tanh an element, as it runs
+        Cost(
+            d * d, 2 * d * d + 3 * d
+        ),  # 1 - y^2 has two operations, times the gradient one; gradients merge for nothing
+        Cost(d * d, 2 * d * d),
+    ]
+    return distilbert(M, d, h, f, v, n) | {("pooler", None): (1, pooler)}
+
+
+def masked(layers: dict, M: int, d: int, v: int) -> dict:
+    """With a masked-language-model head: dense, bias, GELU, norm; the tied output table with a bias."""
+    dense, (_, alone) = M * d * d, layers["norm", None]
+    head = [LAYERS["softmax", macro](M=M, d_model=d, voc=v) for macro in MACROS]
+    transform = [
+        Cost(dense, 2 * dense + M * d + 8 * M * d) + alone[0],
+        Cost(dense, 2 * dense + 13 * M * d) + alone[1],
+        Cost(dense, 2 * dense) + alone[2],
+    ]
+    biases = [Cost(0, M * v), Cost(0, 0), Cost(0, 0)]
+    rows = [total(parts) for parts in zip(head, transform, biases, strict=True)]
+    return {key: value for key, value in layers.items() if key[0] != "pooler"} | {("head", None): (1, rows)}
+
+
+def test_bert_line_by_line() -> None:
+    layers = bert(M=50, d=768, h=12, f=3072, v=30522, n=12)
+    check_ledger("bert-base", layers, 2, {"seq_len": 50}, outside={"pooler"})
+
+
+def test_masked_language_models_line_by_line(tmp_path: Path) -> None:
+    for model_type, name, n in (("bert", "BertForMaskedLM", 12), ("distilbert", "DistilBertForMaskedLM", 6)):
+        layers = masked(distilbert(M=50, d=768, h=12, f=3072, v=30522, n=n), M=50, d=768, v=30522)
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [name]}))
+        check_ledger(str(tmp_path), layers, 2, {"seq_len": 50})
+
+
+@pytest.mark.parametrize("book", BOOK_LAYERS)
+@pytest.mark.parametrize("procedure", [*PROCEDURES, "recompute"])
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+def test_a_padding_mask_is_not_counted(family: str, procedure: str, book: str) -> None:
+    depth = {"n_enc": 2, "n_dec": 3} if family == "encoder-decoder" else {"num_hidden_layers": 2}
+    tiny = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "vocab_size": 7}
+    configuration = configure(family, depth | tiny)
+    plain, padded = (
+        Price(book, rows_of(build(configuration, padding=padding), procedure, book), {}) for padding in (False, True)
+    )
+    assert (plain.maccs, plain.flops) == (padded.maccs, padded.flops)
+    assert not any(row.outside_paper for row in padded.rows)
+
+
+# Layers that the paper does not have
+
+
+def outside(text: str, macro: str = "forward") -> tuple[object, object, bool]:
+    """MACCs and FLOPs as text, and whether any row is marked."""
+    found = lc.derive(lc.layer(text), jacobian=True)
+    table = {"forward": found.forward, "backward": found.backward, "weight_update": found.update}[macro]
+    price = lc.price(table, {}, "paper")
+    return str(price.maccs), str(price.flops), any(row.outside_paper for row in price.rows)
+
+
+def test_products_by_their_shapes() -> None:
+    dense = "own(X; W b) -> Y\n  H[B M e] = X[B M d] W[d e]\n  Y[B M e] = H[B M e] + b[e]"
+    assert outside(dense) == ("B M d e", "2 B M d e + B M e", False)  # a bias is one addition an element
+    assert outside(dense, "backward") == ("B M d e", "2 B M d e", False)
+    assert outside(dense, "weight_update") == ("B M d e", "2 B M d e", False)  # and nothing in the update
+    scaled = "own(X s) -> Y\n  Y[B M] = X[B M] s[]"
+    assert outside(scaled) == ("0", "B M", False)  # a product without a sum: one FLOP a point
+    assert outside(scaled, "backward") == ("B M", "3 B M", False)  # that, and the sum of X dY for s
+
+
+def test_anything_else_at_the_run_price() -> None:
+    row = "own(T places) -> Y\n  Y[B M d] = T[B v=places[B M] d]"
+    assert outside(row) == ("0", "0", False)  # a look-up is a move; the paper's one-hot products are its embedding's
+    first = "own(X) -> Y\n  Y[B d] = X[B M=0[] d]"
+    assert outside(first) == ("0", "0", False)
+    window = "own(X Z places) -> Y\n  Y[B M r] = X[B M k] Z[B M=places[M r] k]"
+    assert outside(window) == ("B M k r", "2 B M k r", False)
+    # Both gradients have that many terms; Z's are added where they belong.
+    assert outside(window, "backward") == ("2 B M k r", "4 B M k r", False)
+    assert outside("own(X) -> Y\n  Y[B d] = sigmoid(X[B d])") == ("0", "4 B d", True)
+
+
+def test_block_of_jiang() -> None:
+    """By hand: products, softmax 5 and a scaling forward; a norm 8; two residual sums; relu as it runs."""
+    price = {macro: lc.price(table, {}, "paper") for macro, table in derived("jiang_block").items()}
+    products = "4 T d h k + 2 T d f + 2 T T h k"
+    expected = sum_of(products), 2 * sum_of(products) + sum_of("6 T T h + 8 T d + 2 T d + T f")
+    assert (polynomial_of(price["forward"].maccs), polynomial_of(price["forward"].flops)) == expected
+    # The norm's Jacobian 9 and its product 2, gains 1; the softmax's Jacobian 1 and its product 2, the scaling 1.
+    jacobians = sum_of("T T T h + T d d")
+    products = sum_of("4 T d h k + 2 T d f + 4 T T h k") + jacobians
+    more = sum_of("9 T d d + T d + T T T h + T T h + 2 T d + 2 T f")
+    found = price["backward"]
+    assert (polynomial_of(found.maccs), polynomial_of(found.flops)) == (products, 2 * products + more)
+    products = sum_of("4 T d h k + 2 T d f + T d")  # (41) of the gains
+    found = price["weight_update"]
+    assert (polynomial_of(found.maccs), polynomial_of(found.flops)) == (products, 2 * products + sum_of("T d"))
+
+
+def sum_of(text: str) -> sympy.Expr:
+    """`2 T d + T f`, names apart from each other by spaces."""
+    return sympy.Add(*(sympy.Mul(*map(sympy.sympify, term.split())) for term in text.split(" + ")))
+
+
+def polynomial_of(count: Count) -> sympy.Expr:
+    return sympy.Add(*(c * sympy.Mul(*map(sympy.Symbol, names)) for names, c in count.terms.items()))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
 def test_dropout_and_the_optimizer_are_not_counted(optimizer: str) -> None:
     plain = lc.cost("gpt2", price_book="paper", seq_len=10)

@@ -174,8 +174,7 @@ def ledger(
     book: str,
 ) -> Cost:
     """Priced rows, put together as asked and evaluated."""
-    shown = tuple(replace(row, layer=_SHOWN.get(row.layer, row.layer)) for row in rows)
-    whole = Price(book, shown, axes, dtype)
+    whole = Price(book, tuple(rows), axes, dtype)
     passes = chosen.passes_over(model)
     macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in whole.by("macro_operation").items():
@@ -209,13 +208,17 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
         "equation": ("layer", "block", "macro_operation", "line", "equation"),
         "kind": ("kind", "macro_operation"),
     }[by]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for priced in whole.rows:
+        shown = replace(priced, layer=_SHOWN.get(priced.layer, priced.layer))
+        groups.setdefault(tuple(getattr(shown, name) for name in fields), []).append(priced)
     result = []
-    for key, part in whole.by(*fields).items():
-        named = dict(zip(fields, key, strict=True))
+    for key, rows in groups.items():
+        named, part = dict(zip(fields, key, strict=True)), replace(whole, rows=tuple(rows))
         row = LedgerRow(
             layer=named.get("layer"),
             block=named.get("block"),
-            repeat=_repeat(part, passes[named["macro_operation"]]),
+            repeat=_repeat(part, passes[named["macro_operation"]]) if "layer" in named else 1,
             macro_operation=named["macro_operation"],
             maccs=part.maccs,
             flops=part.flops,
@@ -231,11 +234,12 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
 
 
 def _repeat(part: Price, passes: int) -> int:
-    """How many equal layers a row merges: how often its most frequent line runs in one pass."""
-    times: dict[str, int] = {}
+    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass."""
+    times: dict[tuple[str, str], int] = {}
     for row in part.rows:
         if row.line not in ("merge", "") and row.layer != "optimizer":
-            times[row.line] = times.get(row.line, 0) + row.repeat.at(part.sizes)
+            line = row.layer, row.line
+            times[line] = times.get(line, 0) + row.repeat.at(part.sizes)
     return max(1, max(times.values(), default=1) // max(1, passes))
 
 

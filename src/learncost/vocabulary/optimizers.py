@@ -1,4 +1,4 @@
-"""Optimizers: one step of one parameter. Two, four and fifteen operations, read off the bodies like every other price."""
+"""Optimizers: one step of one parameter. Two, four and fifteen operations, read off the bodies like all prices."""
 
 from __future__ import annotations
 

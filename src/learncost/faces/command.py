@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import Any
 
@@ -22,7 +23,7 @@ from learncost.models.wording import nearest, shown
 
 ABOUT = "What learning costs a transformer: exact MACCs, FLOPs, parameters and bytes, proved by running them."
 
-COMMANDS: Mapping[str, tuple[str, str]] = {
+_COMMANDS: Mapping[str, tuple[str, str]] = {
     "cost": ("cost:cost", "The exact cost of one training step, by layer and macro-operation."),
     "compare": ("compare:compare", "Learning procedures side by side, and where one overtakes another."),
     "formulas": ("formulas:formulas", "A layer's MACCs and FLOPs in the symbols of the paper."),
@@ -34,7 +35,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "errata": ("errata:errata", "What the publications print wrong, and what it does to a total."),
     "list": ("lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
-"""Every command, its function in this package, and what it does."""
+
+COMMANDS = {name: own for name, own in _COMMANDS.items() if find_spec(f"{__package__}.{own[0].partition(':')[0]}")}
+"""Every command that is installed, its function in this package, and what it does."""
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -57,7 +60,7 @@ def application(called: str = "") -> App:
     )
     for place, (name, (function, about)) in enumerate(COMMANDS.items()):
         own = {} if name == called else {"help": about}
-        app.command(f"learncost.faces.{function}", name=name, sort_key=place, help_epilogue="", **own)
+        app.command(f"{__package__}.{function}", name=name, sort_key=place, help_epilogue="", **own)
     return app
 
 

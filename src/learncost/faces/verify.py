@@ -1,0 +1,96 @@
+"""`learncost verify [MODEL]`: run the tables at small sizes and hold them to everything that can be asked."""
+
+from __future__ import annotations
+
+import json as to_json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from learncost.faces.flags import Name, Switch, chosen
+from learncost.ledger.sheet import Row, Sheet
+from learncost.proof.report import Check, Report
+from learncost.proof.verify import verify as compute
+
+_MARKS = {True: "passed", False: "FAILED", None: "not made"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is printed, and whether all was well."""
+
+    shown: Sheet | str
+    exit_code: int
+
+    def __str__(self) -> str:
+        return str(self.shown)
+
+    def __rich__(self) -> Sheet | str:
+        return self.shown
+
+
+def verify(
+    model: str | None = None,
+    /,
+    *,
+    every: Switch = False,
+    format: Name = "table",
+    json: Switch = False,
+) -> Verdict:
+    """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
+
+    At small, pairwise different sizes: values with foreign implementations, gradients with complex steps or
+    differences, the operations that arrays count with the price of the book run, line by line, the explicit Jacobian
+    with the closed form, and PyTorch's autograd and FlopCounterMode where PyTorch is installed. For a model, a step of
+    every procedure with every optimizer too, and MEMPEPITA with PEPITA bit for bit.
+
+    Parameters
+    ----------
+    model
+        A model, as learncost cost takes it, or a layer; without it every word and every layer that there is.
+    every
+        One line a comparison, also where there are hundreds.
+    format
+        table or json.
+    json
+        Short for --format json.
+    """
+    wanted = chosen(format, json, ("table", "json"))
+    report = compute(model)
+    code = 0 if report.passed else 1
+    if wanted == "json":
+        checks = [asdict(check) for check in report.checks]
+        return Verdict(to_json.dumps({"schema": 1, "passed": report.passed, "checks": checks}, indent=2), code)
+    if every or model is not None:
+        return Verdict(_lines(report, model or "every word and every layer"), code)
+    return Verdict(_summary(report), code)
+
+
+def _lines(report: Report, title: str) -> Sheet:
+    texts = ((c.passed, f"{c.subject}, {c.compared}: {c.found}") for c in report.checks)
+    rows = (Row((_MARKS[passed], text), "bold" if passed is False else "") for passed, text in texts)
+    return Sheet(f"Verification of {title}", ("", ""), tuple(rows), (_verdict(report.checks),), frozenset({0, 1}))
+
+
+def _summary(report: Report) -> Sheet:
+    """How many of each comparison passed; what failed or was not made, in full."""
+    rows = []
+    states = [state for state in _MARKS if state is not None or any(c.passed is None for c in report.checks)]
+    for compared in dict.fromkeys(_kind(check) for check in report.checks):
+        own = [check.passed for check in report.checks if _kind(check) == compared]
+        rows.append(Row((compared, *(str(own.count(state)) for state in states))))
+    rest = [check for check in report.checks if check.passed is not True]
+    notes = (*(str(check) for check in rest if check.passed is False), _verdict(report.checks))
+    columns = ("", *(_MARKS[state].lower() for state in states))
+    return Sheet("Verification of every word and every layer", columns, tuple(rows), notes)
+
+
+def _kind(check: Check) -> str:
+    """The comparison without how many points or directions it took."""
+    return check.compared.partition(", ")[0]
+
+
+def _verdict(checks: Iterable[Check]) -> str:
+    states = [check.passed for check in checks]
+    failed = f"{states.count(False)} of {len(states)} comparisons failed"
+    missing = f"; {states.count(None)} were not made" if None in states else ""
+    return (failed if False in states or not states else f"All {states.count(True)} comparisons passed") + missing + "."

@@ -68,7 +68,7 @@ def cost(
     dropout
         A probability; above 0 the masks' products are charged.
     dtype
-        Of what is moved, for the bytes: fp64, fp32, bf16, fp16 or int8.
+        Of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8.
     by
         What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
     format

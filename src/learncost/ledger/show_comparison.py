@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from learncost.ledger.compare import Comparison, Overtaking
 
 _JACOBIANS = (
-    "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which nobody "
-    "executes; that makes PEPITA and MEMPEPITA look cheaper than they run. `run` counts what is executed."
+    "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which real "
+    "implementations avoid; that makes PEPITA and MEMPEPITA look cheaper than they run. `run` counts what is executed."
 )
 
 

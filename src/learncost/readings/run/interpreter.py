@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,14 +36,17 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
     sizes = {**numbers, **(sizes or {})}
     sizes = infer_sizes(table, arrays, sizes)
-    values = {name: np.asanyarray(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
+    values = {name: _array(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
     if not given:
-        execute(lower(table), values, sizes)
+        execute(lower(_keeping(table)), values, sizes)
         return _public(values, table)
     derived = derive(table, given=given)
     for name in given:
-        values[f"d{name}"] = arrays[_seed(name)]
-    execute(lower(derived.step), values, sizes)
+        seed = values[f"d{name}"] = _array(arrays[_seed(name)])
+        shape = tuple(int(a) if a.isdigit() else sizes[base(a)] for a in table.axes[name])
+        if np.shape(seed) != shape:
+            raise InputError(f"{_seed(name)} has the shape {np.shape(seed)}, but its output has {shape}")
+    execute(lower(_keeping(derived.step)), values, sizes)
     for name, gradient in list(derived.gradients.items()):
         values[f"d{name}"] = values[gradient]
     for name in (*table.inputs, *table.weights):
@@ -55,6 +59,27 @@ def _seed(name: str) -> str:
     """Versions aside: the gradient of the output Y.2 is given as dY."""
     head, _, tail = name.rpartition(".")
     return f"d{head}" if head and tail.isdigit() else f"d{name}"
+
+
+def _keeping(table: Table) -> Table:
+    """The table with every value that a turn of a repeat makes kept in a stack, so that it can be looked at."""
+
+    def keeping(lines: Iterable[Statement]) -> tuple[Statement, ...]:
+        result: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Repeat):
+                own = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
+                more = tuple((name, f"{name}*") for name in own)
+                line = replace(line, lines=keeping(line.lines), keep=(*line.keep, *more))
+            result.append(line)
+        return tuple(result)
+
+    return replace(table, lines=keeping(table.lines))
+
+
+def _array(value: Array) -> Array:
+    """Whatever follows NumPy's protocols stays as it is; lists and numbers become arrays."""
+    return value if hasattr(value, "__array_ufunc__") and hasattr(value, "shape") else np.asanyarray(value)
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,62 @@
+"""`learncost complexity`: self-attention beside recurrence and convolution."""
+
+from __future__ import annotations
+
+import json as to_json
+
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.ledger import show_complexity as show
+from learncost.ledger.complexity import Complexity
+from learncost.ledger.complexity import complexity as compute
+
+OWN = ("seq-len", "hidden-size", "num-attention-heads", "kernel-size", "window", "format", "json", "help")
+
+
+def complexity(
+    *,
+    seq_len: Number | None = None,
+    hidden_size: Number | None = None,
+    num_attention_heads: Number | None = None,
+    kernel_size: Number | None = None,
+    window: Number | None = None,
+    format: Name = "table",
+    json: Switch = False,
+    **sizes: Value,
+) -> Complexity | str:
+    """Self-attention, feed-forward, recurrence, convolution and restricted attention side by side.
+
+    MACCs, parameters, orders, steps that must follow each other, path lengths, and the sequence lengths at which
+    attention costs less. Sizes that are left out stay letters.
+
+    Parameters
+    ----------
+    seq_len
+        Tokens in a sequence, n.
+    hidden_size
+        Width of every layer, d.
+    num_attention_heads
+        Heads, h; they divide the width.
+    kernel_size
+        Positions that a convolution reads, k.
+    window
+        Positions that restricted attention looks at, r.
+    format
+        table, json, csv, md or latex.
+    json
+        Short for --format json.
+    sizes
+        The same sizes in any other accepted spelling, such as --d-model.
+    """
+    wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
+    found = compute(
+        seq_len=seq_len,
+        hidden_size=hidden_size,
+        num_attention_heads=num_attention_heads,
+        kernel_size=kernel_size,
+        window=window,
+        **refuse_unknown(sizes, OWN),
+    )
+    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
+    if wanted == "json":
+        return to_json.dumps(found.to_dict(), indent=2)
+    return writers[wanted](found) if wanted in writers else found

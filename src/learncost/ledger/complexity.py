@@ -1,0 +1,304 @@
+"""Attention beside recurrence and convolution: costs read off the layers' tables, and where they cross."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from math import gcd
+from typing import Any
+
+from learncost.books.book import price
+from learncost.equation.count import Count, base, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import walk
+from learncost.layers.layer import Layer, named
+from learncost.ledger.crossing import Stretch, coefficients, stretches
+from learncost.ledger.letters import LETTERS, lettered, order, python, text
+from learncost.models.sizes import check_size, resolve
+from learncost.models.wording import shown
+from learncost.readings.price import parameters
+
+VASWANI = "Vaswani et al. 2017, Attention is all you need, table 1 and section 4"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One product of a layer: its line, its cost in all, and whether each head has a share of it of its own."""
+
+    line: str
+    text: str
+    maccs: Count
+    heads: bool
+    weighted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The product as the JSON has it; expressions are Python's."""
+        each = f"({python(self.maccs)})/h" if self.heads else None
+        return {"line": self.line, "text": self.text, "maccs": python(self.maccs), "maccs_per_head": each}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of layer in the comparison.
+
+    maccs, parameters   of one sequence, in the letters
+    order               what the MACCs grow like
+    sequential          how many steps must follow each other: the turns of the table's repeats
+    path                the longest way between two positions, as the source has it; none where positions never meet
+    """
+
+    name: str
+    table: str
+    maccs: Count
+    parameters: Count
+    sequential: Count
+    path: str | None
+    steps: tuple[Step, ...]
+    source: str
+    part: bool = False  # a variant of the kind before it
+
+    @property
+    def order(self) -> Count:
+        return order(self.maccs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The kind as the JSON has it; expressions are Python's."""
+        return {
+            "name": self.name,
+            "table": self.table,
+            "maccs": python(self.maccs),
+            "parameters": python(self.parameters),
+            "order": f"O({python(self.order)})",
+            "sequential_operations": f"O({python(self.sequential)})",
+            "maximum_path_length": f"O({self.path})" if self.path else None,
+            "products": [step.to_dict() for step in self.steps],
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Up to which length one kind costs less than another: below n = root/divisor, exactly."""
+
+    cheaper: Kind
+    dearer: Kind
+    root: Count
+    divisor: int
+
+    @property
+    def never(self) -> bool:
+        """Whether the length is negative whatever the sizes."""
+        return all(coefficient <= 0 for coefficient in self.root.terms.values())
+
+    @property
+    def length(self) -> str:
+        """The length at which both cost the same."""
+        if self.divisor == 1:
+            return text(self.root)
+        whole = text(self.root)
+        return f"({whole})/{self.divisor}" if len(self.root.terms) > 1 else f"{whole}/{self.divisor}"
+
+    def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[Stretch, ...]] | None:
+        """The length in numbers, and the sign of cheaper less dearer at every whole length; none without the sizes."""
+        own = {letter: size for letter, size in sizes.items() if letter != "n"}
+        if not self.difference.sizes <= {*own, "n"}:
+            return None
+        polynomial = self.difference.at(own)
+        assert isinstance(polynomial, Count)
+        return Fraction(self.root.at(own), self.divisor), stretches(coefficients(polynomial, "n"))
+
+    @property
+    def difference(self) -> Count:
+        return self.cheaper.maccs - self.dearer.maccs
+
+    def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The crossing as the JSON has it."""
+        found = self.at(sizes)
+        signs = None if found is None else [_signs(stretch) for stretch in found[1]]
+        return {
+            "cheaper": self.cheaper.name,
+            "dearer": self.dearer.name,
+            "below": "never" if self.never else f"n < {self.length}",
+            "length": None if found is None or found[0] <= 0 else float(found[0]),
+            "stretches": signs,
+        }
+
+
+def _signs(stretch: Stretch) -> dict[str, int]:
+    """A stretch as the JSON has it; its sign is that of cheaper less dearer."""
+    return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
+
+    `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
+    """
+
+    kinds: tuple[Kind, ...]
+    crossings: tuple[Crossing, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def kind(self, name: str) -> Kind:
+        """A kind by its name."""
+        for kind in self.kinds:
+            if kind.name == name:
+                return kind
+        raise InputError(
+            f"no kind of layer is called {shown(name)} (there are {', '.join(k.name for k in self.kinds)})"
+        )
+
+    def value(self, count: Count) -> int | Count:
+        """A count at the sizes that were given: a whole number where all its letters are."""
+        found: int | Count = count.at(self.sizes)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data, for JSON; `at` of a kind is there where all its sizes were given."""
+        rows = []
+        for kind in self.kinds:
+            numbers = {"maccs": self.value(kind.maccs), "parameters": self.value(kind.parameters)}
+            known = all(isinstance(number, int) for number in numbers.values())
+            rows.append({**kind.to_dict(), "at": numbers if known else None})
+        given = {name: self.sizes[letter] for name, letter in LETTERS.items() if letter in self.sizes}
+        return {
+            "schema": 1,
+            "letters": {letter: name for name, letter in LETTERS.items()},
+            "sizes": given,
+            "layers": rows,
+            "crossings": [crossing.to_dict(self.sizes) for crossing in self.crossings],
+            "source": VASWANI,
+        }
+
+    def __str__(self) -> str:
+        from learncost.ledger.show_complexity import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        from learncost.ledger.show_complexity import ComplexityTable
+
+        return ComplexityTable(self)
+
+    def _repr_html_(self) -> str:
+        from learncost.ledger.show_complexity import sheets
+
+        return "".join(sheet.html() for sheet in sheets(self))
+
+
+# Which tables, and what the source says of them; every count is read off the table.
+_ATTENTION, _WITHOUT = "self-attention", "self-attention without projections"
+_RESTRICTED, _RESTRICTED_WITHOUT = "restricted attention", "restricted attention without projections"
+_RECURRENT, _CONVOLUTION, _SEPARABLE = "recurrent", "convolution", "separable convolution"
+_FEED_FORWARD = "feed-forward"
+
+_KINDS: tuple[tuple[str, str, str | None], ...] = (
+    (_ATTENTION, "attention", "1"),
+    (_WITHOUT, "attention", "1"),
+    (_FEED_FORWARD, "feed_forward_without_biases", None),
+    (_RECURRENT, "recurrent", "n"),
+    (_CONVOLUTION, "convolution", "log_k(n)"),
+    (_SEPARABLE, "separable_convolution", "log_k(n)"),
+    (_RESTRICTED, "restricted_attention", "n/r"),
+    (_RESTRICTED_WITHOUT, "restricted_attention", "n/r"),
+)
+
+
+def _steps(layer: Layer) -> Iterator[Step]:
+    """The products of a layer that sum, with their terms in all turns."""
+    rows = price(layer, {}, "run").rows
+    for row, (line, _) in zip(rows, walk(layer.table.lines), strict=True):
+        if row.maccs:
+            heads = any(base(axis) == "h" for axis in line.left[0].loops)
+            weighted = any(name in layer.table.weights for name in line.reads)
+            yield Step(row.line, str(line).partition("  (")[0], lettered(row.maccs), heads, weighted)
+
+
+def _kind(name: str, table: str, path: str | None) -> Kind:
+    layer = named(table)
+    without = name.endswith("without projections")
+    steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
+    turns = max((Count.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms)))
+    return Kind(
+        name,
+        table,
+        total(step.maccs for step in steps),
+        Count() if without else lettered(parameters(layer.table)),
+        lettered(turns),
+        path,
+        steps,
+        layer.source,
+        without,
+    )
+
+
+def crossing(cheaper: Kind, dearer: Kind) -> Crossing:
+    """Where the two cost the same: both have n in every term, and the difference over n is a line in n."""
+    rising, rest = Count(), Count()
+    for monomial, coefficient in (cheaper.maccs - dearer.maccs).terms.items():
+        power = monomial.count("n")
+        own = Count.of((name for name in monomial if name != "n"), coefficient)
+        assert power in (1, 2), "costs grow with the length or with its square"
+        rising, rest = (rising + own, rest) if power == 2 else (rising, rest + own)
+    ((slope, steepness),) = rising.terms.items()
+    assert steepness > 0, "attention grows faster"
+    root = Count()
+    for monomial, coefficient in rest.terms.items():
+        names = list(monomial)
+        for name in slope:
+            names.remove(name)
+        root += Count.of(names, -coefficient)
+    common = gcd(steepness, *root.terms.values())
+    return Crossing(cheaper, dearer, Count({m: c // common for m, c in root.terms.items()}), steepness // common)
+
+
+@cache
+def _all() -> tuple[tuple[Kind, ...], tuple[Crossing, ...]]:
+    kinds = {name: _kind(name, table, path) for name, table, path in _KINDS}
+    pairs = [*product((_WITHOUT, _ATTENTION), (_RECURRENT, _CONVOLUTION, _SEPARABLE, _FEED_FORWARD))]
+    pairs += [(_WITHOUT, _RESTRICTED_WITHOUT), (_ATTENTION, _RESTRICTED)]
+    return tuple(kinds.values()), tuple(crossing(kinds[one], kinds[other]) for one, other in pairs)
+
+
+def complexity(
+    *,
+    seq_len: int | str | None = None,
+    hidden_size: int | str | None = None,
+    num_attention_heads: int | str | None = None,
+    kernel_size: int | str | None = None,
+    window: int | str | None = None,
+    **sizes: int | str,
+) -> Complexity:
+    """Self-attention beside other layers: MACCs, parameters, orders of growth, path lengths, and where costs cross.
+
+    Sizes that are left out stay letters. `sizes` are other spellings, such as d_model. Raises `InputError` for a size
+    that is not a whole number from 1 to 10^12, and for a width that the heads do not divide.
+    """
+    given = {
+        "seq_len": seq_len,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "kernel_size": kernel_size,
+        "window": window,
+    }
+    spelling = {name: name for name in given}
+    for name, value in sizes.items():
+        own = resolve(name)
+        if own not in given:
+            raise InputError(f"{name} does not apply: the sizes are {', '.join(given)}")
+        if given[own] is not None and str(given[own]) != str(value):
+            raise InputError(f"{name} {shown(value)} contradicts {spelling[own]} {shown(given[own])}")
+        given[own], spelling[own] = value, name
+    known = {
+        LETTERS[name]: check_size(spelling[name].replace("_", "-"), value)
+        for name, value in given.items()
+        if value is not None
+    }
+    if known.get("d", 0) % known.get("h", 1):
+        raise InputError(f"{spelling['hidden_size']} {known['d']} is not a multiple of its {known['h']} heads")
+    kinds, crossings = _all()
+    return Complexity(kinds, crossings, known)

@@ -5,6 +5,7 @@ product's two gradients are needed, because the first layer is a trained embeddi
 for each sequence in both; the one-hot product of the embedding is a gather in both.
 """
 
+import random
 import tomllib
 from collections.abc import Callable
 from importlib.resources import files
@@ -12,6 +13,8 @@ from importlib.resources import files
 import pytest
 
 import learncost as lc
+from learncost.layers.layer import named
+from test_printed import FORMULAS, evaluate
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -216,3 +219,46 @@ def test_pepita_runs_dense_products_for_its_modulated_input() -> None:
     update = (both - forward) // 2  # each factor of each product has a gradient of the product's own size
     scores = 12 * 2 * 2 * BATCH * LENGTH * LENGTH * 768  # of the two products of attention, which have no weights
     assert ours("gpt2", "pepita") == (2 * forward + dense, 2 * forward + dense + update - scores + dense)
+
+
+# What two of the publications count in the same way: products alone
+
+
+def published(number: int, sizes: dict[str, int]) -> int:
+    (row,) = [row for row in FORMULAS if row["id"] == number]
+    value = evaluate(row["expression"], sizes)
+    assert value.denominator == 1
+    return int(value)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_published_counts_of_a_block(seed: int) -> None:
+    """The FLOPs blog's 24bsh^2 + 4bs^2h and the slides' 4nd^2 + 2n^2d, a feed-forward network four times as wide."""
+    chance = random.Random(seed)
+    h, k, b, M = (chance.randint(2, 30) for _ in range(4))
+    sizes = {"M": M, "b": b, "h": h, "d_model": h * k, "d_ff": 4 * h * k, "tokens": b * M}
+    axes = {"M": M, "N": M, "B": b, "h": h, "k": k, "d": h * k, "f": 4 * h * k}
+    tables = [lc.derive(named(layer)) for layer in ("attention", "feed_forward")]
+
+    def price(part: str, only: slice = slice(None)) -> tuple[int, int]:
+        prices = [lc.price(getattr(table, part), axes, "matmul") for table in tables[only]]
+        return sum(p.maccs for p in prices), sum(p.flops for p in prices)
+
+    forward, backward, update = price("forward")[1], price("backward")[1], price("update")[1]
+    assert forward == published(236, sizes)
+    assert backward + update == published(237, sizes)  # the blog's backward pass has the weights' gradients in it
+    assert forward + backward + update == published(239, sizes)
+    assert 2 * forward + backward + update == published(238, sizes)  # with recomputation
+    one = sizes | {"b": 1}
+    assert price("forward", slice(1))[0] == b * published(272, one)
+    assert price("forward", slice(1, 2))[0] == b * published(276, one)
+
+
+def test_published_counts_of_disentangled_attention() -> None:
+    """By the slides' algorithm, one head; the sums, the scaling and the softmax come to 8 FLOPs a score."""
+    M, d, k_rel = 13, 10, 4
+    axes = {"B": 1, "M": M, "d": d, "h": 1, "k": d, "p": 2 * k_rel}
+    sizes = {"M": M, "d_model": d, "k_rel": k_rel, "h": 1}
+    layer = named("disentangled_attention")
+    assert lc.price(layer, axes, "matmul").maccs == lc.price(layer, axes, "paper").maccs == published(296, sizes)
+    assert lc.price(layer, axes, "paper").flops == published(297, sizes)

@@ -373,6 +373,41 @@ def test_worked_encoder_decoder(case: dict) -> None:
             assert Cost(projection[1].maccs, projection[1].flops) == Cost(**case["error_projection"])
 
 
+def test_the_transformer_of_vaswani() -> None:
+    """Preset transformer-base: tied tables, and relu where the paper has GELU, one maximum at the run price."""
+    sizes = {"M": 9, "N": 8, "h": 8, "d_k": 64, "d_model": 512, "d_ff": 2048, "voc": 37000, "n_enc": 6, "n_dec": 6}
+    sizes["b"] = 2
+    lengths = {"batch_size": 2, "seq_len": 8, "target_len": 9}
+    for procedure, forwards in (("bp", 1), ("pepita", 2), ("mempepita", 3)):
+        expected = expected_rows("encoder-decoder", procedure, "paper", sizes)
+        for (layer, block, macro), (repeat, cost) in expected.items():
+            if layer == "feed_forward" and macro != "weight_update":
+                points = repeat * sizes["b"] * sizes["N" if block == "encoder" else "M"] * sizes["d_ff"]
+                less = {"forward": forwards * (8 - 1), "backward": 13 - 2}[macro]
+                expected[layer, block, macro] = repeat, cost + Cost(0, -less * points)
+        ledger = lc.cost("transformer-base", procedure=procedure, price_book="paper", **lengths)
+        assert rows(ledger) == expected
+        assert {(row.layer, row.macro_operation) for row in ledger.rows if row.outside_paper} == {
+            ("feed_forward", macro) for macro in ("forward", "backward")[: 1 + (procedure == "bp")]
+        }
+
+
+@pytest.mark.parametrize("book", BOOKS)
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+def test_recompute_runs_every_line_of_every_block_once_more(family: str, book: str) -> None:
+    def lines(macro: str) -> dict:
+        return {
+            (row.layer, row.block, row.line, row.equation): (row.repeat, row.maccs, row.flops, row.bytes)
+            for row in ledger.rows
+            if row.macro_operation == macro and row.block and row.layer not in ("embedding", "positions")
+        }
+
+    keywords = {"price_book": book, "by": "equation"}
+    ledger, plain = (run(family, SIZES[0], procedure=name, **keywords) for name in ("recompute", "bp"))
+    assert lines("forward") == lines("recomputation")
+    assert plain.rows == tuple(row for row in ledger.rows if row.macro_operation != "recomputation")
+
+
 def test_published_totals() -> None:
     sizes = {"M": 128, "h": 12, "d_model": 768, "d_ff": 3072, "voc": 30522, "n_enc": 1, "b": 1}
     totals = [run("encoder", sizes, procedure=p, price_book="paper").total.maccs for p in PROCEDURES]

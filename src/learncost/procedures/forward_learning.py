@@ -149,9 +149,9 @@ class _Schedule:
     def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
         """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F."""
         error, own = self.error[-1].left[0], value.loops
-        fixed = Term(f"{value.name}.F", tuple(a for a in (*error.axes, *own) if (a in error.axes) != (a in own)))
+        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), own[-1]))
         self.given[fixed.name] = fixed.loops
-        axes = tuple(axis for axis in own if axis in (*error.axes, *fixed.axes))
+        axes = tuple(axis for axis in own if axis in (*error.loops, own[-1]))
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         tag = replace(tag, macro="forward", equation="", locals=())
         return [

@@ -1,0 +1,138 @@
+"""The paper's transformer and PEPITA on it, written once more: torch, one-hot inputs, no tables.
+
+Post-norm blocks, attention without biases, feed-forward with biases, gelu, untied head, sinusoidal positions. What
+PEPITA compares and what it multiplies with is noted on the way, by the name of the weight.
+"""
+
+import math
+
+import torch
+
+EPSILON = 1e-5
+
+
+class Pass:
+    """One forward pass over one-hot (or modulated) inputs; `note[weight]` is a list of (compared, multiplied with)."""
+
+    def __init__(self, weights, residual=False):
+        self.weights = weights
+        self.note = {}
+        self.residual = residual  # compared after the residual sum
+
+    def put(self, name, turn, compared, before):
+        self.note.setdefault(name, {})[turn] = (compared, before)
+
+    def of(self, name, turn):
+        return self.weights[name][turn]
+
+    def attention(self, prefix, turn, queries, keys, causal=False, keep=None):
+        q, k, v = (
+            torch.einsum("bmd,dhk->bmhk", x, self.of(f"{prefix}.W{n}", turn))
+            for n, x in (("Q", queries), ("K", keys), ("V", keys))
+        )
+        for n, value, x in (("Q", q, queries), ("K", k, keys), ("V", v, keys)):
+            self.put(f"{prefix}.W{n}", turn, value, x)
+        scores = torch.einsum("bmhk,bnhk->bhmn", q, k) / math.sqrt(q.shape[-1])
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+        if keep is not None:
+            scores = scores.masked_fill(~keep[:, None, None, :], -math.inf)
+        heads = torch.einsum("bhmn,bnhk->bmhk", scores.softmax(-1), v)
+        out = torch.einsum("bmhk,hkd->bmd", heads, self.of(f"{prefix}.WO", turn))
+        self.put(f"{prefix}.WO", turn, queries + out if self.residual else out, heads)
+        return out
+
+    def norm(self, prefix, turn, x):
+        z = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + EPSILON)
+        y = z * self.of(f"{prefix}.g", turn) + self.of(f"{prefix}.b", turn)
+        self.put(f"{prefix}.g", turn, y, z)
+        self.put(f"{prefix}.b", turn, y, None)
+        return y
+
+    def feed_forward(self, prefix, turn, x):
+        u = x @ self.of(f"{prefix}.W1", turn) + self.of(f"{prefix}.b1", turn)
+        hidden = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))
+        out = hidden @ self.of(f"{prefix}.W2", turn) + self.of(f"{prefix}.b2", turn)
+        self.put(f"{prefix}.W1", turn, hidden, x)
+        self.put(f"{prefix}.b1", turn, hidden, None)
+        compared = x + out if self.residual else out
+        self.put(f"{prefix}.W2", turn, compared, hidden)
+        self.put(f"{prefix}.b2", turn, compared, None)
+        return out
+
+    def embed(self, table, one_hot):
+        out = one_hot @ self.weights[table]
+        self.put(table, None, out, one_hot)
+        positions, width = one_hot.shape[1], out.shape[-1]
+        angles = torch.arange(positions)[:, None] / 10000.0 ** ((torch.arange(width) // 2).double() * 2 / width)
+        even = torch.arange(width) % 2 == 0
+        return out + torch.where(even, torch.sin(angles), torch.cos(angles))
+
+    def one_sided(self, one_hot, causal, keep=None):
+        x = self.embed("wte", one_hot)
+        for turn in range(len(self.weights["attn.WQ"])):
+            x = self.norm("ln_1", turn, x + self.attention("attn", turn, x, x, causal, keep))
+            x = self.norm("ln_2", turn, x + self.feed_forward("mlp", turn, x))
+        return self.head(x)
+
+    def two_sided(self, source, one_hot, source_keep=None, keep=None):
+        c = self.embed("encoder.wte", source)
+        for turn in range(len(self.weights["encoder.attn.WQ"])):
+            c = self.norm("encoder.ln_1", turn, c + self.attention("encoder.attn", turn, c, c, False, source_keep))
+            c = self.norm("encoder.ln_2", turn, c + self.feed_forward("encoder.mlp", turn, c))
+        x = self.embed("decoder.wte", one_hot)
+        for turn in range(len(self.weights["decoder.attn.WQ"])):
+            x = self.norm("decoder.ln_1", turn, x + self.attention("decoder.attn", turn, x, x, True, keep))
+            x = self.norm("decoder.ln_2", turn, x + self.attention("decoder.cross", turn, x, c, False, source_keep))
+            x = self.norm("decoder.ln_3", turn, x + self.feed_forward("decoder.mlp", turn, x))
+        return self.head(x)
+
+    def head(self, x):
+        self.note["head.W"] = {None: (None, x)}
+        return x @ self.weights["head.W"]
+
+
+def one_hot(numbers, vocabulary):
+    return torch.nn.functional.one_hot(torch.as_tensor(numbers), vocabulary).double()
+
+
+def error(logits, targets):
+    """e = s - onehot(target), rows without a target zero; and how many targets there are."""
+    targets = torch.as_tensor(targets)
+    there = targets >= 0
+    e = logits.softmax(-1) - one_hot(targets.clamp(min=0), logits.shape[-1])
+    return e * there[..., None], int(there.sum())
+
+
+def projected(source, e, keep=None):
+    """Equation (48): softmax(T_enc e^T / sqrt(voc)) e; a padded row of e takes no part."""
+    scores = source @ e.transpose(1, 2) / math.sqrt(e.shape[-1])
+    if keep is not None:
+        scores = scores.masked_fill(~keep[:, None, :], -math.inf)
+    return scores.softmax(-1) @ e
+
+
+def outer(before, delta):
+    """pre^T delta over all rows; with no pre, the sum of the rows."""
+    delta = delta.flatten(0, 1)
+    if before is None:
+        return delta.sum(0)
+    return torch.tensordot(before.flatten(0, 1), delta, ([0], [0]))
+
+
+def updates(weights, first, second, e, count, stable=False):
+    """Every weight's update from the notes of two passes; `stable` multiplies with values of the standard one."""
+    found = {}
+    for name, turns in first.note.items():
+        parts = []
+        for turn, (a, before) in turns.items():
+            modulated, before_modulated = second.note[name][turn]
+            before = before if stable else before_modulated
+            if name == "head.W":
+                parts.append(outer(before, e) / count)
+            elif name.endswith(".g"):
+                parts.append(((a - modulated) * before).flatten(0, 1).sum(0) / count)
+            else:
+                parts.append(outer(before, a - modulated) / count)
+        found[name] = parts[0] if turns.keys() == {None} else torch.stack(parts)
+    return found

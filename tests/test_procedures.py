@@ -1,0 +1,326 @@
+"""What the procedures compute: against one another, against differences, and against PEPITA written once more."""
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+import post_norm
+from learncost.models.model import build
+from learncost.readings.run import execute
+from trainings import LEARNING, SIZES, batch, training
+
+STEPS = 3
+TIED = {"encoder": True, "decoder": True, "encoder-decoder": True, "gpt2": False}
+
+
+def steps(model, procedure, optimizer="sgd", padding=False, bare=False, more=None, **settings):
+    """The weights, the losses and the optimizer's state after some steps."""
+    found = training(model, procedure, optimizer, bare, more, learning_rate=0.05, **settings)
+    losses = []
+    for i in range(STEPS):
+        tokens, given = batch(model, i, padding, bare)
+        losses.append(found.step(tokens, **given))
+    return {**found.weights, **found.state, "loss": np.array(losses)}
+
+
+def assert_same(one, two):
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        assert array.dtype == two[name].dtype
+        assert array.tobytes() == two[name].tobytes(), name
+        assert np.isfinite(array).all() or name == "loss", name
+
+
+CASES = [
+    {},
+    {"dropout": 0.25, "optimizer": "momentum"},
+    {"padding": True, "dropout": 0.1, "optimizer": "adamw", "weight_decay": 0.1},
+    {"dtype": np.float32, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
+@pytest.mark.parametrize("mode", ["paper", "stable"])
+@pytest.mark.parametrize("model", LEARNING)
+def test_mempepita_equals_pepita_bit_for_bit(model, mode, case):
+    assert_same(steps(model, "mempepita", mode=mode, **case), steps(model, "pepita", mode=mode, **case))
+    if model in TIED:
+        more = {"tie_word_embeddings": TIED[model]}
+        one, two = (steps(model, name, mode=mode, more=more, **case) for name in ("mempepita", "pepita"))
+        assert_same(one, two)
+
+
+@pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
+@pytest.mark.parametrize("model", [*LEARNING, "bare"])
+def test_recomputation_equals_backpropagation_bit_for_bit(model, case):
+    bare = model == "bare"
+    model = "bert-base-uncased" if bare else model
+    one, two = (steps(model, name, bare=bare, **case) for name in ("recompute", "bp"))
+    assert_same(one, two)
+
+
+@pytest.mark.parametrize("model", [*LEARNING, "bare"])
+def test_every_gradient_is_the_complex_step(model):
+    """Im loss(W + i h)/h for every entry of every weight, with dropout and padding in the table."""
+    bare = model == "bare"
+    name = "bert-base-uncased" if bare else model
+    found = training(name, "bp", bare=bare, dropout=0.2, more={"head_dim": 3, "intermediate_size": 4, "vocab_size": 7})
+    tokens, given = batch(name, padding=True, bare=bare, rows=2)
+    tokens %= 7
+    for key in ("encoder_tokens", "targets"):
+        if key in given:
+            given[key] = np.where(given[key] >= 0, given[key] % 7, -1)
+    prepared = found.prepare(tokens, **given)
+    gradients = found.updates(tokens, **given)
+    plain = build(found.configuration, dropout=True, padding=True).table
+    lowered = lc.lower(plain)
+    step = 1e-20
+
+    def derivative(weight, place):
+        values = dict(prepared.values)
+        values[weight] = values[weight].astype(complex)
+        values[weight][place] += step * 1j
+        execute(lowered, values, prepared.sizes)
+        if not bare:
+            return values["loss"].imag / step
+        return sum((values[n].imag * prepared.values[f"d{n}"]).sum() for n in plain.outputs) / step
+
+    assert gradients.keys() == set(plain.weights)
+    for weight, gradient in gradients.items():
+        expected = [derivative(weight, place) for place in np.ndindex(gradient.shape)]
+        np.testing.assert_allclose(gradient.ravel(), expected, 1e-9, 1e-12, err_msg=weight)
+
+
+# PEPITA written once more.
+
+
+def tensors(found):
+    return {name: torch.tensor(np.asarray(array, np.float64)) for name, array in found.weights.items()}
+
+
+def foreign(model, found, residual, tokens, given):
+    """A function from one-hot inputs to a pass's scores, the pass that notes, and the inputs."""
+    weights = tensors(found)
+    keep = torch.as_tensor(given["mask"]) if "mask" in given else None
+    voc = SIZES["vocab_size"]
+    inputs = [post_norm.one_hot(tokens, voc)]
+    if model == "encoder-decoder":
+        inputs = [post_norm.one_hot(given["encoder_tokens"], voc), *inputs]
+    source_keep = torch.as_tensor(given["encoder_mask"]) if "encoder_mask" in given else None
+
+    def run(*one_hots):
+        made = post_norm.Pass(weights, residual)
+        if model == "encoder-decoder":
+            return made.two_sided(*one_hots, source_keep, keep), made
+        return made.one_sided(*one_hots, model == "decoder", keep), made
+
+    return run, inputs, keep
+
+
+def targets_of(model, tokens, given):
+    if "targets" in given:
+        return np.where(given["mask"], given["targets"], -1) if "mask" in given else given["targets"]
+    targets = np.concatenate([tokens[:, 1:], np.full((len(tokens), 1), -1)], axis=1)
+    if "mask" in given:
+        targets[:, :-1][~given["mask"][:, 1:]] = -1
+    return targets
+
+
+def modulation(model, inputs, e, given, keep):
+    if model != "encoder-decoder":
+        return [e]
+    return [post_norm.projected(inputs[0], e, keep), e]
+
+
+GENERIC = ["encoder", "decoder", "encoder-decoder"]
+
+
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("model", GENERIC)
+def test_gradients_equal_torch(model, padding):
+    found = training(model)
+    tokens, given = batch(model, padding=padding)
+    run, inputs, _ = foreign(model, found, False, tokens, given)
+    weights = run(*inputs)[1].weights
+    for tensor in weights.values():
+        tensor.requires_grad_()
+    targets = torch.as_tensor(targets_of(model, tokens, given))
+    loss = torch.nn.functional.cross_entropy(run(*inputs)[0].flatten(0, 1), targets.flatten(), ignore_index=-1)
+    loss.backward()
+    for name, update in found.updates(tokens, **given).items():
+        np.testing.assert_allclose(update, weights[name].grad, 1e-9, 1e-12, err_msg=name)
+    assert found.step(tokens, **given) == pytest.approx(loss.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["paper", "stable"])
+@pytest.mark.parametrize("model", GENERIC)
+def test_pepita_equals_pepita_written_once_more(model, mode):
+    stable = mode == "stable"
+    found = training(model, "pepita", mode=mode)
+    tokens, given = batch(model)
+    run, inputs, keep = foreign(model, found, stable, tokens, given)
+    scores, first = run(*inputs)
+    e, count = post_norm.error(scores, targets_of(model, tokens, given))
+    strength = -0.05 if stable else 1.0
+    added = modulation(model, inputs, e, given, keep)
+    _, second = run(*(t + strength * more for t, more in zip(inputs, added, strict=True)))
+    expected = post_norm.updates(first.weights, first, second, e, count, stable)
+    assert expected.keys() == found.weights.keys()
+    for name, update in found.updates(tokens, **given).items():
+        np.testing.assert_allclose(update, expected[name], 1e-9, 1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("model", GENERIC)
+def test_small_modulations_tend_to_the_directional_derivative(model, sign):
+    """(a - a_mod)/scale -> -sign J e, with torch's forward-mode derivative of each compared value."""
+    scale = 1e-7
+    found = training(model, "pepita", sign=sign, scale=scale)
+    tokens, given = batch(model)
+    run, inputs, keep = foreign(model, found, False, tokens, given)
+    scores, first = run(*inputs)
+    e, count = post_norm.error(scores, targets_of(model, tokens, given))
+    added = modulation(model, inputs, e, given, keep)
+
+    def compared(*one_hots):
+        _, made = run(*one_hots)
+        return {(n, t): a for n, turns in made.note.items() for t, (a, _) in turns.items() if a is not None}
+
+    _, derivative = torch.func.jvp(compared, tuple(inputs), tuple(added))
+    for name, update in found.updates(tokens, **given).items():
+        if name == "head.W":
+            continue
+        turns = [None] if None in first.note[name] else sorted(first.note[name])
+        parts = []
+        for turn in turns:
+            before, delta = first.note[name][turn][1], -sign * derivative[name, turn]
+            summed = (delta * before).flatten(0, 1).sum(0) if name.endswith(".g") else post_norm.outer(before, delta)
+            parts.append(summed / count)
+        expected = parts[0] if turns == [None] else torch.stack(parts)
+        np.testing.assert_allclose(update / scale, expected, 1e-5, 1e-6 * float(expected.abs().max()), err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["paper", "stable"])
+@pytest.mark.parametrize("model", LEARNING)
+def test_without_a_modulation_only_the_head_learns_as_it_does_by_backpropagation(model, mode):
+    tokens, given = batch(model, padding=True)
+    tied = training(model).configuration.tied
+    more = {"tie_word_embeddings": False} if tied else {}
+    still = training(model, "pepita", mode=mode, scale=0.0, more=more).updates(tokens, **given)
+    learned = training(model, "bp", more=more).updates(tokens, **given)
+    for name, update in still.items():
+        if name.startswith("head."):
+            np.testing.assert_array_equal(update, learned[name])
+            assert update.any()
+        else:
+            assert not update.any(), name
+    if tied:  # the head's part is all that is left of the shared table's update
+        untied = training(model, "pepita", mode=mode, scale=0.0)
+        values = untied.forward(tokens, **given)
+        head = untied.updates(tokens, **given)
+        assert {name for name, update in head.items() if update.any()} <= {"wte", "head.b"}
+        e, count = post_norm.error(torch.as_tensor(values["P"]), targets_of(model, tokens, given))
+        np.testing.assert_allclose(head["wte"], post_norm.outer(e, torch.as_tensor(values["Y"])) / count, 1e-9, 1e-12)
+
+
+def test_a_model_without_targets_is_refused():
+    with pytest.raises(lc.InputError, match="no output to learn from"):
+        training("bert-base-uncased", "pepita", bare=True)
+
+
+# Layers of one's own.
+
+NETWORK = """network(X targets share; W1 W2 W3) -> loss
+  H[B f] = X[B d] W1[d f]
+  G[B f] = sigmoid(H[B f])
+  K[B g] = G[B f] W2[f g]
+  U[B g] = tanh(K[B g])
+  L[B c] = U[B g] W3[g c]
+  P[B c] = log_softmax[c](L[B c])
+  T[B] = P[B c=targets[B]]
+  loss[] = T[B] share[B]
+constants: share"""
+
+
+def network(procedure, **settings):
+    generator = np.random.default_rng(4)
+    shapes = {"W1": (6, 5), "W2": (5, 7), "W3": (7, 3)}
+    weights = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
+    found = lc.LayerTraining(lc.layer(NETWORK), weights, procedure, projected=("X",), **settings)
+    return found, {"X": generator.standard_normal((4, 6)), "targets": np.array([0, 2, -1, 1])}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_network_of_the_reference():
+    """x + F e, then (a - a_mod) times the modulated pass's input, the last layer by e."""
+    found, given = network("pepita")
+    w1, w2, w3 = found.weights.values()
+    x, there = given["X"], given["targets"] >= 0
+    updates = found.updates(**given)
+    fixed = found.fixed["X.F"]
+    assert fixed.shape == (3, 6)
+    assert np.abs(fixed).max() <= 0.05
+    g = sigmoid(x @ w1)
+    u = np.tanh(g @ w2)
+    scores = u @ w3
+    e = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(3)[given["targets"]]
+    e *= there[:, None]
+    x2 = x + e @ fixed
+    g2 = sigmoid(x2 @ w1)
+    u2 = np.tanh(g2 @ w2)
+    np.testing.assert_allclose(updates["W1"], x2.T @ (g - g2) / 3, 1e-10, 1e-14)
+    np.testing.assert_allclose(updates["W2"], g2.T @ (u - u2) / 3, 1e-10, 1e-14)
+    np.testing.assert_allclose(updates["W3"], u2.T @ e / 3, 1e-10, 1e-14)
+
+
+def test_equation_1_holds_with_the_sign_turned():
+    """For x + F e the first layer's update tends to -[(W_1 F e) * a_1'] x^T."""
+    scale = 1e-7
+    found, given = network("pepita", scale=scale)
+    updates = found.updates(**given)
+    values = found.forward(**given)
+    e, count = post_norm.error(torch.as_tensor(values["L"]), given["targets"])
+    pushed = e.numpy() @ found.fixed["X.F"] @ found.weights["W1"]
+    slope = values["G"] * (1 - values["G"])
+    printed = given["X"].T @ (pushed * slope) / count
+    np.testing.assert_allclose(updates["W1"] / scale, -printed, 1e-5, 1e-9)
+
+
+def test_a_fixed_matrix_may_lead_to_an_embedding():
+    """A head whose width is not the vocabulary: F e is added to the embedding of every position."""
+    text = """classifier(tokens pool targets share; wte W) -> loss
+  E[B M d] = embedding(tokens; wte)
+  Q[B M d] = tanh(E[B M d])
+  S[B d] = Q[B M d] pool[M]
+  L[B c] = S[B d] W[d c]
+  P[B c] = log_softmax[c](L[B c])
+  T[B] = P[B c=targets[B]]
+  loss[] = T[B] share[B]
+constants: pool share"""
+    generator = np.random.default_rng(7)
+    weights = {"wte": generator.standard_normal((9, 5)), "W": generator.standard_normal((5, 3))}
+    given = {"tokens": generator.integers(0, 9, (4, 6)), "targets": np.array([0, 2, 1, 1]), "pool": np.full(6, 1 / 6)}
+    found, memory = (
+        lc.LayerTraining(lc.layer(text), weights, name, projected=("E",), dtype=np.float64)
+        for name in ("pepita", "mempepita")
+    )
+    updates = found.updates(**given)
+    values = found.forward(**given)
+    e = np.exp(values["P"]) - np.eye(3)[given["targets"]]
+    pushed = (e @ found.fixed["E.F"])[:, None, :]
+    rows = weights["wte"][given["tokens"]]
+    difference = np.tanh(rows) - np.tanh(rows + pushed)
+    expected = np.zeros((9, 5))
+    np.add.at(expected, given["tokens"], difference / 4)
+    np.testing.assert_allclose(updates["wte"], expected, 1e-10, 1e-14)
+    for name, update in memory.updates(**given).items():
+        np.testing.assert_array_equal(update, updates[name])
+
+
+def test_what_is_not_there_is_not_projected_to():
+    with pytest.raises(lc.InputError, match="no 'Z' to add an error to"):
+        lc.LayerTraining(lc.layer(NETWORK), {}, "pepita", projected=("Z",))

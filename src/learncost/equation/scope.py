@@ -10,6 +10,9 @@ from learncost.equation.errors import NotationError
 from learncost.equation.parse import Block, Call, Header, Parsed
 from learncost.equation.table import Carry, Condition, Line, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 
+# Words that may act along an axis of a `where`: they read what is outside as minus infinity.
+UNDER_WHERE = frozenset(("softmax", "log_softmax", "max"))
+
 Axes = Mapping[str, tuple[str, ...]]
 Check = Callable[[Line], Line]
 Expand = Callable[[Call, Axes], tuple[tuple[Line, ...], tuple[str, ...]]]
@@ -319,7 +322,7 @@ def check_shape(line: Line) -> None:
         for axis in line.axes:
             if axis not in right:
                 raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
-        along = bool(line.axes) and line.word not in ("softmax", "log_softmax", "max")
+        along = bool(line.axes) and line.word not in UNDER_WHERE
         if along and any(condition.axes & set(line.axes) for condition in line.where):
             raise NotationError(f"{line.word} has no meaning under a `where` on an axis it acts on", str(line))
     if line.left[0].indexed and not isinstance(line, Product):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import price
-from learncost.equation.table import Line, Table, Word, each_line, walk
+from learncost.equation.arrays import alias
+from learncost.equation.table import Line, Read, Table, Term, Word, each_line, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
@@ -47,9 +49,11 @@ def survived(name: str, made: Iterator[Check]) -> Iterator[Check]:
         yield Check(name, "running", f"{type(problem).__name__}: {problem}".splitlines()[0], False)
 
 
-def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 0) -> Iterator[Check]:
+def checks(
+    table: Table, name: str, meaning: Meaning | None = None, seed: int = 0, smallest: int = 2
+) -> Iterator[Check]:
     """The comparisons for one table, cheap ones first."""
-    sizes = small_sizes(table)
+    sizes = small_sizes(table, smallest)
     arrays = sound_arrays(table, sizes, seed)
     derived = derive(table)
     values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
@@ -57,6 +61,7 @@ def checks(table: Table, name: str, meaning: Meaning | None = None, seed: int = 
         yield _same_values(name, table, arrays, values, meaning)
     yield tally(name, derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     yield _sum_of_passes(name, derived, sizes)
+    yield _moved(name, derived.step, values, sizes)
     explicit = derive(table, jacobian=True)
     if str(explicit.step) != str(derived.step):
         given = {**arrays, **seeds_of(table, sizes, seed)}
@@ -118,34 +123,37 @@ def _same_values(name: str, table: Table, arrays: Values, values: Values, meanin
 
 def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> Check:
     """The units that an instrumented array counts in every line, against the line's `run` price."""
-    counted, lines = executed(table, arrays, sizes)
+    counted = executed(table, arrays, sizes)
     rows = price(table, sizes).rows
     compared = "operations executed with the run price, line by line"
-    priced = [row.flops.at(sizes) for row in rows]
-    for row, found, expected in zip(rows, counted, priced, strict=True):
-        if found != expected:
-            return Check(name, compared, f"{found} executed, {expected} priced, in line: {row.text}", False)
-    return Check(name, compared, f"{sum(counted)} in {lines} lines", True)
+    for row, (flops, maccs) in zip(rows, counted, strict=True):
+        expected = row.flops.at(sizes), row.maccs.at(sizes)
+        if (flops, maccs) != expected:
+            text = f"{flops} FLOPs and {maccs} MACCs executed, {expected[0]} and {expected[1]} priced"
+            return Check(name, compared, f"{text}, in line: {row.text}", False)
+    return Check(name, compared, f"{sum(flops for flops, _ in counted)} in {len(rows)} lines", True)
 
 
-def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> tuple[list[int], int]:
-    """The units of every line of the table, all turns together."""
-    numbered: list[int] = []
+def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> list[list[int]]:
+    """FLOPs and MACCs of every line of the table, all turns together."""
+    numbered: list[list[int]] = []
 
     def number(line: Line) -> tuple[Line]:
-        numbered.append(0)
+        numbered.append([0, 0])
         return (replace(line, tag=replace(line.tag, origin=str(len(numbered) - 1))),)
 
     def watch(line: Line, values: MutableMapping[str, Array]) -> None:
-        numbered[int(line.tag.origin)] += Tally.units
-        Tally.units = 0
+        counts = numbered[int(line.tag.origin)]
+        counts[0] += Tally.units
+        counts[1] += Tally.maccs
+        Tally.units = Tally.maccs = 0
         for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
             values[term.name] = tallied(values[term.name])
 
     lowered = lower(replace(table, lines=each_line(table.lines, number)))
-    Tally.units = 0
+    Tally.units = Tally.maccs = 0
     execute(lowered, {key: tallied(array) for key, array in arrays.items()}, sizes, watch)
-    return numbered, len(numbered)
+    return numbered
 
 
 def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Check:
@@ -154,6 +162,31 @@ def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Che
     whole = price(derived.step, sizes).flops
     text = " + ".join(f"{part} {flops}" for part, flops in parts.items()) + f", step {whole}"
     return Check(name, "prices of the passes with the price of the step", text, sum(parts.values()) == whole)
+
+
+def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) -> Check:
+    """Every operand read once, every result written once: bytes of the lines outside repeats, by the arrays' sizes."""
+    compared = "bytes of every line with the sizes of the arrays"
+    rows = price(table, sizes, dtype="int8").rows
+    moved = 0
+    for (line, turns), row in zip(walk(table.lines), rows, strict=True):
+        if turns:
+            continue
+        terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
+        found = 0 if alias(line) else sum(_touched(term, values, sizes) for term in terms)
+        moved += found
+        if found != row.elements.at(sizes):
+            text = f"{found} elements, {row.elements.at(sizes)} priced, in line: {row.text}"
+            return Check(name, compared, text, False)
+    return Check(name, compared, f"{moved} elements outside repeats", True)
+
+
+def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
+    """The elements of an operand; of one read at an index, those that are read, and the index."""
+    if not term.indexed:
+        return int(np.size(values[term.name]))
+    inner = [axis.at for axis in term.axes if isinstance(axis, Read) and isinstance(axis.at, Term)]
+    return math.prod(shape(term.loops, sizes)) + sum(_touched(at, values, sizes) for at in inner)
 
 
 # Gradients.

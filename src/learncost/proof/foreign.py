@@ -23,6 +23,8 @@ from learncost.equation.table import (
     Table,
     Word,
 )
+from learncost.layers.lower import lower
+from learncost.vocabulary import entry
 
 Tensor = Any
 
@@ -77,6 +79,9 @@ class _Torch:
             result = sum(sign * operand for sign, operand in zip(line.signs, operands, strict=True))
             return (self.ordered(result if mask is None else result * mask, loops, left),)
         assert isinstance(line, Word)
+        known = line.word in _KNOWN or not entry(line.word).body
+        if not known:
+            return self.spelt_out(line, values)
         results = self.word(line, operands, mask, loops)
         kept = tuple(axis for axis in loops if axis in left)
         mask = mask if mask is not None and len(kept) == len(loops) else None
@@ -134,11 +139,17 @@ class _Torch:
         return kept, result.sum(summed) if summed else result
 
     def scattered(self, line: Product, result: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+        import torch
+
         term = line.left[0]
         if not term.indexed:
             return result
         shape = [self.size(axis) for axis in term.declared]
-        return result.new_zeros(shape).index_put(self.places(term, values, term.loops), result, accumulate=True)
+        places = [
+            torch.full((), place) if isinstance(place, int) else place
+            for place in self.places(term, values, term.loops)
+        ]
+        return result.new_zeros(shape).index_put(tuple(places), result, accumulate=True)
 
     def word(self, line: Word, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
         import torch
@@ -152,6 +163,8 @@ class _Torch:
             "softmax": lambda: _flat(x, along, lambda flat: torch.softmax(flat, -1)),
             "log_softmax": lambda: _flat(x, along, lambda flat: torch.log_softmax(flat, -1)),
             "normalize": lambda: _flat(x, along, lambda f: torch.layer_norm(f, f.shape[-1:], eps=self.epsilon(line))),
+            "rms_normalize": lambda: _flat(x, along, lambda f: torch.rms_norm(f, f.shape[-1:], eps=self.epsilon(line))),
+            "proportion": lambda: x / (x.sum(along, keepdim=True) + operands[1]),
             "max": lambda: x.amax(along),
             "gelu": lambda: gelu(x),
             "gelu_tanh": lambda: gelu(x, approximate="tanh"),
@@ -169,6 +182,12 @@ class _Torch:
         if line.word in _STEPS:
             return _STEPS[line.word](*operands)
         return (getattr(torch, line.word)(*operands),)
+
+    def spelt_out(self, line: Word, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """A word that torch does not know, by its body; its gradient is still torch's own."""
+        inner = dict(values)
+        self.statements(lower(Table((line,), {})).lines, inner)
+        return tuple(inner[term.name] for term in line.left)
 
     # Moves.
 
@@ -240,6 +259,11 @@ def _plus(one: Tensor, two: Tensor, times: Tensor) -> Tensor:
     """one + times two."""
     return one + times * two
 
+
+_KNOWN = frozenset(
+    ("softmax", "log_softmax", "normalize", "rms_normalize", "proportion", "gelu", "gelu_tanh", "relu", "sigmoid")
+) | {"silu", "sgd", "momentum", "adamw"}
+"""Words with a body for which torch has, or is given below, a function of its own."""
 
 _STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
 

@@ -12,37 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from learncost.proof import modern_references
+from learncost.proof.plain import erf, gelu, gelu_tanh, log_softmax, normal, of, sigmoid, softmax
+
 Array = Any
-
-
-def softmax(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
-    """exp(x) / sum exp(x), shifted by the maximum."""
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
-
-
-def normal(x: Array, epsilon: float = 1e-5, axis: int | tuple[int, ...] = -1) -> Array:
-    """(x - mean) / sqrt(variance + epsilon)."""
-    return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
-
-
-def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[float])(x)
-
-
-def gelu(x: Array) -> Array:
-    """x times the normal distribution function."""
-    return x * (1 + _erf(x / math.sqrt(2))) / 2
-
-
-def gelu_tanh(x: Array) -> Array:
-    """Its approximation with tanh."""
-    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    return (1 + np.tanh(x / 2)) / 2
 
 
 # Layers. One head after the other, one sequence after the other: M rows, d columns.
@@ -157,31 +130,32 @@ def masked_lm_transform(X: Array, W: Array, b: Array, g: Array, beta: Array) -> 
 
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
-    "add_norm": lambda X, F, g, b: normal(X + F) * g + b,
-    "attention": attention,
-    "convolution": convolution,
-    "cross_attention": attention,
-    "disentangled_attention": disentangled_attention,
-    "embedding": lambda tokens, W: np.eye(len(W))[tokens] @ W,
-    "error_projection": error_projection,
-    "feed_forward": lambda X, W1, b1, W2, b2: gelu_tanh(X @ W1 + b1) @ W2 + b2,
-    "feed_forward_without_biases": lambda X, W1, W2: gelu_tanh(X @ W1) @ W2,
-    "head": head,
-    "jiang_attention": jiang_attention,
-    "jiang_block": jiang_block,
-    "jiang_packed_attention": jiang_packed_attention,
-    "loss": loss,
-    "masked_lm_transform": masked_lm_transform,
-    "norm": lambda X, g, b: normal(X) * g + b,
-    "plain_norm": normal,
-    "pooler": lambda X, W, b: np.tanh(X[:, 0] @ W + b),
-    "positions": lambda E, index, P: E + np.stack([P[i] for i in index]),
-    "recurrent": recurrent,
-    "residual": lambda X, F: X + F,
-    "restricted_attention": restricted_attention,
-    "separable_convolution": separable_convolution,
-    "sinusoidal_positions": lambda E, S: E + S,
-    "token_types": lambda E, types, W: E + np.stack([W[row] for row in types]),
+    "add_norm": of("3311", lambda X, F, g, b: normal(X + F) * g + b),
+    "attention": of("3333333", attention),
+    "convolution": of("32231", convolution),
+    "cross_attention": of("3333333", attention),
+    "disentangled_attention": of("32233333", disentangled_attention),
+    "embedding": of("22", lambda tokens, W: np.eye(len(W))[tokens] @ W),
+    "error_projection": of("23", error_projection),
+    "feed_forward": of("32121", lambda X, W1, b1, W2, b2: gelu_tanh(X @ W1 + b1) @ W2 + b2),
+    "feed_forward_without_biases": of("322", lambda X, W1, W2: gelu_tanh(X @ W1) @ W2),
+    "head": of("32", head),
+    "jiang_attention": of("23333", jiang_attention),
+    "jiang_block": of("233331122", jiang_block),
+    "jiang_packed_attention": of("243", jiang_packed_attention),
+    "loss": of("322", loss),
+    "masked_lm_transform": of("32111", masked_lm_transform),
+    "norm": of("311", lambda X, g, b: normal(X) * g + b),
+    "plain_norm": of("3", normal),
+    "pooler": of("321", lambda X, W, b: np.tanh(X[:, 0] @ W + b)),
+    "positions": of("312", lambda E, index, P: E + np.stack([P[i] for i in index])),
+    "recurrent": of("32221", recurrent),
+    "residual": of("33", lambda X, F: X + F),
+    "restricted_attention": of("3223333", restricted_attention),
+    "separable_convolution": of("322221", separable_convolution),
+    "sinusoidal_positions": of("32", lambda E, S: E + S),
+    "token_types": of("322", lambda E, types, W: E + np.stack([W[row] for row in types])),
+    **modern_references.LAYERS,
 }
 """A foreign implementation of every layer that comes with the package."""
 
@@ -214,7 +188,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "log": lambda X: np.log2(X) * math.log(2),
     "tanh": lambda X: 1 - 2 / (np.exp(2 * X) + 1),
     "sqrt": lambda X: X**0.5,
-    "erf": _erf,
+    "erf": erf,
     "divide": lambda X, D: X * D**-1.0,
     "maximum": lambda X, Z: np.where(X > Z, X, Z),
     "select": lambda C, X, Z: np.choose(C.astype(int), [Z, X]),
@@ -222,7 +196,7 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "equal": lambda X, Z: X - Z == 0,
     "max": lambda X: np.sort(X, axis=-1)[..., -1],
     "softmax": softmax,
-    "log_softmax": lambda X: X - np.log(np.exp(X).sum(-1, keepdims=True)),
+    "log_softmax": log_softmax,
     "normalize": normal,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
@@ -232,5 +206,6 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "sgd": sgd,
     "momentum": momentum,
     "adamw": adamw,
+    **modern_references.WORDS,
 }
 """A foreign implementation of every word."""

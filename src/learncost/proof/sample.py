@@ -13,9 +13,9 @@ from learncost.equation.table import Line, Literal, Operand, Read, Repeat, State
 Array = Any
 
 
-def small_sizes(table: Table) -> dict[str, int]:
+def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
     """A size for every axis and count, no two equal, so that one axis in another's place is seen."""
-    least = dict.fromkeys(_names(table), 2)
+    least = dict.fromkeys(_names(table), smallest)
     for line, _ in walk(table.lines):
         for read in _reads(line):
             if isinstance(read.at, Literal) and base(read.axis) in least:

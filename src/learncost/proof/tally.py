@@ -13,6 +13,7 @@ class Tally(np.ndarray[Any, Any]):
     """One unit an element of an elementwise result, one an element that a reduction reads, two a term of a matmul."""
 
     units = 0
+    maccs = 0  # the terms of matmuls alone
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         plain = [_plain(value) for value in inputs]
@@ -23,7 +24,9 @@ class Tally(np.ndarray[Any, Any]):
         if method == "reduce":
             Tally.units += np.size(plain[0])
         elif ufunc is np.matmul:
-            Tally.units += 2 * np.size(result) * np.shape(plain[0])[-1]
+            terms = np.size(result) * np.shape(plain[0])[-1]
+            Tally.units += 2 * terms
+            Tally.maccs += terms
         else:
             Tally.units += np.size(result)
         return tallied(result)

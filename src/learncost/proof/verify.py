@@ -10,6 +10,7 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.errors import InputError
+from learncost.equation.scope import UNDER_WHERE
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, named, shipped
@@ -28,11 +29,12 @@ from learncost.proof.check import (
     values_of,
     worst,
 )
+from learncost.proof.plain import under_where
 from learncost.proof.references import LAYERS, WORDS
 from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
-from learncost.proof.words import word_layer
-from learncost.vocabulary import entries
+from learncost.proof.words import consistent, word_layer
+from learncost.vocabulary import Entry, entries
 
 # Sizes for a model that has no default ones. Only its structure is verified, at sizes of the proof's own.
 _SMALL = {
@@ -94,7 +96,31 @@ def all_words() -> Iterator[Check]:
     """Every word of the vocabulary that computes something."""
     for entry in entries():
         if entry.kind != "constant":
-            yield from verify_table(word_layer(entry).table, entry.name, WORDS.get(entry.name), required=True)
+            yield from verify_word(entry)
+
+
+def verify_word(entry: Entry) -> Iterator[Check]:
+    """A word as a layer of one line: as such, of large numbers, and where it can be, under a `where`."""
+    name, meaning = entry.name, WORDS.get(entry.name)
+    layer = word_layer(entry)
+    yield consistent(entry)
+    yield from verify_table(layer.table, name, meaning, required=True, smallest=5)
+    if meaning is None:
+        return
+    if not entry.pointwise:
+        yield from survived(name, of_large_numbers(layer.table, name, meaning))
+    if name in UNDER_WHERE:
+        masked = word_layer(entry, masked=True).table
+        yield from verify_table(masked, f"{name} under a where", lambda x: under_where(meaning, x), smallest=5)
+
+
+def of_large_numbers(table: Table, name: str, meaning: Meaning) -> Iterator[Check]:
+    """Nothing overflows: an exponential is taken of what is shifted by the maximum."""
+    sizes = small_sizes(table, 5)
+    arrays = {key: array * 1000 for key, array in sound_arrays(table, sizes).items()}
+    values = values_of(table, arrays, sizes)
+    errors = {key: error(values[key], meaning(*arrays.values())) for key in table.outputs}
+    yield Check(name, "values of large numbers with a foreign implementation", *worst(errors))
 
 
 def all_layers() -> Iterator[Check]:
@@ -103,11 +129,13 @@ def all_layers() -> Iterator[Check]:
         yield from verify_table(named(name).table, name, LAYERS.get(name), required=True)
 
 
-def verify_table(table: Table, name: str, meaning: Meaning | None = None, required: bool = False) -> Iterator[Check]:
+def verify_table(
+    table: Table, name: str, meaning: Meaning | None = None, required: bool = False, smallest: int = 2
+) -> Iterator[Check]:
     """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
     if meaning is None and required:
         yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
-    yield from survived(name, checks(table, name, meaning))
+    yield from survived(name, checks(table, name, meaning, smallest=smallest))
     yield from survived(name, with_torch(table, name))
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from learncost.equation.table import Operand, Table, Tag, Term, Word
+from learncost.equation.table import Condition, Line, Operand, Product, Table, Tag, Term, Word
 from learncost.layers.layer import Layer
+from learncost.proof.report import Check
 from learncost.vocabulary import Entry
 
 # Operands that are numbers, and operands that the word asks for a logarithm, a root, a divisor or a condition of.
 SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e"))
 
 
-def word_layer(entry: Entry) -> Layer:
-    """The word on operands of axes a and n, along n where it acts along axes."""
+def word_layer(entry: Entry, masked: bool = False) -> Layer:
+    """The word on operands of axes a and n, along n where it acts along axes; masked: only where n <= a."""
     axes = () if entry.pointwise else ("n",)
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
     shapes: dict[str, tuple[str, ...]] = {name: () if name in SCALARS else ("a", "n") for name in operands}
@@ -24,7 +25,7 @@ def word_layer(entry: Entry) -> Layer:
     line = Word(
         tuple(Term(name, left) for name in outputs),
         right,
-        (),
+        (Condition("n", "a"),) if masked else (),
         Tag(layer=entry.name, local=outputs[0], locals=entry.inputs),
         entry.name,
         axes,
@@ -38,3 +39,40 @@ def word_layer(entry: Entry) -> Layer:
 
 def _derived(entry: Entry) -> Iterator[str]:
     return (term.name for line in entry.gradient for term in line.left)
+
+
+def consistent(entry: Entry) -> Check:
+    """Every line of a word's tables reads its operands and results with the axes that they have."""
+    whole = ("_",) if entry.pointwise else ("_", "n")
+    axes = {name: () if name in SCALARS else whole for name in entry.inputs}
+    axes |= dict.fromkeys(entry.outputs, ("_",) if entry.kind == "reduction" else whole)
+    axes |= {f"d{name}": own for name, own in axes.items()}
+    body = _axes_after(entry.body, axes)
+    problem = body if isinstance(body, str) else ""
+    for lines in (entry.gradient, entry.jacobian):
+        found = _axes_after(lines, axes if isinstance(body, str) else body)
+        problem = problem or (found if isinstance(found, str) else "")
+    return Check(entry.name, "axes of its body, gradient and Jacobian", problem or "consistent", not problem)
+
+
+def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
+    """The axes of every name after the lines, or what is wrong with a line."""
+    own: dict[str, tuple[str, ...]] = {}
+    for line in lines:
+        terms = [term for term in line.right if isinstance(term, Term)]
+        left = line.left[0].declared
+        if left != axes.get(line.name, left):
+            return f"{line.left[0]} has other axes, in line: {line}"
+        for term in terms:
+            have = own.get(term.name) or axes.get(term.name)
+            if have is None:
+                return f"{term.name} is not known, in line: {line}"
+            read = term.declared if "n" in term.declared else tuple(axis.replace("n'", "n") for axis in term.declared)
+            if read != have:
+                return f"{term} has other axes, in line: {line}"
+        right = {axis for term in terms for axis in term.declared}
+        loose = isinstance(line, Product) or (isinstance(line, Word) and (line.axes or not terms))
+        if (not set(left) <= right and terms) or (not loose and set(left) != right):
+            return f"the axes on the left are not those on the right, in line: {line}"
+        own[line.name] = left
+    return {**axes, **own}

@@ -1,0 +1,107 @@
+"""Layers and words of the models after 2019 once more, in plain NumPy, token by token where it matters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.proof.plain import of, sigmoid, softmax
+
+Array = Any
+
+
+def silu(x: Array) -> Array:
+    """x sigma(x)."""
+    return x * sigmoid(x)
+
+
+def rms_normal(x: Array, epsilon: float = 1e-6) -> Array:
+    """x / sqrt(mean x^2 + epsilon), along the last axis."""
+    return x * (np.square(x).mean(-1, keepdims=True) + epsilon) ** -0.5
+
+
+def gated(x: Array, WG: Array, WU: Array, WD: Array) -> Array:
+    """Shazeer 2020, equation (6)."""
+    return (silu(x @ WG) * (x @ WU)) @ WD
+
+
+def grouped_attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV: Array, WO: Array) -> Array:
+    """Each head of keys and values with its group of heads of queries, one after the other."""
+    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
+    for b in range(len(XQ)):
+        for h in range(WQ.shape[1]):
+            k, v = XK[b] @ WK[:, h], XV[b] @ WV[:, h]
+            for g in range(WQ.shape[2]):
+                scores = XQ[b] @ WQ[:, h, g] @ k.T
+                result[b] += softmax(scores / math.sqrt(k.shape[1])) @ v @ WO[h, g]
+    return result
+
+
+def latent_attention(
+    XQ: Array, XK: Array, WDQ: Array, gQ: Array, WUQ: Array, WQR: Array, WDK: Array, gK: Array, WUK: Array,
+    WUV: Array, WKR: Array, WO: Array,
+) -> Array:  # fmt: skip
+    """Queries and keys from their compressions, every key beside the part that all heads share."""
+    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
+    for b in range(len(XQ)):
+        query, key = rms_normal(XQ[b] @ WDQ) * gQ, rms_normal(XK[b] @ WDK) * gK
+        for h in range(WUQ.shape[1]):
+            q = np.concatenate([query @ WUQ[:, h], query @ WQR[:, h]], axis=1)
+            k = np.concatenate([key @ WUK[:, h], XK[b] @ WKR], axis=1)
+            result[b] += softmax(q @ k.T / math.sqrt(128 + 64)) @ (key @ WUV[:, h]) @ WO[h]
+    return result
+
+
+def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """A mixture whose gates follow from a token's logits and the experts that are chosen for it."""
+
+    def mixture(X: Array, chosen: Array, WR: Array, WG: Array, WU: Array, WD: Array) -> Array:
+        result = np.zeros((*X.shape[:-1], WD.shape[-1]))
+        for place in np.ndindex(X.shape[:-1]):
+            for gate, expert in zip(gates(X[place] @ WR, chosen[place]), chosen[place], strict=True):
+                result[place] += gate * gated(X[place], WG[expert], WU[expert], WD[expert])
+        return result
+
+    return mixture
+
+
+def patch_embedding(X: Array, places: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
+    """A product for every patch; what stands at one place is added, the class token at 0."""
+    result = np.repeat(P[None], len(X), axis=0)
+    result[:, 0] += T
+    for i, j in np.ndindex(places.shape):
+        for image, sum_ in zip(X, result, strict=True):
+            sum_[places[i, j]] += np.tensordot(W, image[:, i, :, j, :], 3) + b
+    return result
+
+
+def strided_convolution(X: Array, places: Array, keep: Array, W: Array, b: Array) -> Array:
+    """As many outputs as there are rows of places."""
+    rows = [sum(k * X[:, p] @ w for p, k, w in zip(*row, W, strict=True)) for row in zip(places, keep, strict=True)]
+    return np.stack(rows, axis=1) + b
+
+
+LAYERS: Mapping[str, Callable[..., Array]] = {
+    "gated_feed_forward": of("3222", gated),
+    "gemma_rms_norm": of("31", lambda X, g: rms_normal(X) * (1 + g)),
+    "grouped_attention": of("3334334", grouped_attention),
+    "latent_attention": of("332133213323", latent_attention),
+    "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
+    "patch_embedding": of("624112", patch_embedding),
+    "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
+    "sigmoid_mixture_of_experts": of(
+        "332333", _experts(lambda logits, chosen: 2.5 * sigmoid(logits[chosen]) / sigmoid(logits[chosen]).sum())
+    ),
+    "softmax_mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
+    "strided_convolution": of("32231", strided_convolution),
+}
+"""A foreign implementation of every such layer."""
+
+WORDS: Mapping[str, Callable[..., Any]] = {
+    "rms_normalize": rms_normal,
+    "proportion": lambda X: X / X.sum(-1, keepdims=True),
+}
+"""And of every such word."""

@@ -1,0 +1,67 @@
+"""Functions that the foreign implementations share, in plain NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+def softmax(x: Array, axis: int | tuple[int, ...] = -1) -> Array:
+    """exp(x) / sum exp(x), shifted by the maximum."""
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def log_softmax(x: Array) -> Array:
+    """x - log sum exp x, pair by pair."""
+    return x - np.logaddexp.reduce(x, axis=-1, keepdims=True)
+
+
+def normal(x: Array, epsilon: float = 1e-5, axis: int | tuple[int, ...] = -1) -> Array:
+    """(x - mean) / sqrt(variance + epsilon)."""
+    return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
+
+
+def erf(x: Array) -> Array:
+    """The error function, number by number."""
+    return np.vectorize(math.erf, otypes=[float])(x)
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution function."""
+    return x * (1 + erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Its approximation with tanh."""
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    return (1 + np.tanh(x / 2)) / 2
+
+
+def under_where(word: Callable[..., Array], x: Array) -> Array:
+    """A word of [a n] along n, row by row of the entries with n <= a; the others come out as zero."""
+    rows = [word(row[: a + 1]) for a, row in enumerate(x)]
+    if np.ndim(rows[0]) == 0:
+        return np.array(rows)
+    return np.stack([np.concatenate([row, np.zeros(x.shape[1] - len(row))])[: x.shape[1]] for row in rows])
+
+
+def of(ranks: str, function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function, for operands of as many axes as the digits say: a bias without its axis would go unseen."""
+
+    def ranked(*operands: Array) -> Array:
+        found = "".join(str(np.ndim(operand)) for operand in operands)
+        if found != ranks:
+            raise ValueError(f"the operands have {', '.join(found)} axes instead of {', '.join(ranks)}")
+        return function(*operands)
+
+    return ranked

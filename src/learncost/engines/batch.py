@@ -53,7 +53,9 @@ def _checked(array: Any, keep: Any, vocabulary: int, causal: bool, name: str) ->
     if array.dtype.kind not in "iu":
         raise InputError(f"{name} must be integers, not {array.dtype}")
     there = array if keep is None else array[keep]
-    if there.size == 0 or there.min() < 0 or there.max() >= vocabulary:
+    if there.size == 0:
+        raise InputError(f"there are no {name}")
+    if there.min() < 0 or there.max() >= vocabulary:
         raise InputError(f"{name} must be from 0 to {vocabulary - 1}")
     if keep is not None:
         if not (keep[:, 0] if causal else keep.any(axis=1)).all():
@@ -73,7 +75,7 @@ def next_tokens(tokens: Tokens) -> Any:
 
 def targets_of(given: Any, tokens: Tokens, vocabulary: int) -> tuple[Any, Any, int]:
     """Targets as an index, where there are any, and how many. A negative target says that there is none."""
-    targets = np.asarray(given)
+    targets = _ragged(given) if tokens.keep is not None else np.asarray(given)
     if targets.shape != tokens.array.shape or targets.dtype.kind not in "iu":
         raise InputError(f"targets must be integers shaped as the tokens {tokens.array.shape}, not {targets.shape}")
     there = targets >= 0
@@ -85,6 +87,17 @@ def targets_of(given: Any, tokens: Tokens, vocabulary: int) -> tuple[Any, Any, i
     if targets[there].max() >= vocabulary:
         raise InputError(f"targets must be below {vocabulary}")
     return np.where(there, targets, 0), there, count
+
+
+def _ragged(given: Any) -> Any:
+    """Sequences of unequal length as one array, -1 where they end."""
+    if isinstance(given, np.ndarray):
+        return given
+    rows = [np.asarray(row) for row in given]
+    result = np.full((len(rows), max(map(len, rows), default=0)), -1)
+    for row, values in zip(result, rows, strict=True):
+        row[: len(values)] = values
+    return result
 
 
 def sinusoids(length: int, width: int) -> Any:
@@ -131,6 +144,8 @@ class Batch:
         if unknown := set(self.gradients) - outputs:
             raise InputError(f"{name} has no output {min(unknown)}; gradients are of {', '.join(sorted(outputs))}")
         self.types = np.zeros_like(self.own.array) if token_types is None else np.asarray(token_types)
+        if self.types.shape != self.own.array.shape:
+            raise InputError(f"token_types must be shaped as the tokens, {self.own.array.shape}")
         rows, length = self.own.array.shape
         if self.other is None:
             self.sizes = run_sizes(model, rows, length, None)

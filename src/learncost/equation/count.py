@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
@@ -23,15 +24,11 @@ class Count:
     @staticmethod
     def of(axes: Iterable[str], coefficient: int = 1) -> Count:
         """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
-        names = []
-        for axis in axes:
-            if axis.isdigit():
-                coefficient *= int(axis)
-            else:
-                names.append(base(axis))
-        return Count({tuple(sorted(names)): coefficient}) if coefficient else Count()
+        return _of(tuple(axes), coefficient)
 
     def __add__(self, other: Count) -> Count:
+        if not self.terms:
+            return other
         terms = dict(self.terms)
         for monomial, coefficient in other.terms.items():
             total = terms.get(monomial, 0) + coefficient
@@ -44,6 +41,8 @@ class Count:
     def __mul__(self, other: Count | int) -> Count:
         if isinstance(other, int):
             return Count({m: c * other for m, c in self.terms.items()}) if other else Count()
+        if not self.terms or other.terms == _ONE:
+            return self
         total = Count()
         for m1, c1 in self.terms.items():
             total += Count({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})
@@ -107,12 +106,27 @@ class Count:
 
 
 ZERO = Count()
+_ONE: Mapping[Monomial, int] = {(): 1}
+
+
+@lru_cache(maxsize=4096)
+def _of(axes: tuple[str, ...], coefficient: int) -> Count:
+    names = []
+    for axis in axes:
+        if axis.isdigit():
+            coefficient *= int(axis)
+        else:
+            names.append(base(axis))
+    return Count({tuple(sorted(names)): coefficient}) if coefficient else ZERO
 
 
 def total(counts: Iterable[Count]) -> Count:
     """The sum of many counts."""
+    several = [count for count in counts if count.terms]
+    if len(several) < 2:
+        return several[0] if several else ZERO
     terms: dict[Monomial, int] = {}
-    for count in counts:
+    for count in several:
         for monomial, coefficient in count.terms.items():
             terms[monomial] = terms.get(monomial, 0) + coefficient
     return Count({m: c for m, c in terms.items() if c})

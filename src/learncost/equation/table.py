@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from learncost.equation.count import base
@@ -33,19 +34,16 @@ class Term:
     @property
     def loops(self) -> tuple[str, ...]:
         """The axes that are looped over: plain axes, and the axes of the indices, each once, in order."""
-        loops: list[str] = []
-        for axis in self.axes:
-            loops.extend((axis,) if isinstance(axis, str) else axis.at.loops)
-        return tuple(dict.fromkeys(loops))
+        return _loops(self.axes)
 
     @property
     def declared(self) -> tuple[str, ...]:
         """The axes of the value itself, indices aside: wte[v=tokens[B M] d] has (v, d)."""
-        return tuple(axis if isinstance(axis, str) else axis.axis for axis in self.axes)
+        return _declared(self.axes)
 
     @property
     def indexed(self) -> bool:
-        return any(isinstance(axis, Read) for axis in self.axes)
+        return _indexed(self.axes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,6 +62,24 @@ class Term:
 
     def __str__(self) -> str:
         return f"{self.name}[{' '.join(map(str, self.axes))}]"
+
+
+@lru_cache(maxsize=4096)
+def _loops(axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    loops: list[str] = []
+    for axis in axes:
+        loops.extend((axis,) if isinstance(axis, str) else axis.at.loops)
+    return tuple(dict.fromkeys(loops))
+
+
+@lru_cache(maxsize=4096)
+def _declared(axes: tuple[Axis, ...]) -> tuple[str, ...]:
+    return tuple(axis if isinstance(axis, str) else axis.axis for axis in axes)
+
+
+@lru_cache(maxsize=4096)
+def _indexed(axes: tuple[Axis, ...]) -> bool:
+    return any(isinstance(axis, Read) for axis in axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +165,12 @@ class Line:
     def name(self) -> str:
         return self.left[0].name
 
-    @property
+    @cached_property
     def loops(self) -> tuple[str, ...]:
         """Every axis of the line, each once."""
         return tuple(dict.fromkeys(a for term in (*self.left, *self.right) for a in term.loops))
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """The names that the line needs, indices included, each once."""
         inner = [n for term in self.right for n in term.names]

@@ -34,6 +34,30 @@ def lower(table: Table) -> Table:
     return replace(table, lines=work.statements(table.lines), axes=work.axes)
 
 
+def lower_line(line: Line) -> tuple[Line, ...]:
+    """The normal form of one line, of which nothing is known from lines before."""
+    if _is_normal(line):
+        return (line,)
+    work = _Lowering({}, frozenset())
+    work.line(line)
+    return tuple(work.out)
+
+
+def _is_normal(line: Line) -> bool:
+    """Whether a product or a sum without a `where` is its own normal form."""
+    left = line.left[0]
+    if line.where or left.indexed or len(line.right) > 2 or any(term.indexed for term in line.right):
+        return False
+    if isinstance(line, Sum):
+        return line.signs[0] > 0
+    if not isinstance(line, Product) or isinstance(line.right[0], Literal):
+        return False
+    one, two, target = set(line.right[0].loops), set(line.right[-1].loops), set(left.loops)
+    if len(line.right) == 1:
+        return target <= one
+    return target <= one | two and one ^ two <= target
+
+
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
     """Names that turn into other names without a line: what stands outside a `where` must be zero in them."""
     return frozenset(carry.initial for line in lines if isinstance(line, Repeat) for carry in line.carry)
@@ -79,10 +103,11 @@ class _Lowering:
         return replace(line, lines=body, axes=own)
 
     def line(self, line: Line) -> None:
-        line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
-        for term in line.left:
-            self.outside.pop(term.name, None)
-            self.selected = {key: name for key, name in self.selected.items() if key[0] != term.name}
+        if self.outside:
+            line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
+            for term in line.left:
+                self.outside.pop(term.name, None)
+                self.selected = {key: name for key, name in self.selected.items() if key[0] != term.name}
         line = self.unindexed(line)
         if line.where and any(term.name in self.outputs for term in line.left) and not line.left[0].indexed:
             self.whole_output(line)
@@ -116,6 +141,8 @@ class _Lowering:
             term = line.right[0]
             if set(term.loops) == set(line.left[0].loops):
                 return line
+        if not any(term.indexed for term in line.right):
+            return line
         right = tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
         return replace(line, right=right)
 
@@ -241,8 +268,7 @@ class _Lowering:
 
         def place(term: Operand) -> Operand:
             if isinstance(term, Literal):
-                sizes = spell(term.sizes, line, second)
-                return replace(term, sizes=sizes)
+                return replace(term, sizes=spell(term.sizes, line, second)) if term.sizes else term
             actual = known.get(term.name)
             if actual is None:
                 return Term(f"{line.name}.{term.name}", spell(term.declared, line, second))

@@ -5,7 +5,7 @@ A MACC is one term of a product that sums and costs two FLOPs; a product without
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, each_line, walk
+from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
-from learncost.layers.lower import lower
+from learncost.layers.lower import lower, lower_line
 from learncost.vocabulary import entry
 
 
@@ -160,6 +161,8 @@ def elements(line: Line) -> Count:
 def _touched(operand: Operand) -> list[Term]:
     if isinstance(operand, Literal):
         return []
+    if not operand.indexed:
+        return [operand]
     inner = [t for axis in operand.axes if isinstance(axis, Read) for t in _touched(axis.at)]
     return [operand, *inner]
 
@@ -169,19 +172,34 @@ def _touched(operand: Operand) -> list[Term]:
 
 def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     whole = table.within or table  # what stands outside a `where` may be known from lines before
-    numbered: list[Line] = []
+    by_itself = alone(whole)
+    others: list[Line] = []
 
-    def number(line: Line) -> tuple[Line]:
-        numbered.append(line)
-        return (replace(line, tag=replace(line.tag, origin=str(len(numbered) - 1))),)
+    def number(line: Line) -> tuple[Line, ...]:
+        if by_itself(line):
+            return ()
+        others.append(line)
+        return (replace(line, tag=replace(line.tag, origin=str(len(others) - 1))),)
 
-    sums: dict[str, tuple[Count, Count]] = {}
-    for line, _ in walk(lower(replace(whole, lines=each_line(whole.lines, number))).lines):
-        maccs, flops = executed(line)
-        before = sums.get(line.tag.origin, (ZERO, ZERO))
-        sums[line.tag.origin] = before[0] + maccs, before[1] + flops
-    counts = {id(line): sums.get(str(i), (ZERO, ZERO)) for i, line in enumerate(numbered)}
-    return tuple(_row(table, line, turns, *counts[id(line)]) for line, turns in walk(table.lines))
+    rest = replace(whole, lines=each_line(whole.lines, number))
+    parts: dict[str, list[tuple[Count, Count]]] = {}
+    for line, _ in walk(lower(rest).lines):
+        parts.setdefault(line.tag.origin, []).append(executed(line))
+    counts = {id(line): _both(parts.get(str(i), ())) for i, line in enumerate(others)}
+    shapes: dict[Hashable, tuple[Count, Count]] = {}
+    rows = []
+    for line, turns in walk(table.lines):
+        pair = counts.get(id(line))
+        if pair is None:
+            same = shape(line)
+            pair = shapes.get(same) or shapes.setdefault(same, _executed_alone(line))
+        rows.append(_row(table, line, turns, *pair))
+    return tuple(rows)
+
+
+def _both(counts: Iterable[tuple[Count, Count]]) -> tuple[Count, Count]:
+    pairs = tuple(counts)
+    return total(maccs for maccs, _ in pairs), total(flops for _, flops in pairs)
 
 
 def executed(line: Line) -> tuple[Count, Count]:
@@ -272,7 +290,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Co
             # A sum of rows, such as a bias gradient, is left out (section 5.4.3), the rows of a look-up are updated
             # directly (section 5.1.2).
             return ZERO, ZERO, False
-        maccs, flops = _executed_alone(line, table)
+        maccs, flops = _executed_alone(line)
         return maccs, flops, bool(flops)
     loops = dict.fromkeys(axis for term in line.right for axis in term.loops)
     if set(loops) - left:
@@ -283,9 +301,8 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Co
     return ZERO, Count.of(loops), False
 
 
-def _executed_alone(line: Line, table: Table) -> tuple[Count, Count]:
-    counts = [executed(own) for own, _ in walk(lower(replace(table, lines=(line,), outputs=())).lines)]
-    return total(maccs for maccs, _ in counts), total(flops for _, flops in counts)
+def _executed_alone(line: Line) -> tuple[Count, Count]:
+    return _both(executed(own) for own in lower_line(line))
 
 
 def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
@@ -295,7 +312,7 @@ def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, b
         return ZERO, Count.of(line.left[0].loops, each), False
     if not line.right and entry(line.word).kind == "constant":
         return ZERO, ZERO, False
-    return *_executed_alone(line, table), True
+    return *_executed_alone(line), True
 
 
 def parameters(table: Table) -> Count:

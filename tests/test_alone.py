@@ -1,0 +1,61 @@
+"""Lines that stand alone are counted once a shape, without the lines around them: the counts are those of all lines."""
+
+import pytest
+
+from learncost.books.book import book
+from learncost.equation.count import Count, total
+from learncost.equation.table import walk
+from learncost.layers.alone import alone, shape
+from learncost.layers.lower import _is_normal, _Lowering, lower
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.procedures.procedure import step
+from learncost.readings.price import executed, price
+
+MODELS = ["gpt2", "transformer-base", "bert-base", "distilbert-base", "gpt3-jiang"]
+PROCEDURES = ["bp", "recompute", "pepita", "mempepita"]
+CASES = [(m, p) for m in MODELS for p in PROCEDURES if not (m.endswith("bert-base") and "pepita" in p)]
+
+
+def tables(model, procedure):
+    for dropout, padding, jacobian in ((False, False, False), (True, True, False), (False, False, True)):
+        built = build(configure(model), dropout=dropout, padding=padding)
+        yield step(built, procedure, "adamw", jacobian)
+
+
+@pytest.mark.parametrize(("model", "procedure"), CASES)
+def test_counts_are_those_of_the_whole_normal_form(model, procedure):
+    for table in tables(model, procedure):
+        rows = price(table, {}, book("run")).rows
+        maccs, flops = [], []
+        for line, turns in walk(lower(table).lines):
+            one = Count.of(turns)
+            counted = executed(line)
+            maccs.append(counted[0] * one)
+            flops.append(counted[1] * one)
+        assert total(row.maccs for row in rows) == total(maccs)
+        assert total(row.flops for row in rows) == total(flops)
+
+
+@pytest.mark.parametrize(("model", "procedure"), CASES)
+def test_what_is_normal_lowers_to_itself(model, procedure):
+    seen = 0
+    for table in tables(model, procedure):
+        for line, _ in walk(table.lines):
+            if _is_normal(line):
+                work = _Lowering({}, frozenset())
+                work.line(line)
+                assert work.out == [line]
+                seen += 1
+    assert seen > 50
+
+
+def test_lines_under_a_condition_do_not_stand_alone():
+    table = step(build(configure("gpt2")), "bp")
+    free = alone(table)
+    lines = [line for line, _ in walk(table.lines)]
+    assert not any(free(line) for line in lines if line.where)
+    scores = next(line for line in lines if line.where)
+    assert not any(free(line) for line in lines if scores.name in line.reads)
+    assert sum(map(free, lines)) > 80
+    assert len({shape(line) for line in lines if free(line)}) < 60

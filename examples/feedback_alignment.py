@@ -4,7 +4,7 @@ Feedback alignment sends the output's error e back through a matrix other than W
 In two layers PEPITA's update of W_1 is that with B = W_1 F up to a sign, for a small modulation: it differs by terms of
 the order of ||F||, and W_2's update by the modulated a_1 in place of a_1 (Srinivasan et al. 2023 call it adaptive
 feedback alignment, for B changes as W_1 learns). Two trainings from the same start, one by PEPITA and one by feedback
-alignment, therefore stay together, and B slowly turns towards W_2^T, through which backpropagation would send the error.
+alignment, therefore stay together, and B slowly turns towards W_2^T, through which backpropagation sends the error.
 
     python examples/feedback_alignment.py
 """

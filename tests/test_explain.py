@@ -61,7 +61,7 @@ def test_attention_under_the_paper() -> None:
     assert first["line"] == "Q[B M h k] = XQ[B M d] WQ[d h k]"
     assert first["maccs"] == "M*d_model**2"
     numbers = [line["equation"] for line in parts["backward"]["lines"]]
-    assert "(25)-(26)" in numbers
+    assert "(25-26)" in numbers
     assert "E3" in numbers
     assert sorted(line["equation"] for line in parts["weight_update"]["lines"]) == ["(23)", "(27)", "(33)", "(37)"]
     kept = {row["name"]: row for row in data["kept"]}

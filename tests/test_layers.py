@@ -183,8 +183,8 @@ def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
     equal(got["dWO"].reshape(H * K, D), printed.equation_23(attended, df))
     equal(got["Y"][0], printed.equation_4(attended, wo))
     numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
-    expected = {"dA": "22", "dWO": "23", "dV": "24", "dXV": "25)-(26", "dWV": "27", "dP": "29", "dS": "29", "dR": "29"}
-    expected |= {"dQ": "30", "dXQ": "31)-(32", "dWQ": "33", "dK": "34", "dXK": "35)-(36", "dWK": "37"}
+    expected = {"dA": "22", "dWO": "23", "dV": "24", "dXV": "25-26", "dWV": "27", "dP": "29", "dS": "29", "dR": "29"}
+    expected |= {"dQ": "30", "dXQ": "31-32", "dWQ": "33", "dK": "34", "dXK": "35-36", "dWK": "37"}
     if jacobian:
         expected["JS"] = "28"
     assert numbers == expected

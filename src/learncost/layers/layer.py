@@ -69,7 +69,7 @@ def _equations(line: str) -> dict[str, str]:
         name, _, number = item.strip().partition(" ")
         if not number.startswith("(") or not number.endswith(")"):
             raise NotationError("`gradients:` takes names with equation numbers, as in `dX (31), dW (33)`", line)
-        pairs[name] = number[1:-1]
+        pairs[name] = number[1:-1].replace(")-(", "-")
     return pairs
 
 

@@ -256,10 +256,10 @@ class Reverse:
             return f"d{carry.final}.total"
         if self.parts.get(carry.final):
             return f"d{carry.final}"
-        return self._zeros(f"d{carry.final}", self.axes[carry.final], "backward")
+        return self._zeros(f"d{carry.final}", self.axes[carry.final], Tag(macro="backward"))
 
-    def _zeros(self, name: str, axes: tuple[str, ...], macro: str) -> str:
-        self.out.append(Word((Term(name, axes),), (), (), Tag(macro=macro), word="zeros", gives=("Y",)))
+    def _zeros(self, name: str, axes: tuple[str, ...], tag: Tag) -> str:
+        self.out.append(Word((Term(name, axes),), (), (), tag, word="zeros", gives=("Y",)))
         self.made[name] = axes
         return name
 
@@ -270,10 +270,10 @@ class Reverse:
         axes = self.axes[name]
         part = self.part(name)
         start, end, zero = f"{part}:sum", f"{part}:sum.2", f"{part}:zero"
-        self._zeros(zero, axes, macro)
-        inner.made[start] = inner.made[end] = axes
         reader = inner.readers.get(name, Tag())
         tag = Tag(reader.layer, reader.block, macro, local="merge", binding=reader.binding)
+        self._zeros(zero, axes, tag)
+        inner.made[start] = inner.made[end] = axes
         inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
         return Carry(start, end, zero, part)
 

@@ -1,0 +1,324 @@
+"""Every axis, constant, operation and price is changed in turn, and each time the proof must fail.
+
+The changes are made from the tables, the words and the source of the price rules themselves, so that what is added
+later is changed as well. A change that changes nothing is named in EQUIVALENT with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+
+import learncost as lc
+from learncost.equation.table import Literal, Product, Sum, Term, Word
+from learncost.layers.layer import named, shipped
+from learncost.proof.references import LAYERS
+from learncost.proof.verify import verify_table, verify_word
+from learncost.readings import price as price_module
+from learncost.vocabulary import entries, entry
+
+VOCABULARY = inspect.getmodule(entry)
+
+
+def fails(checks):
+    """Whether a check fails; the rest is not run."""
+    return any(check.passed is False for check in checks)
+
+
+# Lines of layers.
+
+AXIS = re.compile(r"[^\W\d][\w.]*'*(?![\w.'\[=(])")
+WORD_FOR = {"softmax": "log_softmax", "log_softmax": "softmax", "gelu_tanh": "gelu", "gelu": "gelu_tanh"}
+WORD_FOR |= {"tanh": "sigmoid", "relu": "silu", "normalize": "softmax"}
+
+
+def axes_in(line):
+    """Start, end and name of every axis that the line writes between brackets."""
+    found = []
+    for match in AXIS.finditer(line):
+        before = line[: match.start()]
+        if before.count("[") > before.count("]") and not before.endswith("#"):
+            found.append((match.start(), match.end(), match.group()))
+    return found
+
+
+def changed_lines(line):
+    """The line with one thing changed, in every way, each with what was done."""
+    axes = axes_in(line)
+    names = sorted({name for *_, name in axes})
+    for start, end, name in axes:
+        for other in names:
+            if other != name:
+                yield f"{line[:start]}{other}{line[end:]}"
+        yield re.sub(r"\[\s+", "[", f"{line[:start]}{line[end:]}")
+    for (start, middle, one), (begin, end, two) in itertools.pairwise(axes):
+        if not line[middle:begin].strip():
+            yield f"{line[:start]}{two}{line[middle:begin]}{one}{line[end:]}"
+    for match in re.finditer(r"(?<![\w.^-])(-?[\d.]+)\[\]", line):
+        index = line[: match.start()].endswith("=")
+        number = str((int(match.group(1)) + 1) % 3) if index else repr(float(match.group(1)) * 1.25)
+        yield f"{line[: match.start(1)]}{number}{line[match.end(1) :]}"
+    for match in re.finditer(r"-inf\[\]", line):
+        yield f"{line[: match.start()]}-1[]{line[match.end() :]}"
+    for match in re.finditer(r"#([\w']+)\^(-?[\d.]+)\[\]", line):
+        yield f"{line[: match.start(2)]}{float(match.group(2)) * 0.9:g}{line[match.end(2) :]}"
+        yield line[: match.start()] + line[match.end() :]
+        for other in names:
+            if other.rstrip("'") != match.group(1):
+                yield f"{line[: match.start(1)]}{other}{line[match.end(1) :]}"
+    for match in re.finditer(r" ([+-]) ", line):
+        yield f"{line[: match.start(1)]}{'-' if match.group(1) == '+' else '+'}{line[match.end(1) :]}"
+    right = line.partition(" = ")[2]
+    if "(" not in right.partition("  ")[0] and " + " not in right:
+        yield re.sub(r"\] (?=[A-Za-z])", "] + ", line.partition(" = ")[0] + " = " + right, count=1)
+    for match in re.finditer(r"(\w+)(?=[\[(])", right):
+        if match.group() in WORD_FOR and match.end() < len(right):
+            yield line.replace(f" = {match.group()}", f" = {WORD_FOR[match.group()]}")
+
+
+def mutants(name):
+    """The texts of a shipped layer with one line changed."""
+    text = (files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        if " = " not in line or line.startswith(("%", "gradients:", "constants:")):
+            continue
+        body, number = re.fullmatch(r"(.*?)(\s+\([\d, ()\-]+\))?", line).groups()
+        for changed in dict.fromkeys(changed_lines(body)):
+            if changed != body:
+                yield (
+                    f"{changed} <- {body.strip()}",
+                    "\n".join([*lines[:at], changed + (number or ""), *lines[at + 1 :]]),
+                )
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_change_of_any_line_of_a_layer_is_seen(name):
+    assert not fails(verify_table(named(name).table, name, LAYERS[name]))
+    survivors, count = [], 0
+    for what, text in mutants(name):
+        count += 1
+        try:
+            changed = lc.layer(text)
+        except lc.InputError:
+            continue  # refused when it is defined
+        if not fails(verify_table(changed.table, name, LAYERS[name])):
+            survivors.append(what)
+    assert not survivors, "\n".join(survivors)
+    assert count > 3
+
+
+# Bodies, gradients and Jacobians of words.
+
+TWINS = {"exp": "tanh", "tanh": "exp", "log": "sqrt", "sqrt": "log", "erf": "tanh", "divide": "maximum"}
+TWINS |= {"maximum": "divide", "less": "equal", "equal": "less", "sigmoid": "tanh"}
+
+
+def changed_word_lines(line):
+    """A line of a word's table with one thing changed, in every way."""
+    for i, term in enumerate(line.right):
+        rest = line.right[:i], line.right[i + 1 :]
+        if isinstance(term, Literal):
+            if term.sizes:
+                other = replace(term, power=term.power * 0.9)
+            elif abs(term.value) == float("inf"):
+                other = Literal(0.0)
+            else:
+                other = replace(term, value=term.value * 1.1 or 0.5)
+            yield replace(line, right=(*rest[0], other, *rest[1]))
+        elif "n" in term.axes and "n'" not in term.axes:
+            yield replace(line, right=(*rest[0], Term(term.name, tuple(a for a in term.axes if a != "n")), *rest[1]))
+        if len(line.right) > 1 and not isinstance(line, Word):
+            more = {"signs": (*line.signs[:i], *line.signs[i + 1 :])} if isinstance(line, Sum) else {}
+            yield replace(line, right=(*rest[0], *rest[1]), **more)
+    if isinstance(line, Product):
+        yield replace(line, right=(*line.right, Literal(1.1)))
+        if len(line.right) == 2:
+            yield Sum(line.left, line.right, signs=(1, 1))
+            yield Sum(line.left, line.right, signs=(1, -1))
+    if isinstance(line, Sum):
+        for i in range(len(line.signs)):
+            yield replace(line, signs=tuple(-s if i == j else s for j, s in enumerate(line.signs)))
+        yield Product(line.left, line.right)
+    if isinstance(line, Word):
+        if line.word in TWINS:
+            yield replace(line, word=TWINS[line.word])
+        for i in range(len(line.right) - 1):
+            swapped = list(line.right)
+            swapped[i], swapped[i + 1] = swapped[i + 1], swapped[i]
+            yield replace(line, right=tuple(swapped))
+    if len(line.left) == 1 and "n" in line.left[0].axes:
+        shorter = Term(line.left[0].name, tuple(a for a in line.left[0].axes if a != "n"))
+        yield replace(line, left=(shorter,))
+
+
+def changed_words():
+    """Every word with one thing changed: a line of one of its tables, a default, its outside value, its kind."""
+    for own in entries():
+        for part in ("body", "gradient", "jacobian"):
+            lines = getattr(own, part)
+            for at, line in enumerate(lines):
+                for changed in changed_word_lines(line):
+                    other = replace(own)
+                    other.__dict__[part] = (*lines[:at], changed, *lines[at + 1 :])
+                    yield own.name, f"{own.name} {part}: {changed} <- {line}", other
+        for at, number in enumerate(own.defaults):
+            numbers = (*own.defaults[:at], Literal(number.value * 1.1), *own.defaults[at + 1 :])
+            yield own.name, f"{own.name} default {number}", replace(own, defaults=numbers)
+        if own.outside:
+            yield own.name, f"{own.name} outside {own.outside}", replace(own, outside=0.0)
+
+
+SYMMETRIC = "it does not matter which of the two is which"
+GUARDED = "the maximum and the sum of the body keep what is outside away by themselves; only the cost differs"
+BELOW = "1e-20 is below the rounding of every sum that is not zero"
+EQUIVALENT_WORDS = {
+    "max gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
+    **{
+        f"proportion {what}": BELOW
+        for what in (
+            "body: w[_] = s[_] <- w[_] = s[_] + e[]",
+            "body: w[_] = s[_] - e[] <- w[_] = s[_] + e[]",
+            "default 1e-20[]",
+        )
+    },
+    "relu body: Y[_] = maximum(0[], X[_]) <- Y[_] = maximum(X[_], 0[])": SYMMETRIC,
+    "softmax outside -inf": GUARDED,
+    "log_softmax outside -inf": GUARDED,
+}
+
+
+def word_survives(name, other, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(VOCABULARY._entries, name, other)
+        return not fails(verify_word(other))
+
+
+@pytest.mark.parametrize("name", [own.name for own in entries() if own.kind != "constant"])
+def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
+    assert not fails(verify_word(entry(name)))
+    changes = [(what, other) for own, what, other in changed_words() if own == name]
+    survivors = [what for what, other in changes if word_survives(name, other, monkeypatch)]
+    assert sorted(survivors) == sorted(what for what in EQUIVALENT_WORDS if what.startswith(f"{name} "))
+
+
+# Price rules.
+
+
+FLIPPED = {ast.Eq: ast.NotEq, ast.Gt: ast.LtE, ast.Lt: ast.GtE, ast.In: ast.NotIn, ast.LtE: ast.Gt}
+
+
+class Changed(ast.NodeTransformer):
+    """The n-th place of a function's source changed; `done` says what, or stays empty when there is no n-th place."""
+
+    def __init__(self, place):
+        self.place = place
+        self.done = ""
+
+    def here(self, node):
+        self.place -= 1
+        if self.place == -1:
+            self.done = f"line {node.lineno}: {ast.unparse(node)}"
+        return self.place == -1
+
+    def visit_Constant(self, node):
+        if type(node.value) is int and self.here(node):
+            return ast.copy_location(ast.Constant(node.value + 1), node)
+        return node
+
+    def visit_Compare(self, node):
+        self.generic_visit(node)
+        if type(node.ops[0]) in FLIPPED and self.here(node):
+            node.ops = [FLIPPED[type(node.ops[0])]()]
+        return node
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        if self.here(node):
+            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        return node
+
+    def visit_IfExp(self, node):
+        self.generic_visit(node)
+        if self.here(node):
+            node.body, node.orelse = node.orelse, node.body
+        return node
+
+    def visit_If(self, node):
+        self.generic_visit(node)
+        if self.here(node.test):
+            node.test = ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test)
+        return node
+
+    def visit_BinOp(self, node):
+        self.generic_visit(node)
+        return node.left if self.here(node) else node
+
+    def visit_Name(self, node):
+        if node.id == "points" and isinstance(node.ctx, ast.Load) and self.here(node):
+            return ast.copy_location(ast.Name("ZERO", ast.Load()), node)
+        if node.id == "ZERO" and self.here(node):
+            return ast.parse("Count.of(())", mode="eval").body
+        if node.id in ("any", "all") and self.here(node):
+            return ast.copy_location(ast.Name("all" if node.id == "any" else "any", ast.Load()), node)
+        return node
+
+    def visit_arg(self, node):
+        return node
+
+    def visit_FunctionDef(self, node):
+        node.body = [self.visit(statement) for statement in node.body]
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+        return node
+
+
+RULES = ("executed", "matrix_maccs", "elements", "_touched")
+EQUIVALENT_RULES = {
+    "executed, line 9: any": "in the normal form a product with a number has two factors and sums nothing"
+}
+TABLES = ("norm", "embedding", "head", "loss", "error_projection", "restricted_attention", "jiang_packed_attention")
+PAIRS = """pairs(X Z W F G) -> Y T
+  S[] = X[a] X[a]
+  Y[a b] = X[a] Z[b] W[a b] S[] where a <= b
+  T[a] = W[a b] F[b c] G[c]"""
+
+
+def changed_rules(rule):
+    """The function of a price rule, changed in every place of its source."""
+    source = textwrap.dedent(inspect.getsource(getattr(price_module, rule)))
+    place = 0
+    while True:
+        change = Changed(place)
+        tree = ast.fix_missing_locations(change.visit(ast.parse(source)))
+        if not change.done:
+            return
+        scope = dict(vars(price_module))
+        exec(compile(tree, rule, "exec"), scope)
+        yield f"{rule}, {change.done}", scope[rule]
+        place += 1
+
+
+def rule_survives(rule, function, monkeypatch):
+    tables = [(named(name).table, name, LAYERS[name]) for name in TABLES] + [(lc.layer(PAIRS).table, "pairs", None)]
+    with monkeypatch.context() as patch:
+        code = getattr(price_module, rule)
+        patch.setattr(code, "__code__", function.__code__)
+        return not any(fails(verify_table(*table)) for table in tables)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_change_of_any_price_rule_is_seen(rule, monkeypatch):
+    assert rule_survives(rule, getattr(price_module, rule), monkeypatch)
+    changes = list(changed_rules(rule))
+    assert changes
+    survivors = [what for what, function in changes if rule_survives(rule, function, monkeypatch)]
+    assert sorted(survivors) == sorted(what for what in EQUIVALENT_RULES if what.startswith(f"{rule}, "))

@@ -1,6 +1,7 @@
 """Training on NumPy: what is executed is what is priced; optimizers, batches, masks; PEPITA learns on digits."""
 
 import importlib.util
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -282,3 +283,10 @@ def test_pepita_beats_training_the_head_alone_on_digits(monkeypatch):
     rate = results["pepita"].rate
     one, two = (example.learn(name, rate, 0, [32], 2) for name in ("pepita", "mempepita"))
     assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
+
+
+def test_the_programs_on_the_page_of_training():
+    page = (Path(__file__).parent.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    scope = {}
+    for program in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        exec(compile(program, "training.md", "exec"), scope)

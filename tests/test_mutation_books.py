@@ -1,0 +1,85 @@
+"""Every number and every name that a printed price book holds is changed in turn: the printed formulas must object."""
+
+import inspect
+from dataclasses import fields, replace
+from itertools import product
+
+import pytest
+
+import test_paper_book
+from learncost.books.book import BOOKS
+from learncost.equation.count import Count
+from learncost.ledger import cost
+from learncost.readings.price import Override, WordPrice
+
+PRINTED = [name for name, book in BOOKS.items() if book.rule == "printed"]
+
+
+def cases():
+    """Every test of the paper's books with its parameters, as calls without arguments."""
+    for name, function in vars(test_paper_book).items():
+        if not name.startswith("test_"):
+            continue
+        marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
+        axes = [
+            [dict(zip(_names(given), one if isinstance(given, tuple) else (one,), strict=True)) for one in values]
+            for given, values in marks
+        ]
+        for chosen in product(*axes):
+            arguments = {key: value for one in chosen for key, value in one.items()}
+            if arguments.keys() == inspect.signature(function).parameters.keys():
+                yield function, arguments
+
+
+def _names(given):
+    return given if isinstance(given, tuple) else (given,)
+
+
+CASES = list(cases())
+
+
+def changed_books(name):
+    """The book with one of its numbers or names changed, and what was changed."""
+    book = BOOKS[name]
+    one = Count.of(())
+    for word, price in book.words.items():
+        for field in fields(WordPrice):
+            number = getattr(price, field.name)
+            if isinstance(number, int):
+                other = replace(price, **{field.name: number + 1})
+                yield f"{word} {field.name}", replace(book, words={**book.words, word: other})
+    for key, override in book.overrides.items():
+        for field in fields(Override):
+            count = getattr(override, field.name)
+            if isinstance(count, Count):
+                other = replace(override, **{field.name: count + one})
+                yield f"{key} {field.name}", replace(book, overrides={**book.overrides, key: other})
+        yield f"{key} left out", replace(book, overrides={k: v for k, v in book.overrides.items() if k != key})
+    for layer in sorted(book.unpriced):
+        yield f"{layer} priced", replace(book, unpriced=book.unpriced - {layer})
+    for layer in sorted(book.one_hot):
+        yield f"{layer} not one-hot", replace(book, one_hot=book.one_hot - {layer})
+    for key in book.withdrawn:
+        yield f"{key} not withdrawn", replace(book, withdrawn={k: v for k, v in book.withdrawn.items() if k != key})
+    yield "closed form", replace(book, jacobian=False)
+
+
+def survives(name, other, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(BOOKS, name, other)
+        cost._priced.cache_clear()
+        try:
+            for function, arguments in CASES:
+                function(**arguments)
+        except (AssertionError, KeyError):
+            return False
+        finally:
+            cost._priced.cache_clear()
+    return True
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_change_of_any_number_of_a_printed_book_is_seen(name, monkeypatch):
+    assert survives(name, BOOKS[name], monkeypatch)
+    survivors = [what for what, other in changed_books(name) if survives(name, other, monkeypatch)]
+    assert survivors == []

@@ -1,0 +1,122 @@
+"""The proof sees what it should see, and says what it saw."""
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import learncost as lc
+from learncost.layers.layer import named
+from learncost.proof import verify as proof
+from learncost.readings import price as price_module
+from learncost.vocabulary import entries
+
+LAYER = """mine(X T; W C) -> Y S
+  S[] = X[b d] X[b d]
+  U[b d] = X[b d] + C[v=T[b] d]
+  repeat n carry U:
+    H[b e] = U[b d] W[d e]
+    G[b e] = silu(H[b e])
+    V[b d] = G[b e] W[d e]
+    U[b d] = U[b d] - V[b d]
+  Y[b d] = normalize[d](U[b d])"""
+
+
+def test_a_layer_of_ones_own_is_proved():
+    report = lc.check_layer(lc.layer(LAYER))
+    assert report.passed, str(report)
+    compared = " ".join(check.compared for check in report.checks)
+    for what in ("operations executed", "prices of the passes", "bytes of every line", "Jacobians", "complex steps"):
+        assert what in compared
+    assert lc.verify(lc.layer(LAYER)).passed
+
+
+def test_a_foreign_meaning_sees_what_differences_cannot():
+    right = lc.layer("rows(X) -> Y\n Y[a b] = softmax[b](X[a b])")
+    wrong = lc.layer("rows(X) -> Y\n Y[a b] = softmax[a](X[a b])")
+
+    def rows(x):
+        return np.exp(x) / np.exp(x).sum(1, keepdims=True)
+
+    assert lc.check_layer(wrong).passed
+    assert lc.check_layer(right, rows).passed
+    report = lc.check_layer(wrong, rows)
+    assert [check.compared for check in report.failed] == ["values with a foreign implementation"]
+
+
+def test_a_wrong_price_is_named_with_its_line(monkeypatch):
+    right = price_module.executed
+
+    def wrong(line):
+        maccs, flops = right(line)
+        return (maccs, flops * 2) if getattr(line, "word", "") == "exp" else (maccs, flops)
+
+    monkeypatch.setattr(price_module, "executed", wrong)
+    report = lc.check_layer(named("attention"))
+    assert not report.passed
+    failed = report.failed[0]
+    assert failed.compared == "operations executed with the run price, line by line"
+    assert failed.found.endswith("in line: P[B h M N] = softmax[N](S[B h M N])  (3)")
+    assert lc.check_layer(named("residual")).passed
+
+
+def test_what_breaks_off_is_a_failure():
+    def broken(*arrays):
+        raise ZeroDivisionError("nothing left")
+
+    report = lc.check_layer(named("residual"), broken)
+    assert [(check.compared, check.found) for check in report.failed] == [
+        ("running", "ZeroDivisionError: nothing left")
+    ]
+
+
+def test_a_shipped_layer_without_a_foreign_implementation_fails():
+    failed = [
+        check for check in proof.verify_table(named("norm").table, "norm", required=True) if check.passed is False
+    ]
+    assert [check.found for check in failed] == ["there is none in learncost.proof.references"]
+
+
+def test_without_torch_its_comparison_is_not_made(monkeypatch):
+    monkeypatch.setattr(proof, "find_spec", lambda name: None)
+    report = lc.verify("norm")
+    assert report.passed
+    assert [check.found for check in report.checks if check.passed is None] == ["torch is not installed"]
+
+
+def test_all_words_and_layers_pass():
+    report = lc.verify()
+    assert report.passed, "\n".join(map(str, report.failed))
+    subjects = {check.subject for check in report.checks}
+    assert {entry.name for entry in entries() if entry.kind != "constant"} <= subjects
+    assert {"softmax under a where", "attention with explicit Jacobians", "cross_attention"} <= subjects
+
+
+def test_a_model_passes_with_every_procedure():
+    report = lc.verify("gpt2")
+    assert report.passed, "\n".join(map(str, report.failed))
+    found = {(check.subject, check.compared) for check in report.checks}
+    assert ("gpt2", "mempepita with pepita, bit for bit") in found
+    assert ("gpt2", "recompute with bp, bit for bit") in found
+    assert ("gpt2, mempepita with adamw", "operations executed with the run price, line by line") in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["encoder", "decoder", "encoder-decoder", "bert-base-uncased", "gpt3-jiang"])
+def test_other_models_pass(model):
+    report = lc.verify(model)
+    assert report.passed, "\n".join(map(str, report.failed))
+
+
+def test_a_report_prints_as_a_table_and_as_lines():
+    report = lc.check_layer(named("residual"))
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report)
+    shown = console.export_text()
+    assert "proof of residual" in shown
+    assert "passed" in shown
+    assert str(report).startswith("passed: residual, operations executed")
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(lc.InputError):
+        lc.verify("gpt-nothing")

@@ -1,0 +1,166 @@
+"""Layers after 2019 against transformers' own modules: values and gradients in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+from foreign_models import (
+    by,
+    compare,
+    in_float64,
+    numpy_of,
+    plain,
+    shaken,
+    turned,
+)
+from learncost.layers.layer import named
+from learncost.layers.rewrite import with_epsilon, with_word
+from learncost.layers.rewrite_attention import (
+    with_scale,
+)
+
+transformers = pytest.importorskip("transformers")
+__all__ = ["in_float64"]
+
+B, M, D, FF = 2, 5, 12, 7
+MODELS = transformers.models
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+# Norms and feed-forward networks.
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-2])
+@pytest.mark.parametrize("name", ["rms_norm", "gemma_rms_norm"])
+def test_root_mean_square_norms(name, epsilon):
+    kind = MODELS.llama.modeling_llama.LlamaRMSNorm if name == "rms_norm" else MODELS.gemma.modeling_gemma.GemmaRMSNorm
+    module = shaken(kind(D, eps=epsilon))
+    X = draw(B, M, D)
+    compare(with_epsilon(named(name), epsilon), {}, {"g": (module.weight, plain)}, module(X), {"X": X})
+
+
+@pytest.mark.parametrize(("act", "word"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")])
+def test_gated_feed_forward(act, word):
+    config = transformers.LlamaConfig(hidden_size=D, num_attention_heads=3, intermediate_size=FF, hidden_act=act)
+    module = shaken(MODELS.llama.modeling_llama.LlamaMLP(config))
+    X = draw(B, M, D)
+    parts = {"WG": module.gate_proj, "WU": module.up_proj, "WD": module.down_proj}
+    layer = with_word(named("gated_feed_forward"), "silu", word)
+    compare(layer, {}, {n: (part.weight, turned) for n, part in parts.items()}, module(X), {"X": X})
+
+
+# Mixtures of experts.
+
+
+def expert_weights(experts, f):
+    return {
+        "WG": (experts.gate_up_proj, lambda weight: weight[:, :f].transpose(0, 2, 1)),
+        "WU": (experts.gate_up_proj, lambda weight: weight[:, f:].transpose(0, 2, 1)),
+        "WD": (experts.down_proj, lambda weight: weight.transpose(0, 2, 1)),
+    }
+
+
+@pytest.mark.parametrize(("e", "t"), [(4, 2), (3, 1), (5, 5)])
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_mixture_of_experts(e, t, renormalised):
+    if renormalised:
+        config = transformers.MixtralConfig(
+            hidden_size=D, intermediate_size=FF, num_local_experts=e, num_experts_per_tok=t
+        )
+        module = MODELS.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
+    else:
+        config = transformers.OlmoeConfig(
+            hidden_size=D, intermediate_size=FF, num_experts=e, num_experts_per_tok=t, norm_topk_prob=False
+        )
+        module = MODELS.olmoe.modeling_olmoe.OlmoeSparseMoeBlock(config)
+    shaken(module)
+    X = draw(B, M, D)
+    result = module(X)
+    result = result[0] if isinstance(result, tuple) else result
+    chosen = numpy_of((X @ module.gate.weight.T).topk(t).indices)
+    weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
+    layer = named("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
+    compare(layer, {"chosen": chosen}, weights, result, {"X": X})
+
+
+@pytest.mark.parametrize("factor", [2.5, 1.0])
+def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
+    e, t = 8, 3
+    config = transformers.DeepseekV3Config(
+        hidden_size=D, moe_intermediate_size=FF, n_routed_experts=e, num_experts_per_tok=t, n_group=4, topk_group=2,
+        n_shared_experts=2, routed_scaling_factor=factor,
+    )  # fmt: skip
+    module = shaken(MODELS.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE(config))
+    X = draw(B, M, D)
+    result = module(X)
+    chosen = numpy_of(module.gate(X)[2]).reshape(B, M, t)
+    text = """both(X chosen) -> Y
+      H[B M d] = 1[] X[B M d]
+      R[B M d] = sigmoid_mixture_of_experts(H, chosen; moe)
+      F[B M d] = gated_feed_forward(H; shared, f = s)
+      Y[B M d] = residual(R, F)"""
+    routed = with_scale(named("sigmoid_mixture_of_experts"), factor, "T")
+    layer = lc.layer(text, layers={routed.name: routed})
+    own = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
+    shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}
+    weights = {f"moe.{name}": pair for name, pair in own.items()}
+    weights |= {f"shared.{n}": (getattr(module.shared_experts, part).weight, turned) for n, part in shared.items()}
+    compare(layer, {"chosen": chosen}, weights, result, {"X": X})
+
+
+def test_only_the_chosen_experts_are_priced():
+    layer = named("mixture_of_experts")
+    assert str(lc.price(layer, {"B": 1}).maccs) == "3 M d f t + M d e + M d t"
+
+
+# Images and sounds.
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (1, 1)])
+def test_patch_embedding_with_its_class_token(rows, columns):
+    c, y, x = 3, 4, 5
+    config = transformers.ViTConfig(
+        hidden_size=D, image_size=(rows * y, columns * x), patch_size=(y, x), num_channels=c, hidden_dropout_prob=0.0
+    )
+    module = shaken(MODELS.vit.modeling_vit.ViTEmbeddings(config))
+    pixels = draw(B, c, rows, y, columns, x)
+    result = module(pixels.reshape(B, c, rows * y, columns * x))
+    projection = module.patch_embeddings.projection
+    weights = {
+        "W": (projection.weight, plain),
+        "b": (projection.bias, plain),
+        "T": (module.cls_token, by(D)),
+        "P": (module.position_embeddings, by(-1, D)),
+    }
+    places = 1 + np.arange(rows * columns).reshape(rows, columns)
+    compare(named("patch_embedding"), {"places": places}, weights, result, {"X": pixels})
+
+
+def places_of(length, stride, kernel=3):
+    at = stride * np.arange((length - 1) // stride + 1)[:, None] + np.arange(kernel) - kernel // 2
+    return np.clip(at, 0, length - 1), ((at >= 0) & (at < length)).astype(float)
+
+
+@pytest.mark.parametrize("length", [7, 8])
+def test_the_stem_of_whisper(length):
+    """Two convolutions, the second with a stride of two, each with a gelu."""
+    bins, gelu = 4, torch.nn.functional.gelu
+    first = shaken(torch.nn.Conv1d(bins, D, 3, padding=1))
+    second = shaken(torch.nn.Conv1d(D, D, 3, stride=2, padding=1))
+    X = draw(B, length, bins)
+    layer = lc.layer(
+        """stem(X places keep halves kept; W1 b1 W2 b2) -> Y
+      L[B N e] = convolution(X, places, keep; W1 b1, M = N)
+      G[B N e] = gelu(L[B N e])
+      H[B M e] = strided_convolution(G, halves, kept; W2 b2, d = e', e = e)
+      Y[B M e] = gelu(H[B M e])"""
+    )
+    arrays = dict(zip(("places", "keep"), places_of(length, 1), strict=True))
+    arrays |= dict(zip(("halves", "kept"), places_of(length, 2), strict=True))
+    weights = {f"b{i}": (module.bias, plain) for i, module in enumerate((first, second), 1)}
+    weights |= {f"W{i}": (m.weight, lambda weight: weight.transpose(2, 1, 0)) for i, m in enumerate((first, second), 1)}
+    compare(layer, arrays, weights, gelu(second(gelu(first(X.mT)))).mT, {"X": X})

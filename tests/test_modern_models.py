@@ -1,0 +1,237 @@
+"""Whole models of the years after 2019, written in the notation: loss and every gradient against transformers' own."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import learncost as lc
+from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from learncost.layers.layer import named
+from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
+from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap, with_visible
+from learncost.readings.price import parameters
+
+transformers = pytest.importorskip("transformers")
+__all__ = ["in_float64"]
+
+SIZES = {"B": 2, "M": 5, "d": 24, "h": 2, "g": 3, "k": 4, "f": 7, "v": 11, "n_layer": 2}
+
+ROTARY = "cosine, sine, cosine, sine, flip"
+BLOCK = f"""
+    H[B M d] = rms_norm(X; ln_1)
+    A[B M d] = grouped_attention(H, H, H, {ROTARY}; attn, N = M') where M' <= M
+    X[B M d] = residual(X, A)
+    G[B M d] = rms_norm(X; ln_2)
+    F[B M d] = gated_feed_forward(G; mlp)
+    X[B M d] = residual(X, F)"""
+END = """
+  Y[B M d] = rms_norm(X; ln_f)
+  P[B M v] = head(Y; {head})
+  loss[] = loss(P, targets, share)"""
+LLAMA = f"""llama(tokens targets share cosine sine flip; wte) -> loss
+  X[B M d] = embedding(tokens; wte)
+  repeat n_layer carry X:{BLOCK}{END}"""
+
+# Post-norms of both sublayers; every other layer sees a window only.
+GEMMA_LAYER = """
+    H[B M d] = gemma_rms_norm(X; {own}.ln_1)
+    A[B M d] = {attention}; {own}.attn, N = M') where M' <= M
+    A[B M d] = gemma_rms_norm(A; {own}.ln_2)
+    X[B M d] = residual(X, A)
+    G[B M d] = gemma_rms_norm(X; {own}.ln_3)
+    F[B M d] = gated_feed_forward(G; {own}.mlp)
+    F[B M d] = gemma_rms_norm(F; {own}.ln_4)
+    X[B M d] = residual(X, F)"""
+GEMMA = f"""gemma(tokens targets share cosine sine flip visible; wte) -> loss
+  E[B M d] = embedding(tokens; wte)
+  X[B M d] = E[B M d] #d^0.5[]
+  repeat n_pair carry X:{GEMMA_LAYER.format(own="local", attention=f"sliding_attention(H, H, H, {ROTARY}, visible")}{
+    GEMMA_LAYER.format(own="global", attention=f"grouped_attention(H, H, H, {ROTARY}")
+}{END.format(head="wte").replace("rms_norm", "gemma_rms_norm")}"""
+
+MIXTRAL = (
+    LLAMA.replace("llama(tokens", "mixtral(tokens choices")
+    .replace("carry X:", "carry X each chosen=choices:")
+    .replace("gated_feed_forward(G; mlp)", "mixture_of_experts(G, chosen; moe)")
+)
+
+
+def attention(biases=(), norms=False, epsilon=1e-6):
+    layer = with_biases(named("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
+    layer = with_norms(layer, {"Q": "gQ", "K": "gK"}, ("k",), epsilon) if norms else layer
+    return with_rotary(layer)
+
+
+def model(text, attention, **more):
+    layers = {"rms_norm": with_epsilon(named("rms_norm"), 1e-5), "grouped_attention": attention, **more}
+    return lc.layer(text, layers=layers)
+
+
+def block_places(h, g, k, prefix="", at="model.layers.{}."):
+    """Where transformers keeps a layer's weights, and how they look from here."""
+    own = at + "self_attn."
+    places = {
+        "ln_1": (at + "input_layernorm.weight", plain),
+        "ln_2": (at + "post_attention_layernorm.weight", plain),
+        "attn.WQ": (own + "q_proj.weight", into(h, g, k)),
+        "attn.WK": (own + "k_proj.weight", into(h, k)),
+        "attn.WV": (own + "v_proj.weight", into(h, k)),
+        "attn.WO": (own + "o_proj.weight", out_of(h, g, k)),
+        "attn.bQ": (own + "q_proj.bias", by(h, g, k)),
+        "attn.bK": (own + "k_proj.bias", by(h, k)),
+        "attn.bV": (own + "v_proj.bias", by(h, k)),
+        "attn.gQ": (own + "q_norm.weight", plain),
+        "attn.gK": (own + "k_norm.weight", plain),
+        "mlp.WG": (at + "mlp.gate_proj.weight", turned),
+        "mlp.WU": (at + "mlp.up_proj.weight", turned),
+        "mlp.WD": (at + "mlp.down_proj.weight", turned),
+        "moe.WR": (at + "mlp.gate.weight", turned),
+        "moe.WG": (at + "mlp.experts.gate_up_proj", lambda w: np.split(w, 2, 1)[0].transpose(0, 2, 1)),
+        "moe.WU": (at + "mlp.experts.gate_up_proj", lambda w: np.split(w, 2, 1)[1].transpose(0, 2, 1)),
+        "moe.WD": (at + "mlp.experts.down_proj", lambda w: w.transpose(0, 2, 1)),
+    }
+    if prefix:
+        names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        places |= {f"ln_{i}": (f"{at}{name}_layernorm.weight", plain) for i, name in enumerate(names, 1)}
+    return {prefix + name: place for name, place in places.items()}
+
+
+def places(layer, module):
+    """For every weight of ours: their parameters in the order of our turns, or the one, and the view."""
+    h, g, k = SIZES["h"], SIZES["g"], SIZES["k"]
+    named_places = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
+    named_places["head.W"] = ("lm_head.weight", turned)
+    number = module.config.num_hidden_layers
+    if "local.ln_1" in layer.table.weights:
+        turns = [(block_places(h, g, k, own), range(i, number, 2)) for i, own in enumerate(("local.", "global."))]
+    else:
+        turns = [(block_places(h, g, k), range(number))]
+    theirs = dict(module.named_parameters())
+    found = {name: ([theirs[place]], view, False) for name, (place, view) in named_places.items() if place in theirs}
+    for blocks, numbers in turns:
+        for name, (place, view) in blocks.items():
+            if place.format(0) in theirs and name in layer.table.weights:
+                found[name] = [theirs[place.format(i)] for i in numbers], view, True
+    return {name: found[name] for name in layer.table.weights}
+
+
+def ours(values, view, stacked):
+    arrays = [view(numpy_of(value)) for value in values]
+    return np.stack(arrays) if stacked else arrays[0]
+
+
+def module_of(family, **keys):
+    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "mixtral": "Mixtral"}
+    config = getattr(transformers, f"{kinds[family]}Config")(
+        hidden_size=SIZES["d"], num_attention_heads=SIZES["h"] * SIZES["g"], num_key_value_heads=SIZES["h"],
+        head_dim=SIZES["k"], intermediate_size=SIZES["f"], vocab_size=SIZES["v"], rms_norm_eps=1e-5,
+        pad_token_id=0, num_hidden_layers=SIZES["n_layer"], **keys,
+    )  # fmt: skip
+    config._attn_implementation = config._experts_implementation = "eager"
+    return getattr(transformers, f"{kinds[family]}ForCausalLM")(config)
+
+
+def compare(layer, module, more=None, tolerance=1e-9):
+    """Loss and all gradients; nothing of theirs without a counterpart of ours."""
+    shaken(module)
+    # Token 0 pads: transformers gives its row of the embedding no gradient.
+    tokens = np.random.default_rng(3).integers(1, SIZES["v"], (SIZES["B"], SIZES["M"]))
+    chosen = []
+    for name, part in module.named_modules():
+        if name.endswith("mlp.gate"):
+            part.register_forward_hook(lambda *call: chosen.append(numpy_of(call[2][2])))
+    loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
+    found = places(layer, module)
+    used = {id(p) for parameters, _, _ in found.values() for p in parameters}
+    assert used == {id(p) for p in module.parameters()}
+    share = np.full(tokens.shape, -1.0 / (SIZES["B"] * (SIZES["M"] - 1)))
+    share[:, -1] = 0
+    arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(SIZES["M"], SIZES["k"])}
+    arrays |= {name: ours(*place) for name, place in found.items()} | (more or {})
+    if chosen:
+        arrays["choices"] = np.stack(chosen).reshape(len(chosen), *tokens.shape, -1)
+    result = lc.run(layer, {**arrays, "dloss": np.array(1.0)})
+    np.testing.assert_allclose(result["loss"], loss.item(), rtol=tolerance)
+    loss.backward()
+    for name, (theirs, view, stacked) in found.items():
+        gradient = ours([parameter.grad for parameter in theirs], view, stacked)
+        np.testing.assert_allclose(result[f"d{name}"], gradient, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def flops_of(module):
+    """Forward, and forward and backward, on meta."""
+    tokens = torch.zeros(SIZES["B"], SIZES["M"], dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = module(input_ids=tokens, labels=tokens).loss
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return forward, forward + counter.get_total_flops()
+
+
+GEMMA_LAYERS = {
+    "gemma_rms_norm": with_epsilon(named("gemma_rms_norm"), 1e-5),
+    "gated_feed_forward": with_word(named("gated_feed_forward"), "silu", "gelu_tanh"),
+    "head": with_softcap(with_transposed(named("head"), "W"), 3.0, "L"),
+}
+
+
+def gemma():
+    own = with_softcap(with_scale(attention(), 7**-0.5), 0.8)
+    return model(GEMMA, own, sliding_attention=with_visible(own), **GEMMA_LAYERS)
+
+
+MODELS = {
+    "llama": (lambda: model(LLAMA.format(head="head.W"), attention()), {}),
+    "qwen2": (
+        lambda: model(LLAMA.format(head="wte"), attention("QKV"), head=with_transposed(named("head"), "W")),
+        {"tie_word_embeddings": True},
+    ),
+    "qwen3": (lambda: model(LLAMA.format(head="head.W"), attention(norms=True, epsilon=1e-5)), {}),
+    "gemma2": (
+        gemma,
+        {
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 0.8,
+            "final_logit_softcapping": 3.0,
+            "sliding_window": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mixtral": (
+        lambda: model(MIXTRAL.format(head="head.W"), attention()),
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_loss_and_gradients(family):
+    make, keys = MODELS[family]
+    M = SIZES["M"]
+    more = {"visible": np.arange(M)[:, None] - np.arange(M) < 2} if family == "gemma2" else None
+    compare(make(), module_of(family, **keys), more)
+
+
+def sizes_of(family, n=None):
+    n = n or SIZES["n_layer"]
+    return {**SIZES, "n_layer": n, "n_pair": n // 2, "e": 4, "t": 2}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_parameters(family):
+    make, keys = MODELS[family]
+    assert parameters(make().table).at(sizes_of(family)) == sum(
+        p.numel() for p in module_of(family, **keys).parameters()
+    )
+
+
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "mixtral"])
+def test_products_of_matrices_are_those_that_torch_counts(family):
+    make, keys = MODELS[family]
+    layer, sizes = make(), sizes_of(family)
+    with torch.device("meta"):
+        module = module_of(family, **keys)
+    step = lc.derive(layer, given=["loss"]).step
+    assert flops_of(module) == (lc.price(layer, sizes, "matmul").flops, lc.price(step, sizes, "matmul").flops)

@@ -43,6 +43,9 @@ class Count:
             return Count({m: c * other for m, c in self.terms.items()}) if other else Count()
         if not self.terms or other.terms == _ONE:
             return self
+        if len(self.terms) == len(other.terms) == 1:
+            ((m1, c1),), ((m2, c2),) = self.terms.items(), other.terms.items()
+            return Count({tuple(sorted(m1 + m2)): c1 * c2})
         total = Count()
         for m1, c1 in self.terms.items():
             total += Count({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})
@@ -61,14 +64,15 @@ class Count:
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """The value: an int for ints, an array for arrays; a Count in the sizes that are left out."""
-        if not self.sizes <= sizes.keys():
-            return self._partly(sizes)
         total: Any = 0
-        for monomial, coefficient in self.terms.items():
-            value: Any = coefficient
-            for name in monomial:
-                value = value * sizes[name]
-            total = total + value
+        try:
+            for monomial, coefficient in self.terms.items():
+                value: Any = coefficient
+                for name in monomial:
+                    value = value * sizes[name]
+                total = total + value
+        except KeyError:
+            return self._partly(sizes)
         return total
 
     def _partly(self, sizes: Mapping[str, Any]) -> Count:

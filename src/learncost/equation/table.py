@@ -223,6 +223,11 @@ class Word(Line):
     given: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
 
+    @cached_property
+    def others(self) -> tuple[str, ...]:
+        """The axes that it does not act on, those of the results first."""
+        return tuple(axis for axis in self.loops if axis not in self.axes)
+
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
         line = super().renamed(names, axes)
         assert isinstance(line, Word)

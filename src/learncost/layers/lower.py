@@ -36,8 +36,6 @@ def lower(table: Table) -> Table:
 
 def lower_line(line: Line) -> tuple[Line, ...]:
     """The normal form of one line, of which nothing is known from lines before."""
-    if _is_normal(line):
-        return (line,)
     work = _Lowering({}, frozenset())
     work.line(line)
     return tuple(work.out)
@@ -84,8 +82,7 @@ class _Lowering:
             if isinstance(line, Repeat):
                 result.append(self.repeat(line))
                 continue
-            origin = line.name
-            self.line(replace(line, tag=replace(line.tag, origin=line.tag.origin or origin)))
+            self.line(line if line.tag.origin else replace(line, tag=replace(line.tag, origin=line.name)))
             result.extend(self.out)
             self.out = []
         return tuple(result)
@@ -108,6 +105,9 @@ class _Lowering:
             for term in line.left:
                 self.outside.pop(term.name, None)
                 self.selected = {key: name for key, name in self.selected.items() if key[0] != term.name}
+        if _is_normal(line):
+            self.emit(line)
+            return
         line = self.unindexed(line)
         if line.where and any(term.name in self.outputs for term in line.left) and not line.left[0].indexed:
             self.whole_output(line)
@@ -278,21 +278,16 @@ class _Lowering:
 
         right = tuple(place(term) for term in body.right)
         left = tuple(term for term in map(place, body.left) if isinstance(term, Term))
-        loops = {a for term in (*left, *right) for a in term.loops}
-        made = replace(body, left=left, right=right, where=_inside(line.where, loops), tag=line.tag)
-        if isinstance(made, Word):
-            found = entry(made.word)
-            defaults = (
-                found.defaults[len(made.right) - len(found.inputs) :] if len(made.right) < len(found.inputs) else ()
-            )
-            made = replace(
-                made,
-                right=(*made.right, *defaults),
-                axes=spell(made.axes, line, second),
-                given=found.inputs,
-                gives=found.outputs,
-            )
-        return made
+        where = line.where and _inside(line.where, {a for term in (*left, *right) for a in term.loops})
+        if isinstance(body, Product):
+            return Product(left, right, where, line.tag)
+        if isinstance(body, Sum):
+            return Sum(left, right, where, line.tag, body.signs)
+        assert isinstance(body, Word)
+        found = entry(body.word)
+        defaults = found.defaults[len(right) - len(found.inputs) :] if len(right) < len(found.inputs) else ()
+        axes = spell(body.axes, line, second)
+        return Word(left, (*right, *defaults), where, line.tag, body.word, axes, body.part, found.inputs, found.outputs)
 
     def guarded_word(self, line: Word, value: float) -> Word:
         """The operands such that outside a `where` they have the word's own outside value."""

@@ -29,12 +29,10 @@ def differentiable(line: Line) -> list[int]:
 
 def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tuple[str, ...]:
     """The axes of a body's line (`_`, `n`, `n'`) as the word's line has them."""
-    others = [a for a in dict.fromkeys(a for term in line.left for a in term.loops) if a not in line.axes]
-    others += [a for a in line.loops if a not in others and a not in line.axes]
     result: list[str] = []
     for axis in axes:
         if axis == "_":
-            result.extend(others)
+            result.extend(line.others)
         elif base(axis) == "n":
             result.extend(line.axes if axis == "n" else (second[a] for a in line.axes))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -210,11 +210,11 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
     }[by]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for priced in whole.rows:
-        shown = replace(priced, layer=_SHOWN.get(priced.layer, priced.layer))
-        groups.setdefault(tuple(getattr(shown, name) for name in fields), []).append(priced)
+        own = tuple(_shown(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
+        groups.setdefault(own, []).append(priced)
     result = []
     for key, rows in groups.items():
-        named, part = dict(zip(fields, key, strict=True)), replace(whole, rows=tuple(rows))
+        named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
         row = LedgerRow(
             layer=named.get("layer"),
             block=named.get("block"),
@@ -231,6 +231,10 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
         result.append(row)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
     return tuple(sorted(result, key=lambda row: order[row.macro_operation]))
+
+
+def _shown(layer: str) -> str:
+    return _SHOWN.get(layer, layer)
 
 
 def _repeat(part: Price, passes: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from learncost.equation.arrays import BYTES, alias
@@ -77,7 +78,12 @@ class Row:
     repeat: Count = field(default_factory=lambda: Count.of(()))
     kind: str = "elementwise"
     outside_paper: bool = False
-    text: str = ""
+    source: Line | str = ""
+
+    @property
+    def text(self) -> str:
+        """The line as text."""
+        return str(self.source)
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ class Price:
         """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
-            groups.setdefault(tuple(getattr(row, name) for name in fields), []).append(row)
-        return {key: replace(self, rows=tuple(rows)) for key, rows in groups.items()}
+            groups.setdefault(tuple([getattr(row, name) for name in fields]), []).append(row)
+        return {key: Price(self.book, tuple(rows), self.sizes, self.dtype) for key, rows in groups.items()}
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
@@ -123,21 +129,20 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
 
 
 def _row(table: Table, line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
+    return _with_counts(table, line, _in_all(line, turns, maccs, flops))
+
+
+_Counts = tuple[Count, Count, Count, Count]  # MACCs, FLOPs, elements, turns
+
+
+def _in_all(line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> _Counts:
     times = Count.of(turns)
-    tag = line.tag
-    return Row(
-        tag.local or line.name,
-        tag.layer,
-        tag.block,
-        tag.macro,
-        tag.equation,
-        maccs * times,
-        flops * times,
-        elements(line) * times,
-        times,
-        kind(line, table),
-        text=str(line),
-    )
+    return maccs * times, flops * times, elements(line) * times, times
+
+
+def _with_counts(table: Table, line: Line, counts: _Counts) -> Row:
+    tag, name = line.tag, line.tag.local or line.name
+    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, kind=kind(line, table), source=line)
 
 
 def kind(line: Line, table: Table) -> str:
@@ -186,28 +191,30 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     for line, _ in walk(lower(rest).lines):
         parts.setdefault(line.tag.origin, []).append(executed(line))
     counts = {id(line): _both(parts.get(str(i), ())) for i, line in enumerate(others)}
-    shapes: dict[Hashable, tuple[Count, Count]] = {}
+    shapes: dict[Hashable, _Counts] = {}
     rows = []
     for line, turns in walk(table.lines):
-        pair = counts.get(id(line))
-        if pair is None:
-            same = shape(line)
-            pair = shapes.get(same) or shapes.setdefault(same, _executed_alone(line))
-        rows.append(_row(table, line, turns, *pair))
+        same = id(line) if id(line) in counts else (shape(line), turns)
+        if (known := shapes.get(same)) is None:
+            pair = counts.get(id(line)) or _executed_alone(line)
+            known = shapes[same] = _in_all(line, turns, *pair)
+        rows.append(_with_counts(table, line, known))
     return tuple(rows)
 
 
 def _both(counts: Iterable[tuple[Count, Count]]) -> tuple[Count, Count]:
     pairs = tuple(counts)
+    if len(pairs) == 1:
+        return pairs[0]
     return total(maccs for maccs, _ in pairs), total(flops for _, flops in pairs)
 
 
 def executed(line: Line) -> tuple[Count, Count]:
     """MACCs and FLOPs of one line of the normal form, as NumPy executes it."""
-    loops = [axis for term in line.right for axis in term.loops]
-    points = Count.of(dict.fromkeys(loops))
+    loops = tuple(dict.fromkeys([axis for term in line.right for axis in term.loops]))
+    points = Count.of(loops)
     if isinstance(line, Product):
-        summed = set(loops) - set(line.left[0].loops)
+        summed = not set(line.left[0].loops).issuperset(loops)
         if len(line.right) == 1:
             return ZERO, points if summed or line.left[0].indexed else ZERO  # a reduction, a scatter-add; else a move
         if any(isinstance(term, Literal) for term in line.right):
@@ -234,11 +241,16 @@ def _matrix(table: Table, book: Book) -> tuple[Row, ...]:
 
 def matrix_maccs(line: Product) -> Count:
     """MACCs of the matrix products of a line: each factor has an axis that the other lacks, and one is summed."""
-    factors: list[tuple[str, ...]] = [t.loops for t in line.right if isinstance(t, Term)]
+    return _matrix_maccs(line.left[0].loops, tuple([term.loops for term in line.right if isinstance(term, Term)]))
+
+
+@lru_cache(maxsize=4096)
+def _matrix_maccs(left: tuple[str, ...], right: tuple[tuple[str, ...], ...]) -> Count:
+    factors = list(right)
     count = ZERO
     while len(factors) > 1:
         one, two, *rest = factors
-        needed = set(line.left[0].loops) | {axis for axes in rest for axis in axes}
+        needed = set(left) | {axis for axes in rest for axis in axes}
         union = tuple(dict.fromkeys((*one, *two)))
         kept = tuple(axis for axis in union if axis in needed)
         if set(one) - set(two) and set(two) - set(one) and len(kept) < len(union):
@@ -273,7 +285,7 @@ def _printed(table: Table, book: Book) -> tuple[Row, ...]:
         rows.append(replace(_row(table, line, turns, maccs, flops), outside_paper=outside))
         if erratum := book.withdrawn.get((tag.layer, tag.local)):
             text = f"the publication's total leaves ({tag.equation}) out"
-            back = replace(rows[-1], line=erratum, equation=erratum, text=text, elements=ZERO)
+            back = replace(rows[-1], line=erratum, equation=erratum, source=text, elements=ZERO)
             rows.append(replace(back, maccs=back.maccs * -1, flops=back.flops * -1))
     return tuple(rows)
 

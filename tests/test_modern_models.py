@@ -126,7 +126,8 @@ def module_of(family, **keys):
     config = getattr(transformers, f"{kinds[family]}Config")(
         hidden_size=SIZES["d"], num_attention_heads=SIZES["h"] * SIZES["g"], num_key_value_heads=SIZES["h"],
         head_dim=SIZES["k"], intermediate_size=SIZES["f"], vocab_size=SIZES["v"], rms_norm_eps=1e-5,
-        pad_token_id=0, num_hidden_layers=SIZES["n_layer"], **keys,
+        pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        num_hidden_layers=SIZES["n_layer"], **keys,
     )  # fmt: skip
     config._attn_implementation = config._experts_implementation = "eager"
     return getattr(transformers, f"{kinds[family]}ForCausalLM")(config)

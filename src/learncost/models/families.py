@@ -94,6 +94,7 @@ def _generic(name: str, spellings: Mapping[str, str], sizes: tuple[str, ...] = S
         (Architecture("", "language-model", f"{name} with its head"),),
         optional=frozenset({POSITIONS}),  # without it positions are sinusoidal, with it they are learned
         spellings=spellings,
+        activation="gelu_tanh",  # the form whose eight operations the paper counts (section 5.4.1)
         tied=False,
         # Pau & Aymone's (40) has no epsilon; a run needs one, and this is torch.nn.LayerNorm's.
         layer_norm_epsilon=1e-5,

@@ -133,6 +133,34 @@ def test_own_weights_stand_beside_slices_and_the_stack_of_a_stack():
     check(text, {"X": draw(N, 2, B, D), "h": draw(B, D), "W": draw(N, D)}, foreign)
 
 
+NETWORK = """network(X h targets share; W U V) -> loss
+  I[M B e] = X[B M d] W[d e]
+  repeat M carry h each x=I keep H=h shared U:
+    R[B e'] = h[B e] U[e e']
+    S[B e] = R[B e] + x[B e]
+    h[B e] = tanh(S[B e])
+  L[B M v] = H[M B e] V[e v]
+  P[B M v] = log_softmax[v](L[B M v])
+  T[B M] = P[B M v=targets[B M]]
+  loss[] = T[B M] share[B M]
+constants: share"""
+
+
+def test_a_stack_is_kept_once_and_outlives_recomputation():
+    derived = lc.derive(lc.layer(NETWORK))
+    assert sorted(held.name for held in lc.live(derived, {"B": 2, "M": 4, "d": 3, "e": 5, "v": 6}).kept) == [
+        "H", "P", "X", "h*", "share", "targets"
+    ]  # fmt: skip
+    weights = {"W": draw(D, 5), "U": draw(5, 5), "V": draw(5, V)}
+    batch = {"X": draw(B, N, D), "h": np.zeros((B, 5)), "targets": generator.integers(0, V, (B, N))}
+    found = [
+        lc.LayerTraining(lc.layer(NETWORK), weights, procedure, "sgd", dtype=np.float64).updates(**batch)
+        for procedure in ("bp", "recompute")
+    ]
+    for name in weights:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
 def test_it_prints_as_it_is_written():
     head = "repeat M carry h->h.2 each x=I keep H=h.2:"
     assert head in str(lc.layer(RECURRENT).table)

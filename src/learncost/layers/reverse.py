@@ -231,7 +231,7 @@ class Reverse:
         }
         own |= {stack for pairs in inner.kept.values() for _, stack in pairs}
         read = dict.fromkeys(n for made in inner.out for n in made.reads)
-        stacked = dict(line.each)
+        stacked = dict(line.keep) | dict(line.each)
         kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)
         self.kept[id(line)] = kept
         axes = {**line.axes, **inner.made}

@@ -30,9 +30,10 @@ def recomputed(derived: Derived) -> Table:
         starts = tuple((carry.start, f"{carry.start}*") for carry in forward.carry)
         axes |= {outer: (forward.count, *forward.axes[start]) for start, outer in starts}
         kept = {inside for inside, _ in forward.keep}
+        own = tuple(pair for pair in forward.keep if not pair[1].endswith("*"))  # stacks that later lines read
         each = dict.fromkeys((*forward.each, *(pair for pair in reverse.each if pair[0] not in kept), *starts))
         lines = (*in_macro(forward.lines, "recomputation"), *reverse.lines)
-        changed[id(forward)] = replace(forward, keep=starts)
+        changed[id(forward)] = replace(forward, keep=(*own, *starts))
         changed[id(reverse)] = replace(reverse, lines=lines, axes={**forward.axes, **reverse.axes}, each=tuple(each))
     return replace(derived.step, lines=tuple(changed.get(id(line), line) for line in derived.step.lines), axes=axes)
 

@@ -71,6 +71,7 @@ HEADERS = [
     ("t(X)", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: t(X)"),
     ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
     ("t(X) -> Z", "the output Z is never defined, in line: t"),
+    ("t(X) -> X", "the output X is an input that no line changes, in line: t"),
     ("t(X Z) -> Y", "Z is declared in the header of t and never read"),
     ("t(X; X) -> Y", "X stands twice in the header, in line: t(X; X) -> Y"),
     ("t(X) -> Y Y", "Y stands twice in the header, in line: t(X) -> Y Y"),

@@ -30,6 +30,8 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
     for name in header.outputs:
         if name not in scope.current:
             raise NotationError(f"the output {name} is never defined", header.name)
+        if scope.current[name] in (*header.inputs, *header.weights):
+            raise NotationError(f"the output {name} is an input that no line changes", header.name)
     for name in (*header.inputs, *header.weights):
         if name not in scope.axes and name not in scope.indices:
             raise NotationError(f"{name} is declared in the header of {header.name} and never read")

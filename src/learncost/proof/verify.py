@@ -155,11 +155,11 @@ def with_torch(table: Table, name: str) -> Iterator[Check]:
     errors |= {f"d{key}": error(values[derived.gradients[key]], array) for key, array in gradients.items()}
     yield Check(name, "values and gradients with torch's autograd", *worst(errors))
     # The gradients of a product of three factors may be taken in several orders, and torch chooses its own.
-    steps = {"forward": table} if _has_long_products(table) else {"forward": table, "and backward": derived.step}
+    steps = [table] if _has_long_products(table) else [table, derived.step]
     counted = [foreign.flops(table, derived.gradients, sizes, backward) for backward in (False, True)][: len(steps)]
-    priced = [price(one, sizes, "matmul").flops for one in steps.values()]
-    texts = [f"{step} {c} counted, {p} priced" for step, c, p in zip(steps, counted, priced, strict=True)]
-    text = ", ".join(texts)
+    priced = [price(one, sizes, "matmul").flops for one in steps]
+    text = f"forward {counted[0]} counted, {priced[0]} priced"
+    text += f"; and backward {counted[1]}, {priced[1]}" if len(steps) > 1 else ""
     yield Check(name, "FLOPs of matrix products with FlopCounterMode on meta", text, counted == priced)
 
 

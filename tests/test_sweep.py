@@ -55,6 +55,16 @@ def test_presets_keep_what_follows_from_a_size(model):
     assert ("head_dim" in found.sizes) == (model != "gpt3-13b")
 
 
+@pytest.mark.parametrize("model", ["bert-base", "distilbert-base"])
+def test_masked_language_models(model):
+    name = {"bert-base": "BertForMaskedLM", "distilbert-base": "DistilBertForMaskedLM"}[model]
+    found = sweep(model, "all", "run,paper", architecture=name, hidden_size=[24, 36], seq_len=[3, 8], vocab_size=[9, 7])
+    check(found, model, architecture=name)
+    check(sweep(model, "bp,recompute", "run,paper", seq_len=[3, 8]), model)
+    with pytest.raises(lc.InputError):
+        sweep(model, "pepita", seq_len=[3, 8])
+
+
 def test_spellings_settings_and_single_values():
     found = sweep("gpt2", n_embd=[36, 72], n_layer=2, N=[4, 6], activation="relu", dropout=0.1, optimizer="adamw")
     assert list(found.sizes)[:2] == ["batch_size", "seq_len"]
@@ -197,6 +207,12 @@ def test_files_are_complete_or_absent(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(28, "No space left on device")
 
+    def full(*_):
+        raise polars.exceptions.ComputeError("underlying IO error: No space left on device")
+
+    monkeypatch.setattr(columns, "frame", full)
+    with pytest.raises(lc.InputError, match="No space left"):
+        found.write(tmp_path / "b.parquet")
     before = (tmp_path / "a.csv").read_bytes()
     monkeypatch.setattr(columns, "write_csv", broken)
     with pytest.raises(lc.InputError, match="No space left"):
@@ -220,6 +236,11 @@ def test_the_command_writes_csv(capsys, tmp_path):
     assert out.startswith("batch_size,seq_len,hidden_size,head_dim,intermediate_size,procedure,price_book,parameters,")
     assert len(out.splitlines()) == 5
     assert err == ""
+    command("gpt2", **{"batch-size": "2,3", "seq-len": "4"})
+    out, err = capsys.readouterr()
+    assert [row["flops"] for row in csv.DictReader(io.StringIO(out))] == [
+        str(lc.cost("gpt2", batch_size=size, seq_len=4).total.flops) for size in (2, 3)
+    ]
     command("gpt2", output=tmp_path / "a.csv", procedure="all", skip_invalid=True, n_embd="24:49", n_head="12")
     out, err = capsys.readouterr()
     assert out == ""

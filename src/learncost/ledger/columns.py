@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import Sweep
 
 SUFFIXES = (".csv", ".parquet")
-_BLOCK = 2**16  # rows that the standard library writes at a time
+_BLOCK = 2**16  # rows that are written at a time
 _INTEGERS = 2.0**63  # a 64-bit integer holds the counts below
 
 
@@ -46,8 +47,12 @@ def write(found: Sweep, path: str | os.PathLike[str]) -> None:
             with partial.open("w", encoding="utf-8", newline="") as stream:
                 write_csv(found, stream)
         partial.replace(target)
-    except OSError as error:
-        raise InputError(f"cannot write {shown(str(path))}: {error.strerror or error}") from None
+    except Exception as error:
+        # polars tells of a full disk by errors of its own.
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("polars"):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"cannot write {shown(str(path))}: {' '.join(reason.split())}") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -80,8 +85,13 @@ def write_csv(found: Sweep, stream: IO[str]) -> None:
         part = {name: _whole(value) for name, value in part.items()}
         if polars is not None:
             rows = _part(polars, part, found.configurations)
-            stream.flush()
-            rows.write_csv(getattr(stream, "buffer", stream), include_header=header)
+            if isinstance(stream, io.TextIOWrapper) and stream.seekable():
+                stream.flush()
+                rows.write_csv(stream.buffer, include_header=header)
+            else:
+                # A pipe may close early, which polars does not say in Python's way; so Python writes here itself.
+                for start in range(0, found.configurations, _BLOCK):
+                    stream.write(rows[start : start + _BLOCK].write_csv(include_header=header and start == 0))
         else:
             writer = csv.writer(stream, lineterminator="\n")
             if header:

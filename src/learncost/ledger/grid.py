@@ -76,7 +76,19 @@ def grid_of(model: str, given: Mapping[str, Any], grid: bool, skip_invalid: bool
     count = len(next(iter(columns.values())))
     columns, fixed = _complete(columns, configuration, derived, count)
     wrong = list(_constraints(configuration, derived, {**fixed, **columns}))
-    return _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
+    found = _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
+    _hold(found, lambda sizes: read({**settings, **sizes}), [name for name in named if name not in _RUN])
+    return found
+
+
+def _hold(found: Grid, read: Callable[[Mapping[str, int]], Configuration], given: list[str]) -> None:
+    """The first and the last configuration against the one that `configure` makes of what was given."""
+    for i in (0, found.configurations - 1):
+        row = {name: int(column[i]) for name, column in found.columns.items()}
+        wanted = {name: size for name, size in {**found.fixed, **row}.items() if name not in _RUN}
+        assert read({name: row[name] for name in given}).sizes == wanted, (
+            f"a size follows in a way of its own: {wanted}"
+        )
 
 
 def _array(name: str, value: Any) -> NDArray[np.int64]:

@@ -128,7 +128,7 @@ def sweep(
     model: str,
     procedure: str | Iterable[str] = "bp",
     price_book: str | Iterable[str] = "run",
-    batch_size: Any = 1,
+    batch_size: Any = None,
     seq_len: Any = None,
     target_len: Any = None,
     *,
@@ -146,7 +146,8 @@ def sweep(
     procedure      one or more of bp, recompute, pepita, mempepita; "all"
     price_book     one or more of run, matmul, paper, paper-corrected; "all"
     batch_size, seq_len, target_len, sizes
-                   a whole number or an array, list or range of them, in any spelling of the size
+                   a whole number or an array, list or range of them, in any spelling of the size; batch_size is 1
+                   where it is left out, the lengths are as for `cost`
     grid           True: all combinations of the values (the last size varies fastest); False: the arrays have one
                    length and go together, like the columns of a table
     skip_invalid   leave out combinations that `cost` refuses, instead of refusing the first of them

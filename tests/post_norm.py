@@ -51,7 +51,7 @@ class Pass:
 
     def feed_forward(self, prefix, turn, x):
         u = x @ self.of(f"{prefix}.W1", turn) + self.of(f"{prefix}.b1", turn)
-        hidden = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))
+        hidden = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
         out = hidden @ self.of(f"{prefix}.W2", turn) + self.of(f"{prefix}.b2", turn)
         self.put(f"{prefix}.W1", turn, hidden, x)
         self.put(f"{prefix}.b1", turn, hidden, None)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from learncost.layers.lower import lower as lower
     from learncost.ledger.compare import Comparison as Comparison
     from learncost.ledger.compare import compare as compare
+    from learncost.ledger.complexity import complexity as complexity
     from learncost.ledger.cost import cost as cost
     from learncost.ledger.record import Cost as Cost
     from learncost.ledger.rules import rules as rules
@@ -43,32 +44,33 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
+    "book": "learncost.books.book",
     "Book": "learncost.readings.price",
+    "check_layer": "learncost.proof.check",
+    "compare": "learncost.ledger.compare",
+    "Comparison": "learncost.ledger.compare",
+    "complexity": "learncost.ledger.complexity",
+    "cost": "learncost.ledger.cost",
+    "Cost": "learncost.ledger.record",
+    "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
+    "errata": "learncost.books.errata",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",
+    "layer": "learncost.layers.layer",
     "LayerTraining": "learncost.engines.layer_training",
     "Live": "learncost.readings.live",
-    "NotationError": "learncost.equation.errors",
-    "Price": "learncost.readings.price",
-    "Training": "learncost.engines.numpy_engine",
-    "Comparison": "learncost.ledger.compare",
-    "Cost": "learncost.ledger.record",
-    "book": "learncost.books.book",
-    "compare": "learncost.ledger.compare",
-    "cost": "learncost.ledger.cost",
-    "check_layer": "learncost.proof.check",
-    "derive": "learncost.layers.derive",
-    "errata": "learncost.books.errata",
-    "layer": "learncost.layers.layer",
     "live": "learncost.readings.live",
     "lower": "learncost.layers.lower",
+    "NotationError": "learncost.equation.errors",
     "price": "learncost.books.book",
-    "run": "learncost.readings.run",
-    "Rules": "learncost.ledger.thumbs",
-    "Sweep": "learncost.ledger.sweep",
+    "Price": "learncost.readings.price",
     "rules": "learncost.ledger.rules",
+    "Rules": "learncost.ledger.thumbs",
+    "run": "learncost.readings.run",
+    "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
+    "Training": "learncost.engines.numpy_engine",
     "verify": "learncost.proof.verify",
 }
 

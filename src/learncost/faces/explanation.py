@@ -234,7 +234,7 @@ class Explanation:
         grid = _columns(numbers, (_LINE + 9 - numbers, _MACCS + _FLOPS + 1))
         grid.add_row("", Text("Kept between the passes", "bold"), Text("elements", "dim"))
         for kept in self.kept:
-            readers = f"  {'input, ' if kept.given else ''}read by {', '.join(kept.readers)}"
+            readers = f"  {'input, ' if kept.given else ''}read by {', '.join(kept.readers) or 'later turns'}"
             grid.add_row("", Text.assemble(kept.text, (readers, "dim")), Text(self.short(kept.elements)))
         grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
         return grid

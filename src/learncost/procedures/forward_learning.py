@@ -162,6 +162,10 @@ class _Schedule:
 
     def modulated_repeat(self, line: Repeat, reverse: Repeat) -> Repeat:
         """Every turn: the standard lines again where nothing is kept, modulated lines, differences, updates."""
+        if common := sorted(set(line.shared) & set(self.model.table.weights)):
+            raise InputError(
+                f"{common[0]} is shared by all turns of a repeat, which pepita and mempepita do not support; bp does"
+            )
         own = [statement for statement in line.lines if isinstance(statement, Line)]
         lines = [made for statement in own for made in self.modulated(statement)]
         lines += self.updates(line.lines, reverse.lines)

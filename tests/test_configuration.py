@@ -139,7 +139,7 @@ def test_generic_models() -> None:
     encoder = configure("encoder", ENCODER)
     assert (encoder.name, encoder.family, encoder.source) == ("encoder", "encoder", "generic")
     assert (encoder.activation, encoder.tied, encoder.positions, encoder.head) == (
-        "gelu",
+        "gelu_tanh",
         False,
         "sinusoidal",
         "language-model",

@@ -3,7 +3,6 @@
 import csv
 import io
 import random
-import time
 
 import numpy as np
 import pytest
@@ -256,7 +255,6 @@ def test_a_dictionary_of_columns():
 
 @pytest.mark.parametrize("book", ["run", "paper"])
 def test_a_million_configurations(book):
-    start = time.process_time()
     found = sweep(
         "gpt2",
         "all",
@@ -267,7 +265,5 @@ def test_a_million_configurations(book):
         num_hidden_layers=range(1, 101),
         vocab_size=range(1000, 2000, 100),
     )
-    spent = time.process_time() - start
     assert found.configurations == 10**6
-    assert spent < 4, spent  # half of it is allowed on a machine that does nothing else; benchmarks/sweep.py measures
     check(found, "gpt2")

@@ -22,3 +22,4 @@ html_theme = "furo"
 html_title = f"learncost {version}"
 html_static_path = ["static"]
 html_css_files = ["learncost.css"]
+html_show_copyright = False

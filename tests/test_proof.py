@@ -76,11 +76,14 @@ def test_a_shipped_layer_without_a_foreign_implementation_fails():
     assert [check.found for check in failed] == ["there is none in learncost.proof.references"]
 
 
-def test_without_torch_its_comparison_is_not_made(monkeypatch):
+def test_without_torch_and_jax_their_comparisons_are_not_made(monkeypatch):
     monkeypatch.setattr(proof, "find_spec", lambda name: None)
     report = lc.verify("norm")
     assert report.passed
-    assert [check.found for check in report.checks if check.passed is None] == ["torch is not installed"]
+    assert [check.found for check in report.checks if check.passed is None] == [
+        "torch is not installed",
+        "jax is not installed",
+    ]
 
 
 def test_all_words_and_layers_pass():

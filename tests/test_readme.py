@@ -19,7 +19,7 @@ def test_a_screen(line, screen, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     if arguments[0] == "verify":  # its errors are those of the machine's last bits
-        out, screen = (re.sub(r"worst\s+error\s+\S+|\s+", " ", text) for text in (out, screen))
+        out, screen = (re.sub(r"worst\s+error\s+\S+\s+in\s+\S+|\s+", " ", text) for text in (out, screen))
     start, more, end = screen.partition("...\n")
     assert out.startswith(start) if more else out == start
     assert out.endswith(end)

@@ -40,8 +40,9 @@ def verify(
 
     At small, pairwise different sizes: values with foreign implementations, gradients with complex steps or
     differences, the operations that arrays count with the price of the book run, line by line, the explicit Jacobian
-    with the closed form, and PyTorch's autograd and FlopCounterMode where PyTorch is installed. For a model, a step of
-    every procedure with every optimizer too, and MEMPEPITA with PEPITA bit for bit.
+    with the closed form; where PyTorch or JAX is installed, values and gradients with its autograd, and FLOPs with
+    PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
+    PEPITA bit for bit.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -137,6 +137,7 @@ def verify_table(
         yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
     yield from survived(name, checks(table, name, meaning, smallest=smallest))
     yield from survived(name, with_torch(table, name))
+    yield from survived(name, with_jax(table, name))
 
 
 def with_torch(table: Table, name: str) -> Iterator[Check]:
@@ -144,23 +145,40 @@ def with_torch(table: Table, name: str) -> Iterator[Check]:
     if find_spec("torch") is None:
         yield Check(name, "values, gradients and FLOPs with torch", "torch is not installed", None)
         return
-    from learncost.proof import foreign
+    from learncost.proof import torch_side
 
-    sizes = small_sizes(table)
-    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
-    derived = derive(table)
-    values = values_of(derived.step, {**arrays, **seeds}, sizes)
-    outputs, gradients = foreign.autograd(table, arrays, seeds, derived.gradients, sizes)
-    errors = {key: error(values[key], array) for key, array in outputs.items()}
-    errors |= {f"d{key}": error(values[derived.gradients[key]], array) for key, array in gradients.items()}
-    yield Check(name, "values and gradients with torch's autograd", *worst(errors))
+    yield _autograd(table, name, "torch's autograd", torch_side.autograd)
     # The gradients of a product of three factors may be taken in several orders, and torch chooses its own.
+    sizes, derived = small_sizes(table), derive(table)
     steps = [table] if _has_long_products(table) else [table, derived.step]
-    counted = [foreign.flops(table, derived.gradients, sizes, backward) for backward in (False, True)][: len(steps)]
+    passes = (False, True)[: len(steps)]
+    counted = [torch_side.flops(table, derived.gradients, sizes, backward) for backward in passes]
     priced = [price(one, sizes, "matmul").flops for one in steps]
     text = f"forward {counted[0]} counted, {priced[0]} priced"
     text += f"; and backward {counted[1]}, {priced[1]}" if len(steps) > 1 else ""
     yield Check(name, "FLOPs of matrix products with FlopCounterMode on meta", text, counted == priced)
+
+
+def with_jax(table: Table, name: str) -> Iterator[Check]:
+    """Where JAX is installed: values and gradients with its differentiation."""
+    if find_spec("jax") is None:
+        yield Check(name, "values and gradients with jax's grad", "jax is not installed", None)
+        return
+    from learncost.proof import jax_side
+
+    yield _autograd(table, name, "jax's grad", jax_side.autograd)
+
+
+def _autograd(table: Table, name: str, whose: str, autograd: Callable[..., tuple[dict[str, Any], ...]]) -> Check:
+    """Values of the outputs and gradients of inputs and weights with those that a library differentiates itself."""
+    sizes = small_sizes(table)
+    arrays, seeds = sound_arrays(table, sizes), seeds_of(table, sizes)
+    derived = derive(table)
+    values = values_of(derived.step, {**arrays, **seeds}, sizes)
+    outputs, gradients = autograd(table, arrays, seeds, derived.gradients, sizes)
+    errors = {key: error(values[key], array) for key, array in outputs.items()}
+    errors |= {f"d{key}": error(values[derived.gradients[key]], array) for key, array in gradients.items()}
+    return Check(name, f"values and gradients with {whose}", *worst(errors))
 
 
 def _has_long_products(table: Table) -> bool:

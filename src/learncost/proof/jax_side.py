@@ -1,0 +1,93 @@
+"""The translation in JAX: values and gradients by its own differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.table import Table
+from learncost.proof.foreign import Library, Tensor, evaluate, weighted
+
+# One compilation of a whole table takes much less time than one of each operation, above all without optimizing what
+# runs once. A release of JAX that does not know one of the options compiles without them.
+_OPTIONS: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """JAX's operations."""
+    import jax
+    import jax.numpy as jnp
+
+    def number(x: Tensor) -> Tensor:
+        return x.astype(jnp.float64)
+
+    def scattered(form: Sequence[int], places: tuple[Tensor | int, ...], x: Tensor) -> Tensor:
+        return jnp.zeros(tuple(form), x.dtype).at[places].add(x)
+
+    return Library(
+        full=lambda form, value: jnp.full(tuple(form), value, jnp.float64),
+        arange=jnp.arange,
+        floats=number,
+        permute=lambda x, order: jnp.permute_dims(x, tuple(order)),
+        expand=lambda x, form: jnp.broadcast_to(x, tuple(form)),
+        einsum=jnp.einsum,
+        where=jnp.where,
+        stack=jnp.stack,
+        scattered=scattered,
+        amax=jnp.max,
+        last={
+            "softmax": lambda x, _: jax.nn.softmax(x),
+            "log_softmax": lambda x, _: jax.nn.log_softmax(x),
+            "normalize": lambda x, epsilon: jax.nn.standardize(x, epsilon=epsilon),
+            "rms_normalize": lambda x, epsilon: x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + epsilon),
+        },
+        words={
+            "exp": jnp.exp,
+            "log": jnp.log,
+            "tanh": jnp.tanh,
+            "sqrt": jnp.sqrt,
+            "erf": jax.lax.erf,
+            "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+            "gelu_tanh": jax.nn.gelu,
+            "relu": jax.nn.relu,
+            "sigmoid": jax.nn.sigmoid,
+            "silu": jax.nn.silu,
+            "divide": jnp.divide,
+            "maximum": jnp.maximum,
+            "select": lambda condition, x, z: jnp.where(condition != 0, x, z),
+            "less": lambda x, z: number(jnp.less(x, z)),
+            "equal": lambda x, z: number(jnp.equal(x, z)),
+        },
+    )
+
+
+def autograd(
+    table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], wanted: Iterable[str], sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs and wanted gradients, as NumPy arrays, on the CPU in float64 whatever the process computes in."""
+    import jax
+
+    def outputs(moved: Mapping[str, Tensor], rest: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> Any:
+        values = evaluate(library(), table, {**rest, **moved}, sizes)
+        return weighted(table, values, ends), {name: values[name] for name in table.outputs}
+
+    wanted = set(wanted)
+    moved = {name: array for name, array in arrays.items() if name in wanted}
+    rest = {name: array for name, array in arrays.items() if name not in wanted}
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        lowered = jax.jit(jax.grad(outputs, has_aux=True)).lower(moved, rest, dict(seeds))
+        try:
+            compiled = lowered.compile(compiler_options=_OPTIONS)
+        except jax.errors.JaxRuntimeError:
+            compiled = lowered.compile()
+        gradients, values = jax.device_get(compiled(moved, rest, dict(seeds)))
+    return {name: np.asarray(value) for name, value in values.items()}, dict(gradients)

@@ -1,0 +1,100 @@
+"""The translation in PyTorch: values and gradients by its autograd, FLOPs by its FlopCounterMode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from learncost.equation.table import Table
+from learncost.proof.foreign import Library, Tensor, evaluate, weighted
+from learncost.proof.sample import shape
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """PyTorch's operations."""
+    import torch
+    from torch.nn import functional
+
+    def number(x: Tensor) -> Tensor:
+        return x.to(torch.float64)
+
+    def scattered(form: Sequence[int], places: tuple[Tensor | int, ...], x: Tensor) -> Tensor:
+        indices = tuple(torch.full((), place) if isinstance(place, int) else place for place in places)
+        return x.new_zeros(form).index_put(indices, x, accumulate=True)
+
+    return Library(
+        full=lambda form, value: torch.full(tuple(form), value, dtype=torch.float64),
+        arange=lambda size: torch.arange(size),
+        floats=number,
+        permute=lambda x, order: torch.permute(x, tuple(order)),
+        expand=lambda x, form: x.expand(tuple(form)),
+        einsum=torch.einsum,
+        where=torch.where,
+        stack=lambda turns: torch.stack(tuple(turns)),
+        scattered=scattered,
+        amax=torch.amax,
+        last={
+            "softmax": lambda x, _: torch.softmax(x, -1),
+            "log_softmax": lambda x, _: torch.log_softmax(x, -1),
+            "normalize": lambda x, epsilon: torch.layer_norm(x, x.shape[-1:], eps=epsilon),
+            "rms_normalize": lambda x, epsilon: torch.rms_norm(x, x.shape[-1:], eps=epsilon),
+        },
+        words={
+            "exp": torch.exp,
+            "log": torch.log,
+            "tanh": torch.tanh,
+            "sqrt": torch.sqrt,
+            "erf": torch.erf,
+            "gelu": functional.gelu,
+            "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+            "relu": torch.relu,
+            "sigmoid": torch.sigmoid,
+            "silu": functional.silu,
+            "divide": torch.divide,
+            "maximum": torch.maximum,
+            "select": lambda condition, x, z: torch.where(condition != 0, x, z),
+            "less": lambda x, z: number(torch.lt(x, z)),
+            "equal": lambda x, z: number(torch.eq(x, z)),
+        },
+    )
+
+
+def autograd(
+    table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], wanted: Iterable[str], sizes: Mapping[str, int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Outputs and wanted gradients, as NumPy arrays."""
+    import torch
+
+    wanted = list(wanted)
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    for name in wanted:
+        tensors[name].requires_grad_()
+    values = evaluate(library(), table, tensors, sizes)
+    loss = weighted(table, values, {name: torch.tensor(seed) for name, seed in seeds.items()})
+    found = torch.autograd.grad(loss, [tensors[name] for name in wanted], allow_unused=True) if wanted else ()
+    gradients = {
+        name: (torch.zeros_like(tensors[name]) if g is None else g).numpy()
+        for name, g in zip(wanted, found, strict=True)
+    }
+    return {name: values[name].detach().numpy() for name in table.outputs}, gradients
+
+
+def flops(table: Table, wanted: Iterable[str], sizes: Mapping[str, int], backward: bool) -> int:
+    """What FlopCounterMode counts on `meta`, where nothing is computed: forward, or forward and backward."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    wanted = set(wanted)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        tensors = {}
+        for name in (*table.inputs, *table.weights):
+            kind = torch.int64 if name in table.indices else torch.float64
+            tensors[name] = torch.zeros(shape(table.axes[name], sizes), dtype=kind, requires_grad=name in wanted)
+        values = evaluate(library(), table, tensors, sizes)
+        if backward:
+            loss: Tensor = sum(values[name].sum() for name in table.outputs)
+            if loss.requires_grad:
+                loss.backward()
+    return int(counter.get_total_flops())

@@ -32,7 +32,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     Raises `InputError` where an array is missing or does not fit.
     """
     table = layer.table if isinstance(layer, Layer) else layer
-    given = [name for name in table.outputs if _seed(name) in arrays]
+    given = [name for name in table.outputs if _seed(name) in arrays and _seed(name) not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
     sizes = {**numbers, **(sizes or {})}
     sizes = infer_sizes(table, arrays, sizes)

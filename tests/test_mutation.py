@@ -283,13 +283,14 @@ class Changed(ast.NodeTransformer):
 
 RULES = ("executed", "matrix_maccs", "elements", "_touched")
 EQUIVALENT_RULES = {
-    "executed, line 9: any": "in the normal form a product with a number has two factors and sums nothing"
+    "executed, line 11: any": "in the normal form a product with a number has two factors and sums nothing"
 }
 TABLES = ("norm", "embedding", "head", "loss", "error_projection", "restricted_attention", "jiang_packed_attention")
 PAIRS = """pairs(X Z W F G) -> Y T
   S[] = X[a] X[a]
   Y[a b] = X[a] Z[b] W[a b] S[] where a <= b
-  T[a] = W[a b] F[b c] G[c]"""
+  n[] = 1[] + 0.5[]
+  T[a] = W[a b] F[b c] G[c] n[]"""
 
 
 def changed_rules(rule):

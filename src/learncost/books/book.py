@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.equation.count import ZERO, Count
+from learncost.equation.count import ZERO, Count, checked_sizes
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
@@ -119,8 +119,9 @@ def price(
             is left out stays a symbol (a polynomial with integer coefficients)
     book    a price book or its name; its numbers follow its convention, one MACC being two FLOPs in all of them
     dtype   of what is moved: every operand is read once and every result written once, line by line
+    Raises `InputError` for sizes that are neither whole numbers from 1 nor arrays.
     """
-    return _price(table, sizes or {}, _find(book), dtype)
+    return _price(table, checked_sizes(sizes or {}), _find(book), dtype)
 
 
 _find = book

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+
+from learncost.equation.errors import InputError
 
 Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
 
@@ -81,7 +84,10 @@ class Count:
             number = coefficient
             for name in monomial:
                 if name in sizes:
-                    number *= int(sizes[name])
+                    if not isinstance(sizes[name], int):
+                        left = ", ".join(sorted(self.sizes - sizes.keys()))
+                        raise InputError(f"where a size is an array no other may be left out: give {left}")
+                    number *= sizes[name]
             total += Count.of((name for name in monomial if name not in sizes), number)
         return total
 
@@ -107,6 +113,32 @@ class Count:
             parts.append(("- " if coefficient < 0 else "+ ") + " ".join(factors))
         text = " ".join(parts) or "0"
         return text.removeprefix("+ ") if not text.startswith("- ") else "-" + text[2:]
+
+
+def checked_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes as counts take them: whole numbers from 1 as Python's exact ints, arrays as float64.
+
+    Integer arrays would overflow silently. Raises `InputError` for anything else.
+    """
+    return {name: _checked(name, value) for name, value in sizes.items()}
+
+
+def _checked(name: str, value: Any) -> Any:
+    if hasattr(value, "dtype") and getattr(value, "shape", None):
+        if value.dtype.kind not in "iuf":
+            raise InputError(f"the sizes {name} must be numbers, not {value.dtype}")
+        return value.astype("float64")
+    if isinstance(value, list | tuple | range):
+        import numpy  # only where many sizes are given at once
+
+        return _checked(name, numpy.asarray(value))
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < 1:
+        raise InputError(f"the size {name} must be a whole number from 1 or an array of them, not {value!r}")
+    return number
 
 
 ZERO = Count()

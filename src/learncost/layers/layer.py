@@ -38,6 +38,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     call finds the layer that it names among `layers`, then among the
     shipped ones. Raises `NotationError`, which quotes the line.
     """
+    if not isinstance(text, str):
+        raise NotationError(f"a layer is a text in the notation, not {text!r}")
     remarks: list[str] = []
     equations: dict[str, str] = {}
     constants: list[str] = []

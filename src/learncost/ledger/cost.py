@@ -134,7 +134,7 @@ def prepare(
     procedures: Iterable[str],
 ) -> Run:
     """Check all that `cost` is given, and build the model. Raises `InputError`."""
-    given = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    given = {"batch_size": 1 if batch_size is None else batch_size, "seq_len": seq_len, "target_len": target_len}
     sizes = dict(sizes)
     defaults = {"batch_size": 1}
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in given]:

@@ -121,6 +121,10 @@ def configure(model: str, overrides: Mapping[str, object] | None = None, stdin: 
 
 def _find(model: str, stdin: TextIO | None) -> tuple[str, str, Mapping[str, object]]:
     """Return the name to show, the source and the raw values of a MODEL argument."""
+    if hasattr(model, "__fspath__"):
+        model = model.__fspath__()
+    if not isinstance(model, str):
+        raise InputError(f"a model is a preset's name, a path or a generic name, not {shown(model)}")
     if model == "-":
         return model, "standard input", read_stream(stdin or sys.stdin)
     known = model.lower()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import Count, base, total
+from learncost.equation.count import Count, base, checked_sizes, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term
 from learncost.layers.derive import Derived, derive
@@ -87,7 +87,7 @@ def live(table: Layer | Table | Derived, sizes: Mapping[str, Any], dtype: str = 
     missing = sorted({n for array in walk.arrays for n in array.count.sizes} - sizes.keys())
     if missing:
         raise InputError(f"live needs every size: give {', '.join(missing)}")
-    return _read(walk, sizes, dtype)
+    return _read(walk, checked_sizes(sizes), dtype)
 
 
 def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str) -> Live:

@@ -213,6 +213,8 @@ def executed(line: Line) -> tuple[Count, Count]:
     """MACCs and FLOPs of one line of the normal form, as NumPy executes it."""
     loops = tuple(dict.fromkeys([axis for term in line.right for axis in term.loops]))
     points = Count.of(loops)
+    if line.right and all(isinstance(term, Literal) for term in line.right):
+        return ZERO, ZERO  # numbers alone: Python's own arithmetic, no array is touched
     if isinstance(line, Product):
         summed = not set(line.left[0].loops).issuperset(loops)
         if len(line.right) == 1:

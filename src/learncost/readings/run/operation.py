@@ -150,6 +150,8 @@ def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[st
         return target
     summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
     if summed:
+        if getattr(getattr(array, "dtype", None), "kind", "") == "b":
+            array = array.astype(np.float32)  # how many hold: a mask is summed as numbers
         array = np.add.reduce(array, axis=summed)
     have = tuple(axis for axis in term.loops if axis in want)
     array = spread(array, have, want)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from learncost.equation.count import ZERO, Count, checked_sizes
-from learncost.equation.errors import InputError
+from learncost.equation.errors import named_one
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.readings.price import Book, Override, Price, WordPrice
@@ -103,11 +102,7 @@ def book(name: str | Book) -> Book:
     """A price book by its name; an unknown one is refused with those that exist."""
     if isinstance(name, Book):
         return name
-    if name not in BOOKS:
-        near = difflib.get_close_matches(str(name), BOOKS, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise InputError(f"no price book is called {name!r}{hint} (there are {', '.join(BOOKS)})")
-    return BOOKS[name]
+    return named_one("price book", name, BOOKS)
 
 
 def price(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import InputError
+from learncost.equation.errors import named_one
 from learncost.equation.table import Table, Tag, Term, Word
 from learncost.vocabulary import entry
 
@@ -29,11 +28,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 def optimizer(name: str) -> Optimizer:
     """An optimizer by its name; an unknown one is refused with those that exist."""
-    if name not in OPTIMIZERS:
-        near = difflib.get_close_matches(str(name), OPTIMIZERS, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise InputError(f"no optimizer is called {name!r}{hint} (there are {', '.join(OPTIMIZERS)})")
-    return OPTIMIZERS[name]
+    return named_one("optimizer", name, OPTIMIZERS)
 
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:

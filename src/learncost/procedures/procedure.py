@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from learncost.equation.errors import InputError
+from learncost.equation.errors import named_one
 from learncost.equation.table import Table
 from learncost.models.model import Model
 from learncost.procedures.backpropagation import backpropagation, recomputed
@@ -61,11 +60,7 @@ PROCEDURES: Mapping[str, Procedure] = {
 
 def procedure(name: str) -> Procedure:
     """A learning procedure by its name; an unknown one is refused with those that exist."""
-    if name not in PROCEDURES:
-        near = difflib.get_close_matches(str(name), PROCEDURES, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise InputError(f"no learning procedure is called {name!r}{hint} (there are {', '.join(PROCEDURES)})")
-    return PROCEDURES[name]
+    return named_one("learning procedure", name, PROCEDURES)
 
 
 def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = False, mode: str = "paper") -> Table:

@@ -79,15 +79,17 @@ def numpy_of(tensor):
     return tensor.detach().numpy()
 
 
-def self_attention(layer, causal=True):
+def self_attention(layer, causal=True, window=None):
     """The attention of X to itself; tables for the positions of keys are those of queries."""
+    where = " where M' <= M" if causal else ""
+    where += f" < M' + {window}" if window else ""
     given = layer.table.inputs[layer.table.inputs.index("XK") + 1 :]
     given = [name for name in given if name != "XV"]
     outer = [name.removeprefix("key_") for name in given]
     three = "H, H, H" if "XV" in layer.table.inputs else "H, H"
     text = f"""alone(X {" ".join(dict.fromkeys(outer))}) -> Y
       H[B M d] = 1[] X[B M d]
-      Y[B M d] = {layer.name}({", ".join([three, *outer])}; w, N = M'){" where M' <= M" if causal else ""}"""
+      Y[B M d] = {layer.name}({", ".join([three, *outer])}; w, N = M'){where}"""
     return lc.layer(text, layers={layer.name: layer})
 
 

@@ -9,13 +9,14 @@ import learncost as lc
 from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from learncost.layers.layer import named
 from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
-from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap, with_visible
+from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap
 from learncost.readings.price import parameters
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]
 
 SIZES = {"B": 2, "M": 5, "d": 24, "h": 2, "g": 3, "k": 4, "f": 7, "v": 11, "n_layer": 2}
+WINDOW = 2
 
 ROTARY = "cosine, sine, cosine, sine, flip"
 BLOCK = f"""
@@ -36,19 +37,22 @@ LLAMA = f"""llama(tokens targets share cosine sine flip; wte) -> loss
 # Post-norms of both sublayers; every other layer sees a window only.
 GEMMA_LAYER = """
     H[B M d] = gemma_rms_norm(X; {own}.ln_1)
-    A[B M d] = {attention}; {own}.attn, N = M') where M' <= M
+    A[B M d] = grouped_attention(H, H, H, {rotary}; {own}.attn, N = M') where {where}
     A[B M d] = gemma_rms_norm(A; {own}.ln_2)
     X[B M d] = residual(X, A)
     G[B M d] = gemma_rms_norm(X; {own}.ln_3)
     F[B M d] = gated_feed_forward(G; {own}.mlp)
     F[B M d] = gemma_rms_norm(F; {own}.ln_4)
     X[B M d] = residual(X, F)"""
-GEMMA = f"""gemma(tokens targets share cosine sine flip visible; wte) -> loss
+GEMMA = f"""gemma(tokens targets share cosine sine flip; wte) -> loss
   E[B M d] = embedding(tokens; wte)
   X[B M d] = E[B M d] #d^0.5[]
-  repeat n_pair carry X:{GEMMA_LAYER.format(own="local", attention=f"sliding_attention(H, H, H, {ROTARY}, visible")}{
-    GEMMA_LAYER.format(own="global", attention=f"grouped_attention(H, H, H, {ROTARY}")
+  repeat n_pair carry X:{GEMMA_LAYER.format(own="local", rotary=ROTARY, where="M' <= M < M' + w")}{
+    GEMMA_LAYER.format(own="global", rotary=ROTARY, where="M' <= M")
 }{END.format(head="wte").replace("rms_norm", "gemma_rms_norm")}"""
+
+# Every layer sees a window.
+MISTRAL = LLAMA.replace("llama(", "mistral(").replace("where M' <= M", "where M' <= M < M' + w")
 
 MIXTRAL = (
     LLAMA.replace("llama(tokens", "mixtral(tokens choices")
@@ -122,15 +126,15 @@ def ours(values, view, stacked):
 
 
 def module_of(family, **keys):
-    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "mixtral": "Mixtral"}
-    config = getattr(transformers, f"{kinds[family]}Config")(
+    kind = family.capitalize()
+    config = getattr(transformers, f"{kind}Config")(
         hidden_size=SIZES["d"], num_attention_heads=SIZES["h"] * SIZES["g"], num_key_value_heads=SIZES["h"],
         head_dim=SIZES["k"], intermediate_size=SIZES["f"], vocab_size=SIZES["v"], rms_norm_eps=1e-5,
         pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         num_hidden_layers=SIZES["n_layer"], **keys,
     )  # fmt: skip
     config._attn_implementation = config._experts_implementation = "eager"
-    return getattr(transformers, f"{kinds[family]}ForCausalLM")(config)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
 def compare(layer, module, more=None, tolerance=1e-9):
@@ -180,7 +184,7 @@ GEMMA_LAYERS = {
 
 def gemma():
     own = with_softcap(with_scale(attention(), 7**-0.5), 0.8)
-    return model(GEMMA, own, sliding_attention=with_visible(own), **GEMMA_LAYERS)
+    return model(GEMMA, own, **GEMMA_LAYERS)
 
 
 MODELS = {
@@ -190,13 +194,14 @@ MODELS = {
         {"tie_word_embeddings": True},
     ),
     "qwen3": (lambda: model(LLAMA.format(head="head.W"), attention(norms=True, epsilon=1e-5)), {}),
+    "mistral": (lambda: model(MISTRAL.format(head="head.W"), attention()), {"sliding_window": WINDOW}),
     "gemma2": (
         gemma,
         {
             "query_pre_attn_scalar": 7,
             "attn_logit_softcapping": 0.8,
             "final_logit_softcapping": 3.0,
-            "sliding_window": 2,
+            "sliding_window": WINDOW,
             "tie_word_embeddings": True,
         },
     ),
@@ -210,9 +215,7 @@ MODELS = {
 @pytest.mark.parametrize("family", MODELS)
 def test_loss_and_gradients(family):
     make, keys = MODELS[family]
-    M = SIZES["M"]
-    more = {"visible": np.arange(M)[:, None] - np.arange(M) < 2} if family == "gemma2" else None
-    compare(make(), module_of(family, **keys), more)
+    compare(make(), module_of(family, **keys), {"w": WINDOW} if "sliding_window" in keys else None)
 
 
 def sizes_of(family, n=None):

@@ -30,6 +30,21 @@ REFUSED = [
     ("t(X) -> Y", "Y[a] = X[a] where a", "`where` takes two axes, as in `where N <= M`"),
     (
         "t(X) -> Y",
+        "Y[a b] = 1[] X[a b] where a <= b < w + a",
+        "a window begins at the first axis, as in `where a <= b < a + a`",
+    ),
+    ("t(X) -> Y", "Y[a b] = 1[] X[a b] where a <= b < a + w'", "the window w' is a size, which has no prime"),
+    ("t(X) -> Y", "Y[a b] = 1[] X[a b] where a <= b < a + 0", "the window 0 holds nothing: it is a size or a number"),
+    *(
+        (
+            "t(X) -> Y",
+            f"Y[a b] = 1[] X[a b] where {text}",
+            "`where` takes two axes, as in `where N <= M`, and a window's",
+        )
+        for text in ("a <= b <= a + w", "a <= b < a", "a <= b < a + 1.5", "a <= b < a - w", "b < a + w + 1")
+    ),
+    (
+        "t(X) -> Y",
         "Y[a b] = normalize[a](X[a b]) where a <= b",
         "normalize has no meaning under a `where` on an axis it",
     ),

@@ -12,7 +12,8 @@ from random import Random
 
 import torch
 
-SIZES = {"a": 2, "b": 3, "c": 1, "s": 4, "v": 5, "n": 3}
+SIZES = {"a": 2, "b": 3, "c": 1, "s": 4, "v": 5, "n": 3, "w": 2}
+WINDOWS = {"w": 2, "1": 1, "3": 3, "9": 9}  # of nothing more, some and all of what is before
 
 POINTWISE = {
     "gelu": torch.nn.functional.gelu,
@@ -76,7 +77,7 @@ class Statement:
     right: tuple[Factor, ...]
     signs: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
-    where: tuple[str, str, bool] | None = None
+    where: tuple[str, str, bool, str | None] | None = None  # lower, upper, strict, window
     names: dict = field(default_factory=dict)  # what this line calls its axes
 
     def text(self):
@@ -91,8 +92,10 @@ class Statement:
             right = f"{self.kind}{acts}({', '.join(terms)})"
         text = f"{self.left.text(self.names)} = {right}"
         if self.where:
-            lower, upper, strict = self.where
-            text += f" where {self.names.get(lower, lower)} {'<' if strict else '<='} {self.names.get(upper, upper)}"
+            lower, upper, strict, window = self.where
+            lower = self.names.get(lower, lower)
+            text += f" where {lower} {'<' if strict else '<='} {self.names.get(upper, upper)}"
+            text += f" < {lower} + {window}" if window else ""
         return text
 
 
@@ -209,7 +212,11 @@ class Writer:
         if len(loops) < 2 or self.random.random() > chance:
             return None
         lower, upper = self.random.sample(sorted(loops), 2)
-        return lower, upper, self.random.random() < 0.4
+        return lower, upper, self.random.random() < 0.4, self.window()
+
+    def window(self, least=1):
+        """The name or number of a window of at least so many, or none."""
+        return self.random.choice((None, *(name for name, size in WINDOWS.items() if size >= least)))
 
     def product(self):
         factors = [self.read(self.value()) for _ in range(self.random.randint(1, 3))]
@@ -300,7 +307,9 @@ class Writer:
         where = None
         if kind == "softmax" and len(axes) > 1 and len(acts) == 1 and self.random.random() < 0.5:
             upper = self.random.choice([a for a in axes if a not in acts])
-            where = (acts[0], upper, False)
+            # Something must be inside everywhere: the last place along `upper` sees the last one along `acts`.
+            least = SIZES[upper.rstrip("'")] - SIZES[acts[0].rstrip("'")] + 1
+            where = (acts[0], upper, False, self.window(least))
         left = [a for a in axes if a not in acts] if kind == "max" else axes
         self.random.shuffle(left)
         self.put(kind, tuple(left), [one], axes=acts, where=where)
@@ -467,9 +476,10 @@ def _word(line, operands, mask, loops):
 
 
 def _mask(where, loops):
-    lower, upper, strict = where
+    lower, upper, strict, window = where
     one, two = (_arange(a, loops) for a in (lower, upper))
-    return (one < two if strict else one <= two).double()
+    inside = one < two if strict else one <= two
+    return (inside & (two - one < WINDOWS[window]) if window else inside).double()
 
 
 def _arange(axis, loops):

@@ -19,6 +19,7 @@ _REPEAT = re.compile(
     r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
 )
 _WHERE = re.compile(r"\swhere\s")
+_CONDITION = re.compile(r"([^\W\d]\w*'*)\s*(<=|<)\s*([^\W\d]\w*'*)(?:\s*<\s*([^\W\d]\w*'*)\s*\+\s*([^\W\d]\w*'*|\d+))?")
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,22 @@ def parse_line(text: str) -> Line | Call:
 
 
 def _condition(text: str, line: str) -> Condition:
-    match = re.fullmatch(r"\s*([^\W\d]\w*'*)\s*(<=|<)\s*([^\W\d]\w*'*)\s*", text)
+    match = _CONDITION.fullmatch(text.strip())
     if not match:
-        raise NotationError("`where` takes two axes, as in `where N <= M`", line)
-    return Condition(match.group(1), match.group(3), match.group(2) == "<")
+        raise NotationError(
+            "`where` takes two axes, as in `where N <= M`, and a window's size, as in `where N <= M < N + w`", line
+        )
+    lower, relation, upper, start, window = match.groups()
+    if window is None:
+        return Condition(lower, upper, relation == "<")
+    if start != lower:
+        right = f"{lower} {relation} {upper} < {lower} + {window}"
+        raise NotationError(f"a window begins at the first axis, as in `where {right}`", line)
+    if window.endswith("'"):
+        raise NotationError(f"the window {window} is a size, which has no prime", line)
+    if window.isdigit() and int(window) < 1:
+        raise NotationError(f"the window {window} holds nothing: it is a size or a number from 1", line)
+    return Condition(lower, upper, relation == "<", window)
 
 
 class _Reader:

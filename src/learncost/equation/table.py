@@ -119,21 +119,28 @@ Operand: TypeAlias = Term | Literal
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`where N <= M`: only the points with index(lower) <= index(upper) (or <, when strict) are inside."""
+    """`where N <= M`: only the points with index(lower) <= index(upper) (or <, when strict) are inside.
+
+    `where N <= M < N + w` has a window: of these, only the points with index(upper) < index(lower) + w, a size or a
+    number from 1.
+    """
 
     lower: str
     upper: str
     strict: bool = False
+    window: str | None = None
 
     @property
     def axes(self) -> frozenset[str]:
         return frozenset((self.lower, self.upper))
 
     def renamed(self, axes: Mapping[str, str]) -> Condition:
-        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.strict)
+        window = None if self.window is None else base(axes.get(self.window, self.window))
+        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.strict, window)
 
     def __str__(self) -> str:
-        return f"{self.lower} {'<' if self.strict else '<='} {self.upper}"
+        text = f"{self.lower} {'<' if self.strict else '<='} {self.upper}"
+        return text if self.window is None else f"{text} < {self.lower} + {self.window}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,7 @@ class Tag:
     origin: str = ""  # of a lowered line: the left name of the line that it belongs to
     jacobian: str = ""  # and for the explicit Jacobian of the line
     binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
+    cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
 
 
 @dataclass(frozen=True)
@@ -352,3 +360,9 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
         else:
             result.extend(change(line))
     return tuple(result)
+
+
+def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
+    """The sizes that the windows of the lines have, each once; windows of a number have none."""
+    found = (condition.window for line, _ in walk(lines) for condition in line.where)
+    return tuple(dict.fromkeys(window for window in found if window and not window.isdigit()))

@@ -23,7 +23,7 @@ from learncost.equation.table import (
     Term,
     Word,
 )
-from learncost.layers.outside import Outside, Pair, pair, within
+from learncost.layers.outside import Outside, Pair, bounds, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
 
@@ -100,6 +100,8 @@ class _Lowering:
         return replace(line, lines=body, axes=own)
 
     def line(self, line: Line) -> None:
+        if len(line.where) > 1:
+            line = replace(line, where=narrowest(line.where))
         if self.outside:
             line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
             for term in line.left:
@@ -309,16 +311,14 @@ class _Lowering:
 
     def settled(self, line: Line, term: Operand) -> Operand:
         """The operand, zero outside the conditions that it was made under, unless the line is under them itself."""
-        for (lower, upper, strict), value in list(self.outside.get(term.name, {}).items()):
-            one, two = term.axes[lower], term.axes[upper]
-            if value == 0.0 or any(within(c, one, two, strict) for c in line.where):
+        for at, value in list(self.outside.get(term.name, {}).items()):
+            if value == 0.0 or any(within(bounds(c), at.read(term)) for c in line.where):
                 continue
-            if isinstance(line, Product) and self.outside.vanishes(line, term, (one, two, strict)):
+            if isinstance(line, Product) and self.outside.vanishes(line, term, at.read(term)):
                 continue
             assert isinstance(term, Term)
             plain = self.axes[term.name]
-            condition = Condition(plain[lower], plain[upper], strict)
-            term = Term(self.selected_term(line, Term(term.name, plain), condition, 0.0).name, term.axes)
+            term = Term(self.selected_term(line, Term(term.name, plain), at.on(plain), 0.0).name, term.axes)
         return term
 
     def selected_term(self, line: Line, term: Operand, condition: Condition, value: float) -> Term:

@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
 
 from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Sum, Term, Word
 
-Pair = tuple[int, int, bool]  # positions of the lower and the upper axis among a value's axes, and whether strict
+Bounds: TypeAlias = tuple[Axis, Axis, bool, str | None]  # a condition on axes as a line reads them
+
+
+class Pair(NamedTuple):
+    """A condition on a value: the places of the lower and the upper axis among its axes, whether strict, the window."""
+
+    lower: int
+    upper: int
+    strict: bool
+    window: str | None
+
+    def read(self, term: Operand) -> Bounds:
+        """The condition on the axes with which a term reads the value."""
+        return term.axes[self.lower], term.axes[self.upper], self.strict, self.window
+
+    def on(self, axes: tuple[str, ...]) -> Condition:
+        """The condition on the value's own axes."""
+        return Condition(axes[self.lower], axes[self.upper], self.strict, self.window)
 
 
 class Outside(dict[str, dict[Pair, float | None]]):
     """By name of a value and by condition: the number outside, or None."""
 
     def known(self, term: Operand, condition: Condition) -> float | None:
-        """The number that stands outside the condition in an operand, or None."""
+        """The number that stands outside the condition in an operand, or None.
+
+        What is known outside of a condition is known outside of every wider one.
+        """
         if isinstance(term, Literal):
             return term.value if not term.sizes else None
-        at = pair(term, condition)
-        return self.get(term.name, {}).get(at) if at else None
+        wider = bounds(condition)
+        found = (value for at, value in self.get(term.name, {}).items() if within(at.read(term), wider))
+        return next((value for value in found if value is not None), None)
 
-    def vanishes(self, line: Product, term: Operand, where: tuple[Axis, Axis, bool]) -> bool:
+    def vanishes(self, line: Product, term: Operand, where: Bounds) -> bool:
         """Whether another factor is zero wherever this one may hold anything."""
-        one, two, strict = where
         return any(
-            value == 0.0 and (other.axes[lower], other.axes[upper]) == (one, two) and (zero_strict or not strict)
+            value == 0.0 and within(at.read(other), where)
             for other in line.right
             if other is not term
-            for (lower, upper, zero_strict), value in self.get(other.name, {}).items()
+            for at, value in self.get(other.name, {}).items()
         )
 
     def beyond(self, line: Line, condition: Condition) -> float | None:
@@ -64,14 +86,25 @@ def _unknown(_: float) -> None:
     return None
 
 
-def within(condition: Condition, lower: Axis, upper: Axis, strict: bool) -> bool:
-    """Whether a condition keeps a line inside another one on these axes."""
-    return (condition.lower, condition.upper) == (lower, upper) and (condition.strict or not strict)
+def bounds(condition: Condition) -> Bounds:
+    """The condition as it is compared with others."""
+    return condition.lower, condition.upper, condition.strict, condition.window
+
+
+def within(one: Bounds, two: Bounds) -> bool:
+    """Whether all that is inside of one condition is inside of the other; of two windows the sizes are not known."""
+    return one[:2] == two[:2] and (one[2] or not two[2]) and two[3] in (None, one[3])
+
+
+def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
+    """The conditions, each once, without those that another one implies."""
+    conditions = tuple(dict.fromkeys(where))
+    return tuple(c for c in conditions if not any(o != c and within(bounds(o), bounds(c)) for o in conditions))
 
 
 def pair(term: Operand, condition: Condition) -> Pair | None:
     """Where a condition's axes stand in a term."""
     axes = term.axes
     if condition.lower in axes and condition.upper in axes:
-        return axes.index(condition.lower), axes.index(condition.upper), condition.strict
+        return Pair(axes.index(condition.lower), axes.index(condition.upper), condition.strict, condition.window)
     return None

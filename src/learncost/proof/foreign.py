@@ -250,6 +250,8 @@ class _Translation:
             axes = (condition.lower, condition.upper)
             one, two = (self.aligned(self.library.arange(self.size(axis)), (axis,), loops) for axis in axes)
             inside = self.library.floats(one < two if condition.strict else one <= two)
+            if condition.window is not None:
+                inside = inside * self.library.floats(two < one + self.size(condition.window))
             result = inside if result is None else result * inside
         return result
 

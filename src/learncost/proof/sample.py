@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Literal, Operand, Read, Repeat, Statement, Table, Term, Word, walk
+from learncost.equation.table import Line, Literal, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
 
 Array = Any
 
@@ -31,8 +31,13 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
 
 
 def _names(table: Table) -> list[str]:
-    """Every size of the table: counts of repeats first, then axes in the order in which they come."""
-    counts = [count for _, turns in walk(table.lines) for count in turns]
+    """Every size of the table: windows first, then counts of repeats, then axes in the order in which they come.
+
+    The smallest sizes are those of windows, so that every window leaves something out, and of the two axes under a
+    window the upper one's is the smaller, so that something is inside for every place on it.
+    """
+    counts = [*windows(table.lines), *(count for _, turns in walk(table.lines) for count in turns)]
+    counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
     axes = [axis for given in (*table.inputs, *table.weights) for axis in table.axes[given]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
     axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]

@@ -14,6 +14,7 @@ from learncost.equation.table import (
     Repeat,
     Statement,
     Table,
+    windows,
 )
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
@@ -28,7 +29,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     """Every named value of a layer; given the outputs' gradients (`dY`), every gradient (`dX`, `dW1`, ...) too.
 
     arrays   inputs and weights by name, shaped as the layer declares them; a weight of a repeat is a stack whose first
-             axis is the turn. The count of a repeat may be given here or in `sizes` by its name.
+             axis is the turn. The count of a repeat and the size of a window may be given here or in `sizes` by name.
     Raises `InputError` where an array is missing or does not fit.
     """
     table = layer.table if isinstance(layer, Layer) else layer
@@ -99,7 +100,7 @@ def _public(values: Values, table: Table) -> Values:
 
 
 def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The size of every axis, from the shapes of the arrays."""
+    """The size of every axis and window: from the shapes of the arrays, where it is not given."""
     found: dict[str, int] = dict(sizes or {})
     origin: dict[str, str] = dict.fromkeys(found, "the given sizes")
     for name in (*table.inputs, *table.weights):
@@ -116,6 +117,11 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
                 where = origin.get(base(axis), "the table")
                 raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")
             origin.setdefault(base(axis), name)
+    for window in windows(table.lines):
+        if window not in found:
+            raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
+        if not _is_number(found[window]) or found[window] < 1:
+            raise InputError(f"the window {window} must be a whole number from 1, not {found[window]!r}")
     return found
 
 

@@ -185,6 +185,9 @@ def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, 
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
         kept = tuple(axis for axis in term.loops if axis in want)
         return spread(np.maximum.reduce(values[term.name], axis=acted), kept, want)
+    if line.word == "append":
+        arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
+        return np.concatenate(arrays, axis=want.index(line.axes[0]))
     operands = [_operand(term, want, values, sizes) for term in line.right]
     if line.word == "select":
         if len(operands) == 2:
@@ -203,6 +206,8 @@ def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -
         at = {axis: spread(np.arange(_size(axis, sizes)), (axis,), want) for axis in condition.axes}
         lower_index, upper_index = at[condition.lower], at[condition.upper]
         mask = mask & (lower_index < upper_index if condition.strict else lower_index <= upper_index)
+        if condition.window is not None:
+            mask = mask & (upper_index < lower_index + _size(condition.window, sizes))
     return mask
 
 

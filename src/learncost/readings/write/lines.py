@@ -9,7 +9,7 @@ from fractions import Fraction as Ratio
 
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
-from learncost.readings.write.counts import powered
+from learncost.readings.write.counts import powered, size_node
 from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
 
 _LABELLED = re.compile(r"^([^\W\d_])([A-Z]+|\d+)$")  # XQ, W1: a letter with a label
@@ -163,7 +163,16 @@ def _number(value: float) -> Node:
 
 
 def _conditions(where: Iterable[Condition], context: _Context) -> list[Node]:
-    return [row(context.axis(c.lower), Mark("<" if c.strict else "<="), context.axis(c.upper)) for c in where]
+    return [_condition(condition, context) for condition in where]
+
+
+def _condition(condition: Condition, context: _Context) -> Node:
+    lower, upper = context.axis(condition.lower), context.axis(condition.upper)
+    inside = row(lower, Mark("<" if condition.strict else "<="), upper)
+    if condition.window is None:
+        return inside
+    window = Number(condition.window) if condition.window.isdigit() else size_node(condition.window)
+    return row(*inside.parts, Mark("<"), lower, Mark("+"), window)
 
 
 def _product(line: Product, context: _Context) -> tuple[Node, ...]:

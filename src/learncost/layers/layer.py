@@ -16,15 +16,22 @@ from learncost.equation.table import Line, Table, Term, Word, each_line, walk
 from learncost.vocabulary import canonical, entry
 
 
+KEYS = "N"  # the axis of the keys' positions in a layer of attention
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A layer: its name, its forward table, the numbers of the equations that its derived lines equal, its source."""
+    """A layer: its name, its forward table, the numbers of the equations that its derived lines equal, its source.
+
+    `cache` names the values of a key's position that decoding keeps, in their last version.
+    """
 
     name: str
     table: Table
     equations: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
     source: str = ""
+    cache: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -34,15 +41,16 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     """Read a layer in the notation; its first line is the header `name(inputs; weights) -> outputs`.
 
     Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
-    the printed equations that derived lines equal, and a line `constants: share` names inputs that have no gradient. A
-    call finds the layer that it names among `layers`, then among the
-    shipped ones. Raises `NotationError`, which quotes the line.
+    the printed equations that derived lines equal, a line `constants: share` names inputs that have no gradient, and a
+    line `cache: K V` the values along the keys' axis N that decoding keeps. A call finds the layer that it names among
+    `layers`, then among the shipped ones. Raises `NotationError`, which quotes the line.
     """
     if not isinstance(text, str):
         raise NotationError(f"a layer is a text in the notation, not {text!r}")
     remarks: list[str] = []
     equations: dict[str, str] = {}
     constants: list[str] = []
+    cache: list[str] = []
     lines: list[str] = []
     for line in text.splitlines():
         if line.strip().startswith("%"):
@@ -51,6 +59,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             equations |= _equations(line)
         elif line.strip().startswith("constants:"):
             constants += split_names(line.partition(":")[2])
+        elif line.strip().startswith("cache:"):
+            cache += split_names(line.partition(":")[2])
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
@@ -62,7 +72,22 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         constants=frozenset(constants) & frozenset(header.inputs),
         lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)),
     )
-    return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks))
+    made = {term.name for line, _ in walk(table.lines) for term in line.left}
+    for name in cache:
+        if name not in made or KEYS not in table.axes.get(name, ()):
+            raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
+    return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks), tuple(cache))
+
+
+def marked(layer: Layer) -> Table:
+    """The layer's table, in which every line that makes a value of the cache says so."""
+
+    def mark(line: Line) -> tuple[Line]:
+        if line.name not in layer.cache:
+            return (line,)
+        return (replace(line, tag=replace(line.tag, cached=layer.table.axes[line.name].index(KEYS))),)
+
+    return replace(layer.table, lines=each_line(layer.table.lines, mark)) if layer.cache else layer.table
 
 
 def _equations(line: str) -> dict[str, str]:
@@ -119,7 +144,7 @@ def _expand(
     What is a constant to the called layer is one to the caller, where it is an input: it is added to `constants`.
     """
     called = layers[call.layer] if call.layer in layers else named(call.layer, call.text)
-    table = called.table
+    table = marked(called)
     if len(call.arguments) != len(table.inputs):
         raise NotationError(f"{called.name} takes {len(table.inputs)} inputs, not {len(call.arguments)}", call.text)
     if len(call.left) != len(table.outputs):

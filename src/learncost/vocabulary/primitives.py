@@ -117,3 +117,12 @@ define(
 )
 define(Entry("zeros", (), ("Y",), kind="constant"))
 define(Entry("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"))
+define(
+    Entry(
+        "append",
+        ("X", "Z"),
+        ("Y",),
+        kind="constant",
+        source="Z written behind X along the axis, where the array has room: it computes and moves nothing of its own",
+    )
+)

@@ -1,0 +1,62 @@
+"""A table without the lines, inputs and weights that its outputs do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from learncost.equation.table import Line, Repeat, Statement, Table, walk
+
+
+def needed(table: Table, outputs: Iterable[str]) -> Table:
+    """The lines that the outputs need, in their order, with the inputs, weights and axes of what these read."""
+    outputs = tuple(outputs)
+    wanted = set(outputs)
+    lines = _lines(table.lines, wanted)
+    names = wanted | {name for line, _ in walk(lines) for name in _names(line)}
+    return replace(
+        table,
+        lines=lines,
+        axes={name: axes for name, axes in table.axes.items() if name in names},
+        inputs=tuple(name for name in table.inputs if name in wanted),
+        weights=tuple(name for name in table.weights if name in wanted),
+        outputs=outputs,
+        indices=table.indices & wanted,
+        constants=table.constants & wanted,
+    )
+
+
+def _names(line: Line) -> set[str]:
+    return {*line.reads, *(term.name for term in line.left)}
+
+
+def _lines(lines: Iterable[Statement], wanted: set[str]) -> tuple[Statement, ...]:
+    """The lines that make what is wanted; `wanted` receives what they read."""
+    result: list[Statement] = []
+    for line in reversed(tuple(lines)):
+        if isinstance(line, Repeat):
+            found = _repeat(line, wanted)
+            if found is None:
+                continue
+            line = found
+        elif wanted.isdisjoint(term.name for term in line.left):
+            continue
+        wanted.update(line.reads)
+        result.append(line)
+    return tuple(reversed(result))
+
+
+def _repeat(line: Repeat, wanted: set[str]) -> Repeat | None:
+    keep = tuple(pair for pair in line.keep if pair[1] in wanted)
+    carry = tuple(one for one in line.carry if one.final in wanted)
+    if not keep and not carry:
+        return None
+    while True:
+        inside = {name for name, _ in keep} | {one.end for one in carry}
+        body = _lines(line.lines, inside)
+        more = tuple(one for one in line.carry if one in carry or one.start in inside)
+        if more == carry:
+            break
+        carry = more
+    each = tuple(pair for pair in line.each if pair[0] in inside)
+    return replace(line, lines=body, carry=carry, each=each, keep=keep)

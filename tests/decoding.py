@@ -1,0 +1,209 @@
+"""Models of every attention with a cache, and how they are run: at once, or a prompt and then token by token."""
+
+import numpy as np
+
+import learncost as lc
+from foreign_models import angles
+from learncost.layers.layer import named
+from learncost.layers.rewrite import with_biases, with_transposed
+from learncost.layers.rewrite_attention import (
+    with_alibi,
+    with_norms,
+    with_relative_bias,
+    with_rotary,
+    with_softcap,
+    with_visible,
+    without_scale,
+)
+from learncost.procedures.inference import inference
+
+SIZES = {"B": 2, "d": 12, "h": 2, "g": 3, "k": 4, "r": 6, "w": 5, "a": 7, "c": 8, "f": 9, "v": 11, "p": 16, "b": 5}
+SIZES |= {"n_layer": 2, "n_enc": 2, "n_dec": 3, "n_pair": 2, "window": 3}
+
+BLOCK = """
+    H[B M d] = rms_norm(X; {own}ln_1)
+    A[B M d] = {attention}; {own}attn, N = M'){where}
+    X[B M d] = residual(X, A)
+    G[B M d] = rms_norm(X; {own}ln_2)
+    F[B M d] = gated_feed_forward(G; {own}mlp)
+    X[B M d] = residual(X, F)"""
+END = """
+  Y[B M d] = rms_norm(X; ln_f)
+  P[B M v] = head(Y; head.W)
+  loss[] = loss(P, targets, share)"""
+CAUSAL, SLIDING = " where M' <= M", " where M' <= M < M' + window"
+
+
+def stack(attention, inputs="", where=CAUSAL, count="n_layer"):
+    """A decoder; `attention` is the call's beginning. Several `where` make a block of several layers."""
+    text = f"model(tokens {inputs} targets share; wte) -> loss\n  X[B M d] = embedding(tokens; wte)\n"
+    text += f"  repeat {count} carry X:"
+    wheres = (where,) if isinstance(where, str) else where
+    for i, one in enumerate(wheres):
+        own = f"l{i}." if len(wheres) > 1 else ""
+        text += BLOCK.format(attention=attention, where=one, own=own)
+    return text + END
+
+
+GPT2 = """gpt2(tokens index targets share; wte) -> loss
+  E[B M d] = embedding(tokens; wte)
+  X[B M d] = positions(E, index; wpe)
+  repeat n_layer carry X:
+    H[B M d] = norm(X; ln_1)
+    A[B M d] = attention(H, H, H; attn, N = M') where M' <= M
+    X[B M d] = residual(X, A)
+    G[B M d] = norm(X; ln_2)
+    F[B M d] = feed_forward(G; mlp)
+    X[B M d] = residual(X, F)
+  Y[B M d] = norm(X; ln_f)
+  P[B M v] = head(Y; wte)
+  loss[] = loss(P, targets, share)"""
+
+TWO_SIDED = """encoder_decoder(source tokens index targets share; wte) -> loss
+  C[B N d] = embedding(source; wte)
+  repeat n_enc carry C:
+    A[B N d] = attention(C, C, C; encoder.attn, N = N')
+    C[B N d] = add_norm(C, A; encoder.ln_1)
+    F[B N d] = feed_forward(C; encoder.mlp)
+    C[B N d] = add_norm(C, F; encoder.ln_2)
+  E[B M d] = embedding(tokens; wte)
+  X[B M d] = positions(E, index; wpe)
+  repeat n_dec carry X:
+    A[B M d] = attention(X, X, X; decoder.attn, N = M') where M' <= M
+    X[B M d] = add_norm(X, A; decoder.ln_1)
+    D[B M d] = cross_attention(X, C, C; decoder.cross)
+    X[B M d] = add_norm(X, D; decoder.ln_2)
+    F[B M d] = feed_forward(X; decoder.mlp)
+    X[B M d] = add_norm(X, F; decoder.ln_3)
+  P[B M v] = head(X; wte)
+  loss[] = loss(P, targets, share)"""
+
+ROTARY = "cosine, sine, cosine, sine, flip"
+ROTARY_INPUTS = "cosine sine flip"
+GROUPED = "grouped_attention(H, H, H"
+
+
+def llama(where=CAUSAL, biases="", norms=False, **keys):
+    own = with_biases(named("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
+    own = with_rotary(with_norms(own, {"Q": "gQ", "K": "gK"}) if norms else own)
+    text = stack(f"{GROUPED}, {ROTARY}", ROTARY_INPUTS, where, **keys)
+    return lc.layer(text, layers={"grouped_attention": own})
+
+
+def rewritten(change, inputs):
+    own = change(named("grouped_attention"))
+    text = stack(f"{GROUPED}, {inputs.replace(' ', ', ')}", inputs)
+    return lc.layer(text, layers={"grouped_attention": own})
+
+
+def latent():
+    own = with_rotary(named("latent_attention"), "QR", "KR")
+    text = stack(f"latent_attention(H, H, {ROTARY}", ROTARY_INPUTS)
+    return lc.layer(text, layers={"latent_attention": own})
+
+
+def tied(text):
+    return lc.layer(text, layers={"head": with_transposed(named("head"), "W")})
+
+
+MODELS = {
+    "multi-head": lambda: tied(GPT2),
+    "grouped-query, rotary": llama,
+    "biases, norms of queries and keys": lambda: llama(biases="QKV", norms=True),
+    "multi-query": llama,
+    "sliding window": lambda: llama(SLIDING),
+    "local and global": lambda: llama((SLIDING, CAUSAL), count="n_pair"),
+    "window of a number": lambda: llama(SLIDING.replace("window", "2")),
+    "dense window": lambda: rewritten(with_visible, "visible"),
+    "alibi": lambda: rewritten(with_alibi, "slope distance"),
+    "relative bias": lambda: rewritten(lambda own: with_relative_bias(without_scale(own)), "bucket"),
+    "softcap": lambda: rewritten(lambda own: with_visible(with_softcap(own, 0.8)), "visible"),
+    "latent": latent,
+    "encoder-decoder": lambda: tied(TWO_SIDED),
+}
+
+
+def sizes_of(name):
+    return {**SIZES, "h": 1} if name == "multi-query" else SIZES
+
+
+def weights_of(table, sizes, seed=0):
+    """A number for every weight, as large as keeps values near one."""
+    rng = np.random.default_rng(seed)
+    shapes = {name: [sizes[axis.rstrip("'")] for axis in table.axes[name]] for name in table.weights}
+    return {name: rng.standard_normal(shape) / 2 for name, shape in shapes.items()}
+
+
+def at_positions(table, sizes, queries, keys):
+    """What a table is given that depends on positions: of the tokens, and of the keys that they look at."""
+    distance = queries[:, None] - keys
+    turned = angles(100, sizes["r"] if any("KR" in name for name in table.axes) else sizes["k"])
+    found = {
+        "index": queries,
+        "cosine": turned["cosine"][queries],
+        "sine": turned["sine"][queries],
+        "flip": turned["flip"],
+        "slope": 0.5 ** np.arange(1, sizes["h"] * sizes["g"] + 1).reshape(sizes["h"], sizes["g"]),
+        "distance": -np.abs(distance).astype(float),
+        "bucket": np.minimum(np.abs(distance), sizes["b"] - 1),
+        "visible": distance < sizes["window"],
+        "seen": distance >= 0,
+    }
+    return {name: value for name, value in found.items() if name in table.inputs}
+
+
+class Generation:
+    """One model with its weights: all positions at once, or the prompt and then what follows."""
+
+    def __init__(self, model, sizes, length, several=False, weights=None):
+        self.tables = inference(model, several=several)
+        self.model, self.sizes, self.length = model, sizes, length
+        rng = np.random.default_rng(5)
+        self.weights = weights or weights_of(model.table, sizes)
+        self.tokens = rng.integers(0, sizes["v"], (sizes["B"], length))
+        self.source = rng.integers(0, sizes["v"], (sizes["B"], 7))
+        self.counts = {name: sizes[name] for name in ("n_layer", "n_enc", "n_dec", "n_pair", "window")}
+
+    def given(self, table, queries, keys):
+        """All that a table is given, but its cache."""
+        found = {name: self.weights[name] for name in table.weights} | at_positions(table, self.sizes, queries, keys)
+        found |= {"tokens": self.tokens[:, queries]} | ({"source": self.source} if "source" in table.inputs else {})
+        return found
+
+    def at_once(self):
+        """The logits of every position by the model's own table."""
+        table = self.model.table
+        at = np.arange(self.length)
+        given = self.given(table, at, at)
+        given |= {"targets": self.tokens, "share": np.zeros(self.tokens.shape)}
+        return lc.run(table, given, self.counts)["P.L"]
+
+    def prompt(self, length):
+        """The logits of the last position of the prompt, and the cache."""
+        table = self.tables.prefill
+        at = np.arange(length)
+        given = self.given(table, at, at) | {"last": np.full(self.sizes["B"], length - 1)}
+        result = lc.run(table, given, self.counts)
+        return result["P.L"], {one.name: self.cut(one, result[one.name], length) for one in self.tables.cache}
+
+    def cut(self, kept, value, length):
+        """A window's cache holds the last positions only."""
+        if not kept.tokens:
+            return value
+        sizes = {**self.sizes, **self.tables.lengths(self.sizes, length, 1)}
+        place = kept.axes.index(kept.positions)
+        return value.take(np.arange(value.shape[place])[-sizes[kept.positions] :], place)
+
+    def step(self, cache, before, new):
+        """The logits of the new positions after those before, and the grown cache."""
+        table = self.tables.decode
+        queries, keys = np.arange(before, before + new), np.arange(before + new)
+        given = {**self.given(table, queries, keys), **cache}
+        sizes = {**self.counts, **self.tables.lengths(self.sizes, before, new)}
+        for name in [name for name in table.inputs if name.startswith("seen.")]:
+            window = self.sizes.get(name.removeprefix("seen."), None) or int(name.removeprefix("seen."))
+            own = keys[-sizes[f"T.{name.removeprefix('seen.')}"] :]
+            distance = queries[:, None] - own
+            given[name] = (distance >= 0) & (distance < window)
+        result = lc.run(table, given, sizes)
+        return result["P.L"], {one.name: self.cut(one, result[one.name], before + new) for one in self.tables.cache}

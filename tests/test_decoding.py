@@ -1,0 +1,207 @@
+"""Prefill and decode, proved by running: against the whole forward pass, a counting array, and transformers' cache."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import learncost as lc
+from counting import counting, tally_of
+from decoding import GPT2, MODELS, SIZES, SLIDING, Generation, llama, sizes_of, tied
+from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from learncost.layers.layer import named
+from learncost.layers.rewrite import with_biases, with_transposed
+from learncost.procedures.inference import inference
+
+transformers = pytest.importorskip("transformers")
+__all__ = ["in_float64"]
+
+LENGTH, PROMPT = 9, 4
+
+
+@pytest.mark.parametrize("new", [1, 2, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_and_what_follows_are_the_whole_forward_pass(name, new):
+    one = Generation(MODELS[name](), sizes_of(name), LENGTH, several=new > 1)
+    whole = one.at_once()
+    logits, cache = one.prompt(PROMPT)
+    np.testing.assert_allclose(logits, whole[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
+    for at in range(PROMPT, LENGTH, new):
+        now = min(new, LENGTH - at)
+        logits, cache = one.step(cache, at, now)
+        np.testing.assert_allclose(logits, whole[:, at : at + now], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["multi-head", "sliding window", "latent", "encoder-decoder"])
+def test_every_value_of_the_cache_is_read(name):
+    one = Generation(MODELS[name](), sizes_of(name), LENGTH)
+    _, cache = one.prompt(PROMPT)
+    own, _ = one.step(cache, PROMPT, 1)
+    rng = np.random.default_rng(2)
+    for kept, value in cache.items():
+        other, _ = one.step({**cache, kept: value + rng.standard_normal(value.shape)}, PROMPT, 1)
+        assert np.abs(other - own).max() > 1e-6, kept
+
+
+def test_a_window_forgets_what_it_no_longer_sees():
+    """Of a window of 3 the last 2 keys are kept: the third of the cache would be the fourth that the new token sees."""
+    one = Generation(MODELS["sliding window"](), SIZES, LENGTH)
+    _, cache = one.prompt(PROMPT)
+    assert {value.shape[2] for value in cache.values()} == {2}
+    full, _ = Generation(MODELS["grouped-query, rotary"](), SIZES, LENGTH).prompt(PROMPT)
+    windowed, _ = one.prompt(PROMPT)
+    assert np.abs(full - windowed).max() > 1e-3
+
+
+def run_price(one, table, new, length):
+    sizes = {**one.sizes, "N": 7, **one.tables.lengths(one.sizes, length, new)}
+    return lc.price(table, sizes, "run").flops
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_executed_are_the_run_price(name, several, monkeypatch):
+    one = Generation(MODELS[name](), sizes_of(name), LENGTH, several)
+    one.weights = {weight: counting(array) for weight, array in one.weights.items()}
+    given = one.given
+    monkeypatch.setattr(one, "given", lambda *at: {n: counting(a) for n, a in given(*at).items()})
+    (_, cache), executed = tally_of(one.prompt, PROMPT)
+    assert executed == run_price(one, one.tables.prefill, PROMPT, PROMPT)
+    new = 2 if several else 1
+    _, executed = tally_of(one.step, cache, PROMPT, new)
+    assert executed == run_price(one, one.tables.decode, new, PROMPT)
+
+
+# transformers' own models and caches.
+
+
+def llama_places(sizes):
+    h, g, k = sizes["h"], sizes["g"], sizes["k"]
+    own = {
+        "ln_1": ("input_layernorm.weight", plain),
+        "ln_2": ("post_attention_layernorm.weight", plain),
+        "attn.WQ": ("self_attn.q_proj.weight", into(h, g, k)),
+        "attn.WK": ("self_attn.k_proj.weight", into(h, k)),
+        "attn.WV": ("self_attn.v_proj.weight", into(h, k)),
+        "attn.WO": ("self_attn.o_proj.weight", out_of(h, g, k)),
+        "mlp.WG": ("mlp.gate_proj.weight", turned),
+        "mlp.WU": ("mlp.up_proj.weight", turned),
+        "mlp.WD": ("mlp.down_proj.weight", turned),
+    }
+    outer = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
+    outer["head.W"] = ("lm_head.weight", turned)
+    return outer | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in own.items()}
+
+
+def gpt2_places(sizes):
+    h, k = sizes["h"], sizes["k"]
+    own = {"attn.WO": ("attn.c_proj.weight", by(h, k, sizes["d"])), "attn.bO": ("attn.c_proj.bias", plain)}
+    for i, letter in enumerate("QKV"):
+        own[f"attn.W{letter}"] = ("attn.c_attn.weight", lambda w, i=i: np.split(w, 3, 1)[i].reshape(-1, h, k))
+        own[f"attn.b{letter}"] = ("attn.c_attn.bias", lambda b, i=i: np.split(b, 3)[i].reshape(h, k))
+    for i, place in (("1", "c_fc"), ("2", "c_proj")):
+        own |= {f"mlp.W{i}": (f"mlp.{place}.weight", plain), f"mlp.b{i}": (f"mlp.{place}.bias", plain)}
+    outer = {"wte": ("transformer.wte.weight", plain), "wpe": ("transformer.wpe.weight", plain)}
+    for norm, at in (("ln_1", own), ("ln_2", own), ("ln_f", outer)):
+        start = "transformer." if at is outer else ""
+        at |= {f"{norm}.g": (f"{start}{norm}.weight", plain), f"{norm}.b": (f"{start}{norm}.bias", plain)}
+    return outer | {name: (f"transformer.h.{{}}.{place}", view) for name, (place, view) in own.items()}
+
+
+FOREIGN_SIZES = {**SIZES, "d": 24, "window": 3}
+GPT2_SIZES = {**SIZES, "d": 8, "h": 2, "k": 4, "f": 32}
+
+
+def gpt2_with_biases():
+    own = with_biases(named("attention"), {f"W{letter}": f"b{letter}" for letter in "QKVO"})
+    return lc.layer(GPT2, layers={"attention": own, "head": with_transposed(named("head"), "W")})
+
+
+def llama_like(kind, **keys):
+    s = FOREIGN_SIZES
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=s["d"], num_attention_heads=s["h"] * s["g"], num_key_value_heads=s["h"], head_dim=s["k"],
+        intermediate_size=s["f"], vocab_size=s["v"], rms_norm_eps=1e-6, num_hidden_layers=s["n_layer"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, **keys,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def gpt2():
+    s = GPT2_SIZES
+    config = transformers.GPT2Config(
+        vocab_size=s["v"], n_positions=s["p"], n_embd=s["d"], n_layer=s["n_layer"], n_head=s["h"]
+    )
+    config._attn_implementation = "eager"
+    return transformers.GPT2LMHeadModel(config)
+
+
+FOREIGN = {
+    "gpt2": (gpt2_with_biases, gpt2, gpt2_places, GPT2_SIZES),
+    "llama": (llama, lambda: llama_like("Llama"), llama_places, FOREIGN_SIZES),
+    "mistral": (
+        lambda: llama(SLIDING),
+        lambda: llama_like("Mistral", sliding_window=FOREIGN_SIZES["window"]),
+        llama_places,
+        FOREIGN_SIZES,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
+    make, foreign, places, sizes = FOREIGN[name]
+    model, module = make(), shaken(foreign())
+    theirs = dict(module.named_parameters())
+    weights = {}
+    for weight, (place, view) in places(sizes).items():
+        if "{}" in place:
+            stack = [view(numpy_of(theirs[place.format(i)])) for i in range(sizes["n_layer"])]
+            weights[weight] = np.stack(stack)
+        else:
+            weights[weight] = view(numpy_of(theirs[place]))
+    assert set(weights) == set(model.table.weights)
+    one = Generation(model, sizes, LENGTH, weights=weights)
+    tokens = torch.tensor(one.tokens)
+    with torch.no_grad():
+        found = module(input_ids=tokens[:, :PROMPT], use_cache=True)
+        logits, cache = one.prompt(PROMPT)
+        np.testing.assert_allclose(logits, numpy_of(found.logits[:, -1]), rtol=1e-9, atol=1e-9)
+        for at in range(PROMPT, LENGTH):
+            found = module(input_ids=tokens[:, at : at + 1], past_key_values=found.past_key_values, use_cache=True)
+            logits, cache = one.step(cache, at, 1)
+            np.testing.assert_allclose(logits, numpy_of(found.logits), rtol=1e-9, atol=1e-9)
+    # The caches hold as many elements.
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
+    assert sum(value.size for value in cache.values()) == held
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_products_of_matrices_are_those_that_torch_counts(name):
+    make, foreign, _, sizes = FOREIGN[name]
+    tables = inference(make())
+    context = 7
+    with torch.device("meta"):
+        module = foreign()
+    tokens = torch.zeros(sizes["B"], context, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        found = module(input_ids=tokens, use_cache=True, logits_to_keep=1)
+    own = {**sizes, "M": context}
+    assert counter.get_total_flops() == lc.price(tables.prefill, own, "matmul").flops
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=tokens[:, :1], past_key_values=found.past_key_values, use_cache=True)
+    own = {**sizes, **tables.lengths(sizes, context, 1)}
+    assert counter.get_total_flops() == lc.price(tables.decode, own, "matmul").flops
+
+
+def test_several_new_tokens_are_counted_as_torch_counts_them():
+    tables, sizes = inference(tied(GPT2), several=True), GPT2_SIZES
+    with torch.device("meta"):
+        module = gpt2()
+    tokens = torch.zeros(sizes["B"], 6, dtype=torch.long, device="meta")
+    found = module(input_ids=tokens, use_cache=True)
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=tokens[:, :3], past_key_values=found.past_key_values, use_cache=True)
+    own = {**sizes, **tables.lengths(sizes, 6, 3)}
+    assert counter.get_total_flops() == lc.price(tables.decode, own, "matmul").flops

@@ -165,8 +165,8 @@ def compare(layer, module, more=None, tolerance=1e-9):
 
 
 def flops_of(module):
-    """Forward, and forward and backward, on meta."""
-    tokens = torch.zeros(SIZES["B"], SIZES["M"], dtype=torch.long, device="meta")
+    """Forward, and forward and backward, where the module is."""
+    tokens = torch.ones(SIZES["B"], SIZES["M"], dtype=torch.long, device=module.device)
     with FlopCounterMode(display=False) as counter:
         loss = module(input_ids=tokens, labels=tokens).loss
     forward = counter.get_total_flops()
@@ -231,11 +231,12 @@ def test_parameters(family):
     )
 
 
-@pytest.mark.parametrize("family", [name for name in MODELS if name != "mixtral"])
+@pytest.mark.parametrize("family", MODELS)
 def test_products_of_matrices_are_those_that_torch_counts(family):
+    """On meta; the experts' tokens are chosen by values, so that a mixture runs on the CPU."""
     make, keys = MODELS[family]
     layer, sizes = make(), sizes_of(family)
-    with torch.device("meta"):
+    with torch.device("cpu" if family == "mixtral" else "meta"):
         module = module_of(family, **keys)
     step = lc.derive(layer, given=["loss"]).step
     assert flops_of(module) == (lc.price(layer, sizes, "matmul").flops, lc.price(step, sizes, "matmul").flops)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.books.book import BOOKS
 from learncost.faces.sweep import notes
 from learncost.faces.sweep import sweep as command
 from learncost.ledger import columns
@@ -43,7 +44,7 @@ def test_rows_are_those_of_cost(model, by):
         sizes |= {"target_len": [4, 9]}
     found = sweep(model, "all", "all", by=by, **sizes)
     assert found.configurations == np.prod([len(value) for value in sizes.values()])
-    assert len(found.series) == 4 * 4 * (6 if by == "macro-operation" else 1)
+    assert len(found.series) == 4 * len(BOOKS) * (6 if by == "macro-operation" else 1)
     check(found, model, count=40)
 
 
@@ -184,7 +185,7 @@ def test_csv_is_what_the_columns_hold(with_polars, monkeypatch):
     text = io.StringIO()
     found.write_csv(text)
     rows = list(csv.DictReader(io.StringIO(text.getvalue())))
-    assert len(rows) == len(found) == 16
+    assert len(rows) == len(found) == 4 * 4
     for row, procedure, maccs in zip(rows, found.columns["procedure"], found.columns["maccs"], strict=True):
         assert row["procedure"] == procedure
         assert float(row["maccs"]) == maccs

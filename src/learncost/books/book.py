@@ -72,6 +72,38 @@ BOOKS: Mapping[str, Book] = {
             "matrix",
         ),
         Book(
+            "causal-half",
+            "matrix products, causal attention in half",
+            "as `matmul`; under a causal `where` half of the square, as Megatron-LM and MaxText count (pull "
+            "request 1988)",
+            "matrix",
+            causal="half",
+        ),
+        Book(
+            "causal-exact",
+            "matrix products, causal attention at the pairs that see each other",
+            "as `matmul`; under a causal `where` M (M + 1) / 2 pairs of M positions",
+            "matrix",
+            causal="inside",
+        ),
+        Book(
+            "flash",
+            "matrix products as flash attention runs them",
+            "as `causal-half`, and attention's scores once more in its backward pass, 5 products for 2: "
+            "flash-attention, benchmarks/benchmark_flash_attention.py, and its issue 1525",
+            "matrix",
+            causal="half",
+            again=True,
+        ),
+        Book(
+            "torch-flop-counter",
+            "matrix products as FlopCounterMode counts them on CUDA",
+            "as `matmul`, with attention in fused kernels: 2 products forward, 5 backward, causal masks ignored; torch "
+            "2.13.0, torch/utils/flop_counter.py, sdpa_flop_count and sdpa_backward_flop_count",
+            "matrix",
+            again=True,
+        ),
+        Book(
             "paper",
             "Pau & Aymone as printed, slips included",
             PAPER,

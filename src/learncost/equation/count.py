@@ -1,4 +1,7 @@
-"""Counts are polynomials in the sizes with integer coefficients: exact on ints, fast on arrays, printable."""
+"""Counts are polynomials in the sizes with rational coefficients: exact on ints, fast on arrays, printable.
+
+Coefficients are integers but where a price book halves: M (M + 1) / 2 pairs are M^2/2 + M/2, and whole at every M.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from math import lcm
+from typing import Any, TypeAlias
 
 from learncost.equation.errors import InputError
 
 Monomial = tuple[str, ...]  # size names in sorted order, a name twice is its square
+Coefficient: TypeAlias = Any  # an int, or a Fraction where a price book halves
 
 
 def base(axis: str) -> str:
@@ -20,12 +25,12 @@ def base(axis: str) -> str:
 
 @dataclass(frozen=True)
 class Count:
-    """A polynomial such as 2 B M d + 5 B M N h: a mapping from monomials to integer coefficients."""
+    """A polynomial such as 2 B M d + 5 B M N h: a mapping from monomials to coefficients."""
 
-    terms: Mapping[Monomial, int] = field(default_factory=dict)
+    terms: Mapping[Monomial, Coefficient] = field(default_factory=dict)
 
     @staticmethod
-    def of(axes: Iterable[str], coefficient: int = 1) -> Count:
+    def of(axes: Iterable[str], coefficient: Coefficient = 1) -> Count:
         """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
         return _of(tuple(axes), coefficient)
 
@@ -66,17 +71,29 @@ class Count:
         return frozenset(name for monomial in self.terms for name in monomial)
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
-        """The value: an int for ints, an array for arrays; a Count in the sizes that are left out."""
+        """The value: an int for ints, an array for arrays; a Count in the sizes that are left out.
+
+        Raises `InputError` where it is no whole number.
+        """
+        common = lcm(*[coefficient.denominator for coefficient in self.terms.values()])
         total: Any = 0
         try:
             for monomial, coefficient in self.terms.items():
-                value: Any = coefficient
+                value: Any = coefficient.numerator * (common // coefficient.denominator)
                 for name in monomial:
                     value = value * sizes[name]
                 total = total + value
         except KeyError:
             return self._partly(sizes)
-        return total
+        return total if common == 1 else self._whole(total, common)
+
+    def _whole(self, total: Any, common: int) -> Any:
+        """The value of the polynomial times `common`, divided by it."""
+        if not isinstance(total, int):
+            return total / common
+        if total % common:
+            raise InputError(f"{self} is no whole number at these sizes: a book that halves has odd numbers to halve")
+        return total // common
 
     def _partly(self, sizes: Mapping[str, Any]) -> Count:
         total = Count()
@@ -146,7 +163,7 @@ _ONE: Mapping[Monomial, int] = {(): 1}
 
 
 @lru_cache(maxsize=4096)
-def _of(axes: tuple[str, ...], coefficient: int) -> Count:
+def _of(axes: tuple[str, ...], coefficient: Coefficient) -> Count:
     names = []
     for axis in axes:
         if axis.isdigit():
@@ -161,7 +178,7 @@ def total(counts: Iterable[Count]) -> Count:
     several = [count for count in counts if count.terms]
     if len(several) < 2:
         return several[0] if several else ZERO
-    terms: dict[Monomial, int] = {}
+    terms: dict[Monomial, Coefficient] = {}
     for count in several:
         for monomial, coefficient in count.terms.items():
             terms[monomial] = terms.get(monomial, 0) + coefficient

@@ -10,8 +10,9 @@ from functools import cached_property
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.table import Product, Term, walk
+from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import Run
-from learncost.readings.price import Row, matrix_maccs, parameters
+from learncost.readings.price import Row, parameters
 
 COUNTS = {"n_layer": "", "n_enc": "encoder ", "n_dec": "decoder "}  # of repeats, and what a block of one is called
 

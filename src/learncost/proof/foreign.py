@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from learncost.equation.count import base
 from learncost.equation.table import (
@@ -25,6 +25,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.layers.lower import lower
+from learncost.layers.products import direct, is_matrix_product
 from learncost.vocabulary import entry
 
 Tensor = Any
@@ -71,6 +72,14 @@ def evaluate(
 def weighted(table: Table, values: Mapping[str, Tensor], seeds: Mapping[str, Tensor]) -> Tensor:
     """The number whose gradients are wanted: the sum of all outputs, each entry times its seed."""
     return sum((values[name] * seeds[f"d{name}"]).sum() for name in table.outputs)
+
+
+class _Factor(NamedTuple):
+    """An array of a product: the axes it loops over, those that are its own and not an index's, its entries."""
+
+    loops: tuple[str, ...]
+    axes: tuple[str, ...]
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -134,23 +143,26 @@ class _Translation:
     def product(self, line: Product, values: Mapping[str, Tensor]) -> Tensor:
         """Factors from left to right; a matrix product where both have an axis of their own and one is summed."""
         left = line.left[0].loops
-        factors = [(t.loops, self.read(t, values)) for t in line.right if not isinstance(t, Literal)]
+        given = [t for t in line.right if not isinstance(t, Literal)]
+        factors = [_Factor(t.loops, direct(t), self.read(t, values)) for t in given]
         number = math.prod(t.number(self.sizes) for t in line.right if isinstance(t, Literal))
         for condition in (c for c in line.where if not c.axes <= set(left)):
             pair = (condition.lower, condition.upper)
             mask = self.mask((condition,), pair)
-            for i, (have, factor) in enumerate(factors):
-                if set(pair) <= set(have):
-                    factors[i] = have, factor * self.aligned(mask, pair, have)
+            for i, factor in enumerate(factors):
+                if set(pair) <= set(factor.loops):
+                    masked = factor.tensor * self.aligned(mask, pair, factor.loops)
+                    factors[i] = factor._replace(tensor=masked)
                     break
             else:
-                factors.insert(0, (pair, mask))
+                factors.insert(0, _Factor(pair, pair, mask))
         if not factors:
             return self.filled(number, left)
-        axes, result = factors[0]
-        for i, (have, factor) in enumerate(factors[1:], 2):
-            needed = {*left, *(axis for later, _ in factors[i:] for axis in later)}
-            axes, result = self.pair(axes, result, have, factor, needed)
+        whole = factors[0]
+        for i, factor in enumerate(factors[1:], 2):
+            later = {axis for one in factors[i:] for axis in one.loops}
+            whole = self.pair(whole, factor, later.union(left), later.union(direct(line.left[0])))
+        axes, result = whole.loops, whole.tensor
         if summed := [i for i, axis in enumerate(axes) if axis not in left]:
             result = result.sum(tuple(summed))
         axes = tuple(axis for axis in axes if axis in left)
@@ -158,18 +170,19 @@ class _Translation:
         mask = self.mask(tuple(c for c in line.where if c.axes <= set(left)), left)
         return result if mask is None else result * mask
 
-    def pair(
-        self, one: tuple[str, ...], x: Tensor, two: tuple[str, ...], y: Tensor, needed: set[str]
-    ) -> tuple[tuple[str, ...], Tensor]:
-        union = tuple(dict.fromkeys((*one, *two)))
-        kept = tuple(axis for axis in union if axis in needed)
-        if set(one) - set(two) and set(two) - set(one) and len(kept) < len(union):
+    def pair(self, one: _Factor, two: _Factor, kept: set[str], needed: set[str]) -> _Factor:
+        union = tuple(dict.fromkeys((*one.loops, *two.loops)))
+        loops = tuple(axis for axis in union if axis in kept)
+        own = tuple(axis for axis in loops if axis in one.axes or axis in two.axes)
+        if is_matrix_product(one.axes, two.axes, needed):
             letters = {axis: chr(97 + i) for i, axis in enumerate(union)}
-            spelt = ["".join(letters[axis] for axis in axes) for axes in (one, two, kept)]
-            return kept, self.library.einsum(f"{spelt[0]},{spelt[1]}->{spelt[2]}", x, y)
-        result = self.aligned(x, one, union) * self.aligned(y, two, union)
-        summed = tuple(i for i, axis in enumerate(union) if axis not in needed)
-        return kept, result.sum(summed) if summed else result
+            spelt = ["".join(letters[axis] for axis in axes) for axes in (one.loops, two.loops, loops)]
+            return _Factor(
+                loops, own, self.library.einsum(f"{spelt[0]},{spelt[1]}->{spelt[2]}", one.tensor, two.tensor)
+            )
+        result = self.aligned(one.tensor, one.loops, union) * self.aligned(two.tensor, two.loops, union)
+        summed = tuple(i for i, axis in enumerate(union) if axis not in kept)
+        return _Factor(loops, own, result.sum(summed) if summed else result)
 
     def scattered(self, line: Product, result: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         term = line.left[0]

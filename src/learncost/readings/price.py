@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from learncost.equation.arrays import BYTES, alias
@@ -17,6 +16,7 @@ from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum,
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
+from learncost.layers.products import Scores, in_half, inside, matrix_maccs
 from learncost.vocabulary import entry
 
 
@@ -49,6 +49,8 @@ class Book:
     unpriced   layers that the publication counts as nothing
     withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
     one_hot    layers whose look-ups the publication prices as products with one-hot rows
+    causal     matrix products under a `where`, as causal attention's: "full", in "half", or "inside" it alone
+    again      whether the backward pass of attention has its scores computed again
     """
 
     name: str
@@ -61,6 +63,8 @@ class Book:
     unpriced: frozenset[str] = frozenset()
     withdrawn: Mapping[tuple[str, str], str] = field(default_factory=dict)
     one_hot: frozenset[str] = frozenset()
+    causal: str = "full"
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,31 +238,18 @@ def executed(line: Line) -> tuple[Count, Count]:
 
 
 def _matrix(table: Table, book: Book) -> tuple[Row, ...]:
+    charge = {"half": in_half, "inside": inside}.get(book.causal)
+    scores = Scores()
     rows = []
     for line, turns in walk(table.lines):
         maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
+        if charge and maccs:
+            assert isinstance(line, Product)
+            maccs = charge(line, maccs)
+        if book.again and scores.again(line, kind(line, table) == "attention"):
+            maccs = maccs * 2
         rows.append(_row(table, line, turns, maccs, maccs * 2))
     return tuple(rows)
-
-
-def matrix_maccs(line: Product) -> Count:
-    """MACCs of the matrix products of a line: each factor has an axis that the other lacks, and one is summed."""
-    return _matrix_maccs(line.left[0].loops, tuple([term.loops for term in line.right if isinstance(term, Term)]))
-
-
-@lru_cache(maxsize=4096)
-def _matrix_maccs(left: tuple[str, ...], right: tuple[tuple[str, ...], ...]) -> Count:
-    factors = list(right)
-    count = ZERO
-    while len(factors) > 1:
-        one, two, *rest = factors
-        needed = set(left) | {axis for axes in rest for axis in axes}
-        union = tuple(dict.fromkeys((*one, *two)))
-        kept = tuple(axis for axis in union if axis in needed)
-        if set(one) - set(two) and set(two) - set(one) and len(kept) < len(union):
-            count += Count.of(union)
-        factors = [kept, *rest]
-    return count
 
 
 # What a publication prints.

@@ -1,0 +1,113 @@
+"""Which products are products of matrices, and what they come to, in full or where a `where` lets them be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+
+from learncost.equation.count import ZERO, Count, base, total
+from learncost.equation.table import Condition, Line, Product, Term, Word
+
+_Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
+
+
+def matrix_maccs(line: Product) -> Count:
+    """MACCs of the matrix products of a line: each factor keeps an axis that the other lacks, and both sum one.
+
+    An axis that only an index runs over makes no rows and no columns: a weight read at one, as an expert is, stays one
+    matrix for every point of the index. A scatter sums the axes of its index.
+    """
+    factors = tuple([(term.loops, direct(term)) for term in line.right if isinstance(term, Term)])
+    return _matrix_maccs((line.left[0].loops, direct(line.left[0])), factors)
+
+
+def in_half(line: Product, maccs: Count) -> Count:
+    """MACCs of a line, half of them where its `where` hides one half of the pairs of positions."""
+    from fractions import Fraction  # only where a book halves
+
+    return maccs * Count.of((), Fraction(1, 2)) if _causal(line) else maccs
+
+
+def inside(line: Product, maccs: Count) -> Count:
+    """MACCs of a line at the pairs of positions that its `where` lets be seen: M (M + 1) / 2 instead of M M."""
+    condition = _causal(line)
+    if condition is None:
+        return maccs
+    axis, seen = base(condition.lower), pairs(condition)
+    return total(_with_pairs(monomial, int(number), axis, seen) for monomial, number in maccs.terms.items())
+
+
+def _causal(line: Product) -> Condition | None:
+    """The condition that relates two axes of one size."""
+    return next((one for one in line.where if base(one.lower) == base(one.upper)), None)
+
+
+def pairs(condition: Condition) -> Count:
+    """How many pairs of positions a condition lets be seen."""
+    from fractions import Fraction
+
+    axis = base(condition.lower)
+    return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(-1 if condition.strict else 1, 2))
+
+
+def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, seen: Count) -> Count:
+    others = list(monomial)
+    for _ in range(2):
+        if axis not in others:
+            return Count.of(monomial, number)
+        others.remove(axis)
+    return Count.of(others, number) * seen
+
+
+class Scores:
+    """Follows the gradient of attention's scores, from that of the softmax to the products that read it.
+
+    What computes the scores again in its backward pass, as flash attention does, has one product more for each that
+    made them, of the same volume as the product of their gradient with one of its factors.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: set[str] = set()
+
+    def again(self, line: Line, attends: bool) -> bool:
+        """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
+        if isinstance(line, Word) and line.word == "softmax" and line.part == "gradient":
+            self._gradients.add(line.name)
+            return False
+        read = self._gradients.intersection(line.reads)
+        if not read:
+            return False
+        if not isinstance(line, Product) or sum(isinstance(term, Term) for term in line.right) == 1:
+            self._gradients.add(line.name)
+            return False
+        self._gradients -= read
+        return attends
+
+
+def direct(term: Term) -> tuple[str, ...]:
+    """The axes that a term has itself, those of its indices aside."""
+    return tuple([axis for axis in term.axes if isinstance(axis, str)])
+
+
+def is_matrix_product(one: Iterable[str], two: Iterable[str], needed: Collection[str]) -> bool:
+    """Whether factors that have these axes directly, of which some are needed later, are rows and columns of a sum."""
+    rows, columns, kept = set(one), set(two), set(needed)
+    return bool((rows - columns) & kept) and bool((columns - rows) & kept) and not rows & columns <= kept
+
+
+@lru_cache(maxsize=4096)
+def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
+    factors = list(right)
+    count = ZERO
+    while len(factors) > 1:
+        (one, rows), (two, columns), *rest = factors
+        later = {axis for loops, _ in rest for axis in loops}
+        if is_matrix_product(rows, columns, later.union(left[1])):
+            count += Count.of(dict.fromkeys((*one, *two)))
+        kept = later.union(left[0])
+        factors = [(_among((*one, *two), kept), _among((*rows, *columns), kept)), *rest]
+    return count
+
+
+def _among(axes: Iterable[str], kept: Collection[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(axis for axis in axes if axis in kept))

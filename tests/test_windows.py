@@ -196,6 +196,34 @@ def test_what_is_alive_does_not_depend_on_the_window():
     assert (causal.peak, causal.kept_bytes) == (windowed.peak, windowed.kept_bytes)
 
 
+TURNS = """turns(X S) -> loss
+  repeat 2 carry X:
+    A[B M d] = grouped_attention(X, X, X; attn, N = M') where M' <= M < M' + w
+    X[B M d] = X[B M d] + A[B M d]
+  loss[] = X[B M d] S[B M d]"""
+
+
+@pytest.mark.parametrize("procedure", ["bp", "recompute"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_training_takes_the_window_with_the_inputs(procedure, window):
+    layer = lc.layer(TURNS)
+    generator = np.random.default_rng(2)
+    given = {name: generator.standard_normal((2, M, 4)) for name in "XS"}
+    weights = {f"attn.{n}": generator.standard_normal((2, *s)) / 2 for n, s in SHAPES["grouped_attention"].items()}
+    training = lc.LayerTraining(layer, weights, procedure, dtype=np.float64)
+    found = training.updates(**given, w=window)
+    x, *w = tensors = [torch.tensor(array, requires_grad=True) for array in (given["X"], *weights.values())]
+    for wq, wk, wv, wo in zip(*w, strict=True):
+        q, k, v = torch.einsum("bmd,dhgk->bmhgk", x, wq), *(torch.einsum("bnd,dhk->bnhk", x, one) for one in (wk, wv))
+        scores = torch.einsum("bmhgk,bnhk->bhgmn", q, k) / 3**0.5
+        p = scores.masked_fill(~torch.tensor(banded(M, window)), -torch.inf).softmax(-1)
+        x = x + torch.einsum("bhgmn,bnhk,hgkd->bmd", p, v, wo)
+    gradients = torch.autograd.grad((x * torch.tensor(given["S"])).sum(), tensors[1:])
+    same(found, {name: gradient.numpy() for name, gradient in zip(weights, gradients, strict=True)})
+    with pytest.raises(lc.InputError, match="the size of the window w is not known"):
+        training.updates(**given)
+
+
 def test_windows_are_among_the_layers_that_are_drawn_at_random():
     """test_core.py holds them to torch and to a stranger's count."""
     text = "\n".join(Writer(Random(seed)).write() for seed in range(120))

@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.equation.table import Table, windows
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.readings.run import infer_sizes
@@ -22,8 +22,8 @@ class LayerTraining(Core):
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix, which is
                 drawn from the seed (`fixed["X.F"]` for X)
 
-    `step` takes the layer's inputs by name. Where the layer reads `targets` and `share`, the share may be left out: it
-    is -1/count where a target is not negative. The other settings are those of `Training`.
+    `step` takes the layer's inputs by name, and the sizes of its windows. Where the layer reads `targets` and `share`,
+    the share may be left out: it is -1/count where a target is not negative. The other settings are `Training`'s.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class LayerTraining(Core):
         return Prepared(self._table, values, sizes)
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
-        given = {name: np.asarray(array) for name, array in inputs.items()}
+        sizes = {name: inputs[name] for name in windows(self.model.table.lines) if name in inputs}
+        given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
         count = 0
         if "share" in given:
             count = int(np.count_nonzero(given["share"]))
@@ -81,4 +82,4 @@ class LayerTraining(Core):
             given["share"] = np.where(there, -1 / max(count, 1), 0.0)
             given["targets"] = np.where(there, given["targets"], 0)
         values = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
-        return values, infer_sizes(self.model.table, values), count
+        return values, infer_sizes(self.model.table, values, sizes), count

@@ -15,6 +15,7 @@ OWN = (
     "batch-size",
     "seq-len",
     "target-len",
+    "context",
     "tokens",
     "optimizer",
     "dropout",
@@ -35,6 +36,7 @@ def cost(
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
+    context: Number | None = None,
     tokens: Number | None = None,
     optimizer: Name = "sgd",
     dropout: Number = "0",
@@ -44,7 +46,7 @@ def cost(
     json: Switch = False,
     **sizes: Value,
 ) -> Cost | str:
-    """MACCs, FLOPs, bytes and parameters of one training step, exactly: by layer and macro-operation, with totals.
+    """MACCs, FLOPs, bytes and parameters of a training step or of inference, exactly, by layer and macro-operation.
 
     Parameters
     ----------
@@ -52,15 +54,18 @@ def cost(
         A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
         or encoder, decoder, encoder-decoder with all sizes as flags.
     procedure
-        bp, recompute, pepita or mempepita.
+        bp, recompute, pepita or mempepita; of inference prefill or decode.
     price_book
         What one operation costs: run, matmul, paper or paper-corrected.
     batch_size
         Sequences in a step.
     seq_len
         Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
+        With decode the new tokens, by default 1.
     target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
+        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len, with decode 1.
+    context
+        With decode the tokens that the cache holds before; by default as many as the model has positions for.
     tokens
         Tokens of a whole training, such as 3e11: adds its steps and its total.
     optimizer
@@ -92,6 +97,7 @@ def cost(
         dropout,
         dtype,
         by,
+        context,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -11,14 +11,15 @@ from typing import Any
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.arrays import BYTES
-from learncost.equation.errors import InputError
+from learncost.equation.errors import InputError, named_one
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
+from learncost.procedures.inference import INFERENCE
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import MACRO_OPERATIONS, Procedure, step
+from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES, Procedure, step
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.price import Book, Price, Row, parameters, price
 
@@ -77,25 +78,37 @@ def cost(
     dropout: float | str = 0.0,
     dtype: str = "fp32",
     by: str = "layer",
+    context: int | str | None = None,
     **sizes: Any,
 ) -> Cost:
-    """The exact cost of one training step.
+    """The exact cost of one training step, or of inference.
 
     model       a preset, a path to a config.json or its folder, `-`, or encoder, decoder, encoder-decoder with sizes
-    procedure   bp, recompute, pepita, mempepita
+    procedure   bp, recompute, pepita, mempepita; of inference prefill, decode
     price_book  run, matmul, paper, paper-corrected
     seq_len     tokens in a sequence; an encoder's length N where there is a decoder too (`target_len`, M)
     tokens      of a whole training run
     optimizer   sgd, momentum, adamw
     dropout     a probability; above 0 the masks' products are charged
     by          what a row is: layer, macro-operation, equation, kind
+    context     tokens of a sequence in the cache before a step of decode, whose new tokens are seq_len (target_len)
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Numbers may be text, as flags are. Raises `InputError`.
     """
+    named_one("procedure", procedure, {**PROCEDURES, **INFERENCE})
+    if procedure in INFERENCE:
+        from learncost.ledger.inference import cost_of_inference  # is built on this module
+
+        _check_choice("by", by, BY)
+        training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
+        lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
+        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes)
     found = prepare(
         model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, (procedure,)
     )
     _check_choice("by", by, BY)
+    if context is not None:
+        raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
     return found.cost(procedure, found.book, by)
 
 
@@ -134,15 +147,7 @@ def prepare(
     procedures: Iterable[str],
 ) -> Run:
     """Check all that `cost` is given, and build the model. Raises `InputError`."""
-    given = {"batch_size": 1 if batch_size is None else batch_size, "seq_len": seq_len, "target_len": target_len}
-    sizes = dict(sizes)
-    defaults = {"batch_size": 1}
-    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in given]:
-        name, value = resolve(spelling), sizes.pop(spelling)
-        if given[name] not in (defaults.get(name), str(defaults.get(name)), None, value):
-            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(given[name])}")
-        defaults[name], given[name] = value, value
-    lengths = {name: check_size(name, value) for name, value in given.items() if value is not None}
+    lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
     if tokens is not None:
         tokens = check_tokens("tokens", tokens)
     _check_choice("dtype", dtype, BYTES)
@@ -160,6 +165,18 @@ def prepare(
     built = build(configuration, dropout=probability > 0)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
     return Run(built, axes, book, optimizer, dtype, tokens)
+
+
+def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+    """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
+    found, sizes = {**given, "batch_size": 1 if given["batch_size"] is None else given["batch_size"]}, dict(sizes)
+    defaults = {"batch_size": 1}
+    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in found]:
+        name, value = resolve(spelling), sizes.pop(spelling)
+        if found[name] not in (defaults.get(name), str(defaults.get(name)), None, value):
+            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(found[name])}")
+        defaults[name], found[name] = value, value
+    return {name: check_size(name, value) for name, value in found.items() if value is not None}, sizes
 
 
 def ledger(

@@ -53,6 +53,34 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """The keys and values (or what these are made of) that decoding keeps, of all layers.
+
+    elements  of one token of a sequence
+    source    elements of one token of the encoder, which cross-attention keeps
+    windows   of `elements`, those in layers that see a window only and keep its last tokens: (window, elements)
+    bytes     of the whole context of all sequences
+    remade    whether every step makes keys and values of all its tokens anew
+    """
+
+    elements: int
+    source: int
+    windows: tuple[tuple[int, int], ...]
+    bytes: int
+    width: int  # bytes of an element
+    remade: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = {"elements_per_token": self.elements, "bytes_per_token": self.elements * self.width}
+        if self.source:
+            own = {"elements_per_source_token": self.source, "bytes_per_source_token": self.source * self.width}
+            result |= own
+        if self.windows:
+            result["windows"] = [{"window": window, "elements_per_token": part} for window, part in self.windows]
+        return result | {"bytes": self.bytes} | ({"remade": True} if self.remade else {})
+
+
+@dataclass(frozen=True)
 class Cost:
     """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers."""
 
@@ -73,6 +101,9 @@ class Cost:
     tokens_per_step: int = 0
     counted: str = ""
     source: str = ""
+    context: int | None = None  # tokens in the cache before a step of decode
+    cache: Cache | None = None
+    last_only: bool = False  # whether the head runs on the last position of a sequence alone
 
     @property
     def steps(self) -> int | None:
@@ -107,6 +138,9 @@ class Cost:
             },
             "rows": [row.to_dict() for row in self.rows],
         }
+        if self.cache is not None:
+            result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
+            del result["optimizer"]
         if self.training is not None:
             result["training"] = self.training
         return result

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-    from learncost.ledger.record import Cost, LedgerRow
+    from learncost.ledger.record import Cache, Cost, LedgerRow
 
 
 def words(name: str) -> str:
@@ -135,11 +135,40 @@ def _grouped(rows: Iterable[LedgerRow]) -> Iterable[list[LedgerRow]]:
 
 def title(cost: Cost) -> str:
     """What was run: the model, the procedure, the batch and the lengths."""
+    name = "standard input" if cost.model == "-" else cost.model
+    if cost.context is not None:
+        return f"{name}, one step of decode: {_decoded(cost)}"
     sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''} of {cost.seq_len:,}"
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
-    name = "standard input" if cost.model == "-" else cost.model
-    return f"{name}, one step of {cost.procedure}: {sequences}{sides} {tokens}"
+    step = "" if cost.cache else "one step of "
+    return f"{name}, {step}{cost.procedure}: {sequences}{sides} {tokens}"
+
+
+def _decoded(cost: Cost) -> str:
+    new = cost.seq_len if cost.target_len is None else cost.target_len
+    sequences = f"{cost.batch_size:,} sequence{'s' if cost.batch_size > 1 else ''}"
+    behind = f"{new:,} new token{'s' if new > 1 else ''} after {cost.context:,} in the cache"
+    source = "" if cost.target_len is None else f", {cost.seq_len:,} of the encoder"
+    return f"{sequences}, {behind}{source}"
+
+
+def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
+    if cost.last_only:
+        yield "The head gives the logits of the last position of each sequence only."
+    text = f"Cache: {cache.elements:,} elements a token, {cache.elements * cache.width:,} bytes in {cost.dtype}"
+    for window, part in cache.windows:
+        text += f"; {part:,} of them where {window:,} tokens are seen and the last {window - 1:,} kept"
+    if cache.source:
+        text += f"; {cache.source:,} elements a token of the encoder"
+    tokens = cost.context if cost.context is not None else cost.target_len or cost.seq_len
+    held = f"{tokens:,} token{'' if tokens == 1 else 's'}"
+    if cache.source:
+        held += f" and {cost.seq_len:,} of the encoder"
+    each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
+    yield f"{text}. With {held}{each} it holds {cache.bytes:,} bytes."
+    if cache.remade:
+        yield "Every step of decode makes keys and values of all the cache's tokens anew: nothing is absorbed."
 
 
 def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
@@ -149,7 +178,10 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
     if any(row.outside_paper for row in cost.rows):
         notes.append("* has lines that the publication does not have, priced as they run.")
     notes.append(f"{cost.parameters:,} parameters. Counted: {cost.counted}.")
-    notes.append(f"{convention(cost.price_book)}. Optimizer: {cost.optimizer}.")
+    optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
+    notes.append(f"{convention(cost.price_book)}.{optimizer}")
+    if cost.cache:
+        notes.extend(_cache_notes(cost, cost.cache))
     if moved:
         notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
     if training := cost.training:

@@ -88,6 +88,13 @@ class Inference:
     decode: Table
     cache: tuple[Kept, ...]
 
+    @property
+    def remade(self) -> bool:
+        """Whether decode multiplies what is cached with weights, for all positions again in every step."""
+        whole = {_named(ALL, kept.window) for kept in self.cache if kept.tokens}
+        lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
+        return any(whole & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
+
     def lengths(self, sizes: Mapping[str, Any], context: int, new: int) -> dict[str, int]:
         """The sizes of the axes of positions: C and T, and those of every window."""
         found = {TOKENS: new}

@@ -1,0 +1,239 @@
+"""What inference costs: printed closed forms, the command line, and what is refused."""
+
+import json
+
+import pytest
+
+import learncost as lc
+from decoding import MODELS, llama, rewritten
+from learncost.equation.count import Count, total
+from learncost.faces.command import main
+from learncost.layers.layer import named
+from learncost.layers.rewrite_attention import with_visible
+from learncost.procedures.inference import inference
+
+GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 10}
+
+
+def elements(layer, sizes):
+    """Of one token, all layers."""
+    return sum(kept.elements.at(sizes) for kept in inference(layer).cache if kept.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "count"),
+    [
+        # Touvron et al. 2023 (Llama 2, 7B): 32 layers of 32 heads of 128. At 16 bit 524,288 bytes a token.
+        ("grouped-query, rotary", {"n_layer": 32, "h": 32, "g": 1, "k": 128}, 524_288 // 2),
+        # Llama 3 8B: 8 heads of keys and values for 32 of queries, 131,072 bytes a token at 16 bit.
+        ("grouped-query, rotary", {"n_layer": 32, "h": 8, "g": 4, "k": 128}, 131_072 // 2),
+        # gpt-oss-120b: 36 layers, every other one with a window, 8 heads of 64: 73,728 bytes a token at 16 bit.
+        ("local and global", {"n_pair": 18, "h": 8, "g": 8, "k": 64, "window": 128}, 73_728 // 2),
+        # DeepSeek-V3: 512 + 64 elements a token and layer (DeepSeek-V2's table 1: d_c + d_h^R), 61 layers.
+        ("latent", {"n_layer": 61, "h": 128, "c": 512, "r": 64}, 576 * 61),
+    ],
+)
+def test_published_sizes_of_caches(name, sizes, count):
+    assert elements(MODELS[name](), sizes) == count
+
+
+def test_the_cache_of_llama_2_at_4097_tokens():
+    tables = inference(llama())
+    sizes = {"n_layer": 32, "h": 32, "g": 1, "k": 128, "B": 1}
+    held = total(Count.of(kept.axes) for kept in tables.cache).at({**sizes, **tables.lengths(sizes, 4097, 1)})
+    assert held * 2 == 4097 * 524_288
+    assert round(held * 2 / 2**30, 2) == 2.00
+
+
+def test_a_window_holds_no_more_however_long_the_context():
+    """Of gpt-oss' 36 layers 18 see 128 tokens: these read min(C + 1, 128) keys, of which one is new."""
+    tables = inference(MODELS["local and global"]())
+    sizes = {"n_pair": 18, "h": 8, "g": 8, "k": 64, "window": 128, "B": 1}
+    for context in (1, 126, 127, 128, 100_000):
+        lengths = tables.lengths(sizes, context, 1)
+        assert lengths["T.window"] == min(context + 1, 128)
+        assert lengths["T"] == context + 1
+        held = total(Count.of(kept.axes) for kept in tables.cache).at({**sizes, **lengths})
+        assert held == 18 * 2 * 8 * 64 * (context + min(context, 127))
+
+
+@pytest.mark.parametrize("context", [1, 100, 1023])
+def test_decoding_gpt2_by_hand(context):
+    """2 FLOPs a weight of the matrices and a token, and for every key 4 d: those of QK and of PV. Bytes as elements."""
+    d, layers, vocabulary = 768, 12, 50257
+    found = lc.cost("gpt2", "decode", "matmul", context=context, dtype="fp16", batch_size=3)
+    assert found.total.flops == 3 * (layers * (24 * d**2 + 4 * (context + 1) * d) + 2 * d * vocabulary)
+    # Kipply 2022, Transformer inference arithmetic: 2 x 2 x n_layers x n_heads x d_head bytes a token.
+    assert found.cache.elements * 2 == 2 * 2 * layers * 12 * 64
+    assert found.cache.bytes == 3 * context * 2 * 2 * layers * 12 * 64
+
+
+def test_what_one_more_token_of_context_costs():
+    """A key and its value: 2 h k elements read, 4 h k FLOPs; its score scaled and through softmax, 1 + 5 FLOPs a head.
+
+    Scores are written and read three times: products, scaled, probabilities.
+    """
+    h, k, layers = 12, 64, 12
+    one, two = (lc.cost("gpt2", "decode", context=context) for context in (500, 501))
+    assert two.total.flops - one.total.flops == layers * (4 * h * k + 6 * h)
+    moved = [sum(row.bytes for row in cost.rows) for cost in (one, two)]
+    assert moved[1] - moved[0] == 4 * layers * (2 * h * k + 6 * h)
+
+
+def test_the_cache_is_written_once_and_read_once():
+    rows = {row.line: row for row in lc.cost("gpt2", "decode", context=100, by="equation", dtype="fp16").rows}
+    d, layers = 768, 12
+    assert (rows["K.cache"].flops, rows["K.cache"].bytes) == (0, 0)  # the new key was written where the cache ends
+    assert rows["K"].bytes == 2 * layers * 3 * d  # the product and the bias read, the key written
+    scores = 12 * 101
+    assert rows["R"].bytes == 2 * layers * (d + 101 * d + scores)
+    assert rows["A"].bytes == 2 * layers * (d + 101 * d + scores)
+
+
+def test_latent_attention_makes_keys_and_values_anew():
+    """Nothing absorbed: K = c W_UK and V = c W_UV for all T tokens of the cache, in every step."""
+    tables = inference(MODELS["latent"]())
+    h, k, w, c, r = 5, 7, 11, 13, 3
+    sizes = {"B": 1, "n_layer": 1, "d": 17, "a": 19, "f": 23, "v": 29, "h": h, "k": k, "w": w, "c": c, "r": r}
+    one, two = (
+        lc.price(tables.decode, {**sizes, **tables.lengths(sizes, context, 1)}, "matmul").maccs for context in (30, 31)
+    )
+    assert two - one == c * h * (k + w) + h * (k + r + w)
+    assert tables.remade
+    assert not inference(llama()).remade
+
+
+def test_prefill_is_the_forward_pass_with_one_position_of_the_head():
+    """The head's product for one position instead of 1024; no softmax over the vocabulary, no loss."""
+    forward = lc.cost("gpt2", price_book="matmul").macro_operations["forward"][1].maccs
+    assert forward - lc.cost("gpt2", "prefill", "matmul").total.maccs == 1023 * 768 * 50257
+    ours = {row.layer: row.flops for row in lc.cost("gpt2", "prefill").rows}
+    whole = {row.layer: row.flops for row in lc.cost("gpt2").rows if row.macro_operation == "forward"}
+    assert {layer for layer in whole if ours.get(layer) != whole[layer]} == {"head", "loss"}
+
+
+def test_prefill_and_decode_by_rows_are_the_total():
+    for procedure in ("prefill", "decode"):
+        for by in ("layer", "macro-operation", "equation", "kind"):
+            found = lc.cost("transformer-base", procedure, seq_len=30, batch_size=2, by=by)
+            assert sum(row.flops for row in found.rows) == found.total.flops
+            assert {row.macro_operation for row in found.rows} == {"forward"}
+
+
+def test_a_decoder_beside_an_encoder_does_not_run_the_encoder():
+    found = lc.cost("transformer-base", "decode", seq_len=50, context=20)
+    assert {row.block for row in found.rows} == {"decoder", None}
+    assert (found.seq_len, found.target_len, found.context) == (50, 1, 20)
+    # Vaswani et al. 2017, base: 6 layers, d = 512; keys and values of the tokens, and of the encoder's.
+    assert found.cache.elements == found.cache.source == 6 * 2 * 512
+    assert found.cache.bytes == 4 * 6 * 2 * 512 * (20 + 50)
+
+
+def test_new_tokens_of_a_step():
+    one, three = (lc.cost("gpt2", "decode", "matmul", context=99, seq_len=new) for new in (1, 3))
+    keys = 12 * 4 * 768
+    assert three.total.flops == 3 * one.total.flops + keys * (3 * (99 + 3) - 3 * (99 + 1))
+
+
+def test_the_context_is_by_default_as_long_as_the_model_allows():
+    assert lc.cost("gpt2", "decode").context == 1023
+    assert lc.cost("gpt2", "decode", seq_len=24).context == 1000
+    assert lc.cost("decoder", "decode", context=7, num_hidden_layers=1, **GENERIC).seq_len == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "bert-base"}, "bert-base has no decoder to sample from: the tokens of its attention see later ones"),
+        ({"model": "bert-base", "procedure": "prefill"}, "bert-base has no decoder to sample from"),
+        (
+            {"model": "encoder", "num_hidden_layers": 1, **GENERIC, "context": 5},
+            "encoder has no decoder to sample from",
+        ),
+        ({"procedure": "bp", "context": 4}, "context goes with the procedure decode: bp has no cache"),
+        (
+            {"procedure": "prefill", "context": 4},
+            "context goes with the procedure decode: prefill begins with an",
+        ),
+        ({"context": 1024}, "context 1,024 and 1 new token: seq_len 1025 is longer than the 1024 positions that gpt2"),
+        ({"context": 0}, "context must be a whole number from 1"),
+        ({"context": "many"}, "context must be a whole number from 1"),
+        ({"seq_len": 1024}, "1,024 new tokens leave no room for a context in gpt2"),
+        ({"model": "decoder", "num_hidden_layers": 1, **GENERIC}, "decoder has no default length: give --context"),
+        ({"tokens": "3e11"}, "tokens = '3e11' is of training: decode does not learn"),
+        ({"optimizer": "adamw"}, "optimizer = 'adamw' is of training"),
+        ({"dropout": 0.1}, "dropout = 0.1 is of training"),
+        ({"target_len": 3}, "gpt2 has no decoder beside an encoder"),
+        ({"procedure": "decoding"}, "no procedure is called 'decoding'; the nearest is 'decode'"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(lc.InputError) as caught:
+        lc.cost(**{"model": "gpt2", "procedure": "decode", **arguments})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_that_cannot_decode():
+    text = "one(X places keep) -> Y\n  H[B M d] = 1[] X[B M d]\n{middle}"
+    text += "  Y[B M d'] = convolution({read}, places, keep; c, e = d')"
+    with pytest.raises(lc.InputError, match="one has no decoder to sample from: nothing in it keeps keys of earlier"):
+        inference(lc.layer(text.format(middle="", read="H")))
+    middle = "  A[B M d] = attention(H, H, H; w, N = M') where M' <= M\n"
+    with pytest.raises(lc.InputError, match="convolution reads other positions and keeps nothing of them"):
+        inference(lc.layer(text.format(middle=middle, read="A")))
+    # Without a cache, keys of earlier tokens would be made again from what nobody keeps.
+    forgetful = lc.layer(str(named("attention")))
+    text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n  Y[B M d] = attention(H, H, H; w, N = M') where M' <= M"
+    with pytest.raises(lc.InputError, match="no layer says that it keeps them"):
+        inference(lc.layer(text, layers={"attention": forgetful}))
+    with pytest.raises(lc.NotationError, match="the cache keeps Q, which mine does not make along N"):
+        lc.layer("mine(X; W) -> Q\n  Q[B M d'] = X[B M d] W[d d']\ncache: Q")
+
+
+def test_several_new_tokens_need_a_softmax():
+    linear = """attention(XQ XK; WQ WK) -> Y
+      Q[B M d] = XQ[B M e] WQ[e d]
+      K[B N d] = XK[B N e] WK[e d]
+      R[B M N] = Q[B M d] K[B N d]
+      Y[B M d] = R[B M N] K[B N d]
+      cache: K"""
+    text = "one(X) -> Y\n  H[B M e] = 1[] X[B M e]\n  Y[B M d] = attention(H, H; w, N = M') where M' <= M"
+    layer = lc.layer(text, layers={"attention": lc.layer(linear)})
+    assert len(inference(layer).cache) == 1
+    with pytest.raises(lc.InputError, match="several new tokens need a softmax"):
+        inference(layer, several=True)
+
+
+def test_the_json(capsys):
+    assert main(["cost", "gpt2", "--procedure", "decode", "--context", "100", "--dtype", "bf16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["context"] == 100
+    assert found["cache"] == {"elements_per_token": 18432, "bytes_per_token": 36864, "bytes": 3686400}
+    assert found["last_position_only"] is False
+    assert "optimizer" not in found
+    assert found == lc.cost("gpt2", "decode", context=100, dtype="bf16").to_dict()
+    assert "cache" not in lc.cost("gpt2").to_dict()
+    assert lc.cost("gpt2", "prefill").to_dict()["last_position_only"] is True
+
+
+def test_what_is_printed(capsys):
+    assert main(["cost", "gpt2", "--procedure", "decode", "--context", "100", "--batch-size", "8"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "gpt2, one step of decode: 8 sequences, 1 new token after 100 in the cache" in text
+    assert "Cache: 18,432 elements a token, 73,728 bytes in fp32." in text
+    assert "With 100 tokens in each of 8 sequences it holds 58,982,400 bytes." in text
+    assert "Optimizer" not in text
+    text = " ".join(str(lc.cost("gpt2", "prefill", seq_len=1)).split())
+    assert text.startswith("gpt2, prefill: 1 sequence of 1 token ")
+    assert "The head gives the logits of the last position of each sequence only." in text
+    assert "With 1 token it holds 73,728 bytes." in text
+    assert main(["cost", "bert-base", "--procedure", "decode"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_dense_mask_keeps_everything():
+    """A window that is a mask from outside is priced as it runs: over all keys."""
+    tables = inference(rewritten(with_visible, "visible"))
+    assert {kept.window for kept in tables.cache} == {""}
+    assert tables.decode.axes["visible"] == ("M", "T")

@@ -100,7 +100,7 @@ def test_sizes_are_whole_numbers(flag, value, joined, capsys):
     assert "must be a whole number from 1 to 1,000,000,000,000" in refused(arguments, capsys)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "llama"}', '{"model_type": "gpt2", "n_embd": 0}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "rwkv"}', '{"model_type": "gpt2", "n_embd": 0}'])
 @pytest.mark.parametrize("command", ["cost", "compare"])
 def test_a_bad_file_is_one_line(text, command, tmp_path, capsys, monkeypatch):
     path = tmp_path / "config.json"

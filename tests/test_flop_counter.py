@@ -6,14 +6,13 @@ for each sequence in both; the one-hot product of the embedding is a gather in b
 """
 
 import random
-import tomllib
 from collections.abc import Callable
-from importlib.resources import files
 
 import pytest
 
 import learncost as lc
 from learncost.layers.layer import named
+from learncost.models.presets import presets
 from test_printed import FORMULAS, evaluate
 
 transformers = pytest.importorskip("transformers")
@@ -22,7 +21,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-PRESETS = tomllib.loads((files("learncost.models") / "presets.toml").read_text(encoding="utf-8"))
+PRESETS = {preset.name: {"config": dict(preset.values)} for preset in presets()}
 CLASSES = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}
 
 # transformers' GPT-2 wants heads that make up the width: 24 x 128 is not 2048, 40 x 128 is not 5140.

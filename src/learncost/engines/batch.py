@@ -12,9 +12,6 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model, run_sizes
 
-CAUSAL = ("decoder", "encoder-decoder", "gpt2", "openai-gpt", "gpt3-jiang")
-"""The families that predict the next token."""
-
 
 @dataclass(frozen=True)
 class Tokens:
@@ -125,7 +122,7 @@ class Batch:
     ) -> None:
         name, vocabulary = configuration.name, configuration.sizes["vocab_size"]
         self.width = configuration.sizes["hidden_size"]
-        causal = configuration.family in CAUSAL
+        causal = model.causal
         self.own = tokens_of(tokens, mask, vocabulary, causal)
         self.other: Tokens | None = None
         if model.two_sided != (encoder_tokens is not None):

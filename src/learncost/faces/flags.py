@@ -25,16 +25,23 @@ def refuse_unknown(sizes: Mapping[str, Any], own: Iterable[str]) -> dict[str, An
 
     `own` are the command's flags, which are suggested too. Raises `InputError`.
     """
-    families = (name for family in FAMILIES.values() for name in (*family.dropout, *family.switches, *family.spellings))
-    known = {*CANONICAL, *SETTINGS, *families}
+    known = {*CANONICAL, *SETTINGS}
     result = {}
     for name, value in sizes.items():
+        if spelled(name) not in known:
+            known |= _of_families()
         if spelled(name) not in known:
             flags = [f"--{flag.replace('_', '-')}" for flag in (*known, *own)]
             hint = nearest(f"--{name}", flags) or "; `learncost list sizes` shows those that are sizes"
             raise InputError(f"unknown flag {shown('--' + name)}{hint}")
         result[name] = value
     return result
+
+
+def _of_families() -> set[str]:
+    """What only some families read; their files are opened for it."""
+    every = [(f.sizes, f.settings, f.dropout, f.refused, f.spellings) for f in FAMILIES.values()]
+    return {name for own in every for names in own for name in names}
 
 
 def chosen(format: str, json: bool, formats: Iterable[str]) -> str:

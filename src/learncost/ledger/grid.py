@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.models.configuration import Configuration, configure
+from learncost.models.configuration import Configuration, configure, in_order
+from learncost.models.expression import evaluate, names, quotients
 from learncost.models.families import FAMILIES
 from learncost.models.files import LARGEST_FILE
 from learncost.models.sizes import CANONICAL, LARGEST, RUN_SIZES, check_size, spelled
@@ -63,21 +64,23 @@ def grid_of(model: str, given: Mapping[str, Any], grid: bool, skip_invalid: bool
     arrays = {spelling: _array(spelling, given[spelling]) for spelling in given if spelling not in settings}
     read = _reader(model)
     first = {spelling: int(array[0]) for spelling, array in arrays.items()}
-    configuration, derived = _structure(read, settings, first)
+    model_sizes = {s: value for s, value in first.items() if CANONICAL.get(spelled(s)) not in _RUN}
+    configuration = read({**settings, **model_sizes}, False)
     spellings = FAMILIES[configuration.family].spellings
     named: dict[str, NDArray[np.int64]] = {}
     for spelling, array in arrays.items():
-        name = spellings.get(spelled(spelling)) or CANONICAL[spelled(spelling)]
+        name = spellings.get(spelled(spelling), spelled(spelling))
+        name = CANONICAL.get(name, name)
         if name in named:
             raise InputError(f"{name} is given twice")
         named[name] = array
     named.setdefault("batch_size", np.ones(1, dtype=np.int64))
     columns = _together(named, grid)
     count = len(next(iter(columns.values())))
-    columns, fixed = _complete(columns, configuration, derived, count)
-    wrong = list(_constraints(configuration, derived, {**fixed, **columns}))
+    columns, fixed = _complete(columns, configuration, count)
+    wrong = list(_constraints(configuration, {**configuration.values, **fixed, **columns}))
     found = _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
-    _hold(found, lambda sizes: read({**settings, **sizes}), [name for name in named if name not in _RUN])
+    _hold(found, lambda sizes: read({**settings, **sizes}, True), [name for name in named if name not in _RUN])
     return found
 
 
@@ -119,39 +122,18 @@ def _array(name: str, value: Any) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-_Read = Callable[[Mapping[str, object]], Configuration]
+_Read = Callable[[Mapping[str, object], bool], Configuration]
 
 
 def _reader(model: str) -> _Read:
-    """`configure` for one model with any sizes; standard input is read once."""
+    """`configure` for one model with any sizes, exact or rounded down; standard input is read once."""
     if model != "-":
-        return lambda given: configure(model, given)
+        return lambda given, exact: configure(model, given, exact=exact)
     try:
         text = sys.stdin.read(LARGEST_FILE + 1)
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text, so it is not a configuration") from None
-    return lambda given: configure(model, given, io.StringIO(text))
-
-
-def _structure(
-    read: _Read, settings: Mapping[str, Any], first: Mapping[str, int]
-) -> tuple[Configuration, dict[str, int]]:
-    """The configuration at the first values, and by which factor of the width a size follows where it does.
-
-    head_dim is hidden_size over num_attention_heads where nothing gives it, factor 1; intermediate_size a multiple.
-    Both are found by asking `configure` at two widths with one head, which is always valid.
-    """
-    model = {s: value for s, value in first.items() if CANONICAL[spelled(s)] not in _RUN}
-    # Whether the first width is a multiple of the first heads is checked with all the others.
-    open_heads = {} if "head_dim" in (CANONICAL[spelled(s)] for s in model) else {"head_dim": 1}
-    configuration = read({**settings, **model, **open_heads})
-    width = ("hidden_size", "num_attention_heads")
-    others = {s: value for s, value in model.items() if CANONICAL[spelled(s)] not in width}
-    one, two = (read({**settings, **others, "hidden_size": n, "num_attention_heads": 1}).sizes for n in (1, 2))
-    derived = {name: one[name] for name in ("head_dim", "intermediate_size") if two[name] == 2 * one[name]}
-    if "head_dim" not in derived:
-        configuration = read({**settings, **model})
-    return configuration, derived
+    return lambda given, exact: configure(model, given, io.StringIO(text), exact)
 
 
 def _together(named: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, NDArray[np.int64]]:
@@ -182,67 +164,69 @@ def _at_most(count: int, hint: str = "") -> None:
 
 
 def _complete(
-    columns: dict[str, NDArray[np.int64]], configuration: Configuration, derived: Mapping[str, int], count: int
+    columns: dict[str, NDArray[np.int64]], configuration: Configuration, count: int
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, int]]:
     """Sizes that follow from given ones become columns; the others are fixed."""
+    family = FAMILIES[configuration.family]
     fixed = {name: size for name, size in configuration.sizes.items() if name not in columns}
-    width = columns.get("hidden_size", fixed.get("hidden_size"))
-    heads = columns.get("num_attention_heads", fixed.get("num_attention_heads"))
-    if "head_dim" in derived and "head_dim" not in columns:
-        value = width // heads  # type: ignore[operator]  # every family has both
+    for name in (name for name in in_order(family) if name in configuration.derived and name not in columns):
+        value = evaluate(family.derived[name], {**configuration.values, **fixed, **columns}, exact=False)
         if isinstance(value, np.ndarray):
-            columns["head_dim"] = value
-            del fixed["head_dim"]
-        else:
-            fixed["head_dim"] = int(value)
-    if "intermediate_size" in derived and isinstance(width, np.ndarray) and "intermediate_size" not in columns:
-        columns["intermediate_size"] = width * derived["intermediate_size"]
-        del fixed["intermediate_size"]
-    two_sided = configuration.family == "encoder-decoder"
-    if "target_len" in columns and not two_sided:
+            columns[name] = value
+            del fixed[name]
+    if "target_len" in columns and not configuration.two_sided:
         raise InputError(f"{configuration.name} has no decoder beside an encoder: --target-len does not apply")
+    everything = {**configuration.values, **fixed, **columns}
     if "seq_len" not in columns:
-        longest = columns.get("max_position_embeddings", fixed.get("max_position_embeddings"))
-        if longest is None:
+        longest = evaluate(family.fixed or family.length, everything)
+        if not isinstance(longest, np.ndarray) and not longest:
             raise InputError(f"{configuration.name} has no default length: give --seq-len")
         columns["seq_len"] = np.broadcast_to(longest, count)
-    if two_sided:
-        columns.setdefault("target_len", columns["seq_len"])
-    order = [*_RUN[2:], *_RUN[:2], *FAMILIES[configuration.family].sizes]
+    if configuration.two_sided and "target_len" not in columns:
+        target = evaluate(family.target_length, everything) if family.target_length else columns["seq_len"]
+        columns["target_len"] = np.broadcast_to(target, count)
+    order = [*_RUN[2:], *_RUN[:2], *family.sizes]
     return {name: columns[name] for name in order if name in columns}, fixed
 
 
 _Wrong = tuple["NDArray[np.bool_]", Callable[[int], str]]
 
 
-def _constraints(
-    configuration: Configuration, derived: Mapping[str, int], sizes: Mapping[str, Any]
-) -> Iterator[_Wrong]:
+def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Wrong]:
     """What a combination must satisfy: where it does not, and the sentence about configuration i."""
+    family = FAMILIES[configuration.family]
 
-    def at(name: str, i: int) -> int:
-        value = sizes[name]
+    def at(value: Any, i: int) -> int:
         return int(value[i]) if isinstance(value, np.ndarray) else int(value)
 
-    if "head_dim" in derived:
-        wrong = np.asarray(sizes["hidden_size"] % sizes["num_attention_heads"] != 0)
+    rules = [(family.derived[name], f"; change one, or give {name}") for name in configuration.derived]
+    for rule, hint in [*rules, *((rule, "") for rule in family.axes.values())]:
+        for above, below in quotients(rule):
+            if not names(above) | names(below) <= sizes.keys():
+                continue
+            one, two = evaluate(above, sizes), evaluate(below, sizes)
+            yield (
+                np.asarray(one % two != 0),
+                lambda i, one=one, two=two, above=above, below=below, hint=hint: (  # type: ignore[misc]
+                    f"{above} {at(one, i)} is not a multiple of {below} {at(two, i)}{hint}"
+                ),
+            )
+    fixed = evaluate(family.fixed, sizes) if family.fixed else 0
+    if family.fixed:
         yield (
-            wrong,
-            lambda i: (
-                f"hidden_size {at('hidden_size', i)} is not a multiple of num_attention_heads "
-                f"{at('num_attention_heads', i)}; change one, or give head_dim"
-            ),
+            np.asarray(sizes["seq_len"] != fixed),
+            lambda i: f"{configuration.name} reads {at(fixed, i):,} positions, not {at(sizes['seq_len'], i):,}",
         )
-    if configuration.positions == "learned":
-        for name in ("seq_len", "target_len"):
-            if name in sizes:
-                yield (
-                    np.asarray(sizes[name] > sizes["max_position_embeddings"]),
-                    lambda i, name=name: (
-                        f"{name} {at(name, i)} is longer than the "  # type: ignore[misc]
-                        f"{at('max_position_embeddings', i)} positions that {configuration.name} learns"
-                    ),
-                )
+    longest = evaluate(family.limit, sizes) if family.limit else 0
+    for name in ("seq_len", "target_len"):
+        if name in sizes and not (family.fixed and name == "seq_len"):
+            yield (
+                np.asarray((sizes[name] > longest) & (np.asarray(longest) > 0)),
+                lambda i, name=name: (  # type: ignore[misc]
+                    f"{name} {at(sizes[name], i)} is longer than the "
+                    f"{at(longest, i)} positions that {configuration.name} learns"
+                ),
+            )
 
 
 def _checked(found: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:

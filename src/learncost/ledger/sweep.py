@@ -20,7 +20,9 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import check_probability, rows_of
 from learncost.ledger.grid import Grid, grid_of
-from learncost.models.model import AXES, Model, build
+from learncost.models import expression
+from learncost.models.compose import SYMBOLS
+from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 from learncost.procedures.procedure import procedure as find_procedure
@@ -239,13 +241,20 @@ def evaluate(
 
 def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
     """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
-    names = {axis: size for axis, size in AXES.items() if axis in model.sizes} | {"B": "batch_size"}
-    names |= {"N": "seq_len", "M": "target_len"} if model.two_sided else {"M": "seq_len"}
+    sizes = {**model.configuration.values, **found.fixed, **found.columns, "B": found.columns["batch_size"]}
+    sizes["M"] = sizes["target_len" if model.two_sided else "seq_len"]
+    sizes["N"] = sizes["seq_len"]
+    values: dict[str, Any] = {axis: expression.evaluate(rule, sizes) for axis, rule in model.rules.items()}
+    values |= {axis: sizes[axis] for axis in ("B", "M", *("N" if model.two_sided else ""))}
+    for count in model.sizes.keys() - model.rules.keys():
+        name = next((size for size, symbol in SYMBOLS.items() if symbol == count), None)
+        values[count] = model.sizes[count] if name is None else sizes[name]
+        if name is None and found.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
+            raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
     columns, constants = {}, {}
-    for axis, size in names.items():
-        column = found.columns.get(size)
-        if column is None:
-            constants[axis] = found.fixed[size]
+    for axis, column in values.items():
+        if not isinstance(column, np.ndarray):
+            constants[axis] = int(column)
         elif column[0] == column[-1] and (column == column[0]).all():
             constants[axis] = int(column[0])
         else:

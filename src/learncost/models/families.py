@@ -1,19 +1,34 @@
-"""The model families that a configuration can name, with what each assumes where a configuration is silent.
+"""The model families that a configuration can name: one data file each, `families/MODEL_TYPE.toml`.
 
-Defaults of gpt2, openai-gpt, bert and distilbert are those of the configuration classes of transformers 5
-(`GPT2Config`, `OpenAIGPTConfig`, `BertConfig`, `DistilBertConfig`); the tests hold them against these classes.
-The generic families are the architecture of Pau & Aymone and have no default sizes.
+A family is a base table with slots, the layers that it calls with their rewritings, its sizes and settings with their
+defaults, and the classes that can be built of it. A file `like = "llama"` starts from another one and says what
+differs. A name that begins with an underscore is only there to start from. families/README.md says what each key means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
-Head = Literal["none", "language-model", "masked-language-model", "pretraining"]
-"""What stands on the last block. "masked-language-model": dense, activation, norm, decoder with bias;
-"pretraining": that, and BERT's classifier of two classes on the pooler."""
+FOLDER = Path(__file__).with_name("families")
+
+_ORDER = (
+    "n_enc",
+    "n_dec",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -37,153 +52,188 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What is built of a family: its class's name at Hugging Face ("" for the generic ones), its head, its pooler."""
+    """What can be built of a family: its class's name at Hugging Face ("" for the generic ones), its head, its pooler.
+
+    `head` names the lines under `heads` that stand on the last block; `counted` says in words what is there.
+    """
 
     name: str
-    head: Head
+    head: str
     counted: str
     pooler: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """A model type. Sizes without a default are required, except the optional and the derived ones.
+class Slot:
+    """A place `{name}` in the table's text: `choose` is an expression whose value names one of the texts.
 
-    `switches` are keys that change the mathematics, each with the one value that is supported.
+    A slot that is always the same has no choice, and its text is called "".
+    """
+
+    choose: str
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """One rewriting of a layer, by its name, with its argument; `when` is an expression, "" for always."""
+
+    name: str
+    argument: Any
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseLayer:
+    """A layer that the table calls: which shipped layer it is, and its rewritings in their order."""
+
+    base: str
+    rewritings: tuple[Rewriting, ...] = ()
+    dropped: tuple[str, ...] = ()  # the values that dropout masks
+    padded: bool = False  # whether padded keys are to be left out
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model type. Sizes without a default are required, except the optional ones and those that follow from others.
+
+    `default` is an expression for the number of the architecture that is meant where a configuration names none, the
+    first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
+    `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
+    (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
+    one that the model always reads.
     """
 
     name: str
-    sizes: tuple[str, ...]
-    architectures: tuple[Architecture, ...]  # the first is meant where a configuration names none
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    source: str
+    table: str
+    blocks: tuple[str, ...]
+    inputs: tuple[str, ...]
+    shared: tuple[str, ...]
+    architectures: tuple[Architecture, ...]
+    sizes: Mapping[str, int | str | None]
+    settings: Mapping[str, Any]
+    heads: Mapping[str, Mapping[str, str]]
+    layers: Mapping[str, BaseLayer]
+    default: str = ""
     optional: frozenset[str] = frozenset()
-    feed_forward_factor: int | None = None  # intermediate_size, where it is not given, over hidden_size
+    nullable: frozenset[str] = frozenset()
     spellings: Mapping[str, str] = field(default_factory=dict)  # of this family alone
-    activation: str = "gelu"
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
-    layer_norm_epsilon: float = 1e-5
-    tied: bool = True
     dropout: Mapping[str, float] = field(default_factory=dict)
-    switches: Mapping[str, object] = field(default_factory=dict)
-    positions: Literal["learned", "none"] = "learned"
+    refused: Mapping[str, object] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    positions: str = "none"
+    limit: str = ""
+    length: str = "max_position_embeddings"
+    fixed: str = ""
+    target_length: str = ""
 
     @property
-    def derived(self) -> frozenset[str]:
-        """The sizes that follow from others where a configuration says nothing or null."""
-        return frozenset({"head_dim"} | ({"intermediate_size"} if self.feed_forward_factor else set()))
+    def two_sided(self) -> bool:
+        """Whether there is an encoder and a decoder."""
+        return len(self.blocks) > 1
+
+    @property
+    def derived(self) -> Mapping[str, str]:
+        """The sizes that follow from others where a configuration says nothing or null, each with its expression."""
+        return {name: value for name, value in self.sizes.items() if isinstance(value, str)}
 
 
-STACK = ("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "vocab_size")
-POSITIONS = "max_position_embeddings"
-
-GPT_DROPOUT = {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
-GPT_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-BERT_SIZES = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-}
+def names() -> tuple[str, ...]:
+    """Every model type that can be counted."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.toml") if not file.stem.startswith("_")))
 
 
-def _generic(name: str, spellings: Mapping[str, str], sizes: tuple[str, ...] = STACK) -> Family:
-    return Family(
-        name,
-        (*sizes, POSITIONS),
-        (Architecture("", "language-model", f"{name} with its head"),),
-        optional=frozenset({POSITIONS}),  # without it positions are sinusoidal, with it they are learned
-        spellings=spellings,
-        activation="gelu_tanh",  # the form whose eight operations the paper counts (section 5.4.1)
-        tied=False,
-        # Pau & Aymone's (40) has no epsilon; a run needs one, and this is torch.nn.LayerNorm's.
-        layer_norm_epsilon=1e-5,
-    )
+@cache
+def family(name: str) -> Family:
+    """The family of a model type; KeyError where there is none."""
+    if name.startswith("_") or not name.replace("-", "_").isidentifier() or not (FOLDER / f"{name}.toml").is_file():
+        raise KeyError(name)
+    return _family(name, _read(name))
 
 
-def _causal(prefix: str) -> tuple[Architecture, ...]:
-    return (
-        Architecture(f"{prefix}LMHeadModel", "language-model", "causal language model with its head"),
-        Architecture(f"{prefix}Model", "none", "bare decoder without a head"),
-    )
+def _read(name: str) -> dict[str, Any]:
+    """A family's file, over the one that it is like."""
+    table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    like = table.pop("like", None)
+    return _over(_read(like), table) if like else table
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        _generic("encoder", {"n_enc": "num_hidden_layers", "encoder_layers": "num_hidden_layers"}),
-        _generic("decoder", {"n_dec": "num_hidden_layers", "decoder_layers": "num_hidden_layers"}),
-        _generic("encoder-decoder", {}, ("n_enc", "n_dec", *STACK[1:])),
-        Family(
-            "gpt2",
-            (*STACK, POSITIONS),
-            _causal("GPT2"),
-            defaults={**GPT_SIZES, "vocab_size": 50257, "max_position_embeddings": 1024},
-            feed_forward_factor=4,
-            activation="gelu_new",
-            dropout=GPT_DROPOUT,
-            switches={
-                "scale_attn_weights": True,
-                "scale_attn_by_inverse_layer_idx": False,
-                "add_cross_attention": False,
-            },
+def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key, everything else is replaced; `~key` takes the base's key away."""
+    merged = dict(base)
+    for key, value in own.items():
+        if key.startswith("~"):
+            merged.pop(key[1:])
+        elif isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _over(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _family(name: str, table: dict[str, Any]) -> Family:
+    prefix = table.pop("prefix", "")
+    chosen: dict[str, Any] = {
+        "architectures": tuple(
+            Architecture(prefix + own, **values) for own, values in table.pop("architectures").items()
         ),
-        Family(
-            "openai-gpt",
-            (*STACK, POSITIONS),
-            _causal("OpenAIGPT"),
-            defaults={**GPT_SIZES, "vocab_size": 40478, "max_position_embeddings": 512},
-            feed_forward_factor=4,
-            # Its "gelu" is the tanh form: ACT_FNS in transformers/models/openai/modeling_openai.py.
-            activations={**ACTIVATIONS, "gelu": "gelu_tanh"},
-            dropout=GPT_DROPOUT,
-        ),
-        Family(
-            "bert",
-            (*STACK, POSITIONS, "type_vocab_size"),
-            (
-                Architecture("BertModel", "none", "bare encoder with its pooler, without a head", pooler=True),
-                Architecture("BertForMaskedLM", "masked-language-model", "encoder with its masked-language-model head"),
-                Architecture(
-                    "BertForPreTraining",
-                    "pretraining",
-                    "encoder with its pooler, masked-language-model and next-sentence heads",
-                    pooler=True,
-                ),
-            ),
-            defaults={**BERT_SIZES, "num_hidden_layers": 12, "type_vocab_size": 2},
-            layer_norm_epsilon=1e-12,
-            dropout={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
-            switches={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
-        ),
-        Family(
-            "distilbert",
-            (*STACK, POSITIONS),
-            (
-                Architecture("DistilBertModel", "none", "bare encoder without a head"),
-                Architecture(
-                    "DistilBertForMaskedLM", "masked-language-model", "encoder with its masked-language-model head"
-                ),
-            ),
-            defaults={**BERT_SIZES, "num_hidden_layers": 6},
-            layer_norm_epsilon=1e-12,  # typed in transformers/models/distilbert/modeling_distilbert.py
-            dropout={"dropout": 0.1, "attention_dropout": 0.1},
-            switches={"sinusoidal_pos_embds": False},
-        ),
-        Family(
-            "gpt3-jiang",
-            (*STACK, POSITIONS),
-            (
-                Architecture(
-                    "",
-                    "language-model",
-                    "causal language model of the blog's matrices W_0, A, B, C, W^o, W_1, W_2 alone",
-                ),
-            ),
-            feed_forward_factor=4,
-            activation="relu",
-            positions="none",
-        ),
-    )
-}
-"""Every model type that can be counted, by its name."""
+        "layers": {own: _layer(own, values) for own, values in table.pop("layers").items()},
+        "slots": {own: _slot(values) for own, values in table.pop("slots", {}).items()},
+        "modules": {own: tuple(weights) for own, weights in table.pop("modules", {}).items()},
+        "activations": {**ACTIVATIONS, **table.pop("activations", {})},
+    }
+    sizes = {**dict.fromkeys((*table.pop("required", ()), *table.get("optional", ()))), **table.pop("sizes")}
+    chosen["sizes"] = {size: sizes[size] for size in sorted(sizes, key=_place)}
+    for key in ("blocks", "inputs", "shared"):
+        chosen[key] = tuple(table.pop(key, ()))
+    for key in ("optional", "nullable"):
+        chosen[key] = frozenset(table.pop(key, ()))
+    heads = {own: {key: _text(text) for key, text in head.items()} for own, head in table.pop("heads").items()}
+    return Family(name=name, settings=table.pop("settings", {}), heads=heads, **chosen, **table)
+
+
+def _place(size: str) -> int:
+    """Where a size stands among those of a family: the usual ones first."""
+    return _ORDER.index(size) if size in _ORDER else len(_ORDER)
+
+
+def _layer(name: str, values: Mapping[str, Any]) -> BaseLayer:
+    rewritings = []
+    for given in values.get("rewrite", ()):
+        given = dict(given)
+        when = given.pop("when", "")
+        ((kind, argument),) = given.items()
+        rewritings.append(Rewriting(kind, argument, when))
+    dropped = tuple(values.get("dropped", ()))
+    return BaseLayer(values.get("base", name), tuple(rewritings), dropped, values.get("padded", False))
+
+
+def _slot(values: Mapping[str, str] | str) -> Slot:
+    if isinstance(values, str):
+        return Slot("", {"": _text(values)})
+    return Slot(values["choose"], {key: _text(text) for key, text in values.items() if key != "choose"})
+
+
+def _text(text: str) -> str:
+    """Lines without the indent that they have in the file; what stands on one line is as it is."""
+    return dedent(text).strip("\n") if "\n" in text else text
+
+
+class _Families(Mapping[str, Family]):
+    """Every family by its name; a file is read when it is asked for."""
+
+    def __getitem__(self, name: str) -> Family:
+        return family(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names())
+
+    def __len__(self) -> int:
+        return len(names())
+
+
+FAMILIES: Mapping[str, Family] = _Families()

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
+from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table
+from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.layers.layer import Layer, layer, named
-from learncost.layers.rewrite import (
-    with_biases,
-    with_epsilon,
-    with_masks,
-    with_padding,
-    with_transposed,
-    with_word,
-)
+from learncost.layers.rewrite import with_masks, with_padding
+from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import Configuration
-from learncost.models.tables import Plan, plan
+from learncost.models.expression import evaluate, names
+from learncost.models.families import FAMILIES
+from learncost.models.rewritings import REWRITINGS
 
-AXES = {
-    "d": "hidden_size",
-    "h": "num_attention_heads",
-    "k": "head_dim",
-    "f": "intermediate_size",
-    "v": "vocab_size",
-    "p": "max_position_embeddings",
-    "s": "type_vocab_size",
-    "n_layer": "num_hidden_layers",
-    "n_enc": "n_enc",
-    "n_dec": "n_dec",
-}
-"""The axes of the tables and the counts of their repeats, with the sizes that they have."""
+RUN_AXES = frozenset({"B", "M", "N"})
 
 
 @dataclass(frozen=True)
@@ -41,7 +28,7 @@ class Model:
 
     `table.constants` are inputs without gradients; `masks` among them are the drawn masks of dropout and the padding.
     `projected` are inputs or embeddings to which PEPITA adds the output's error through a fixed random matrix; without
-    them it is added to the one-hot tokens.
+    them it is added to the one-hot tokens. `rules` are the expressions of the family for the axes of the table.
     """
 
     configuration: Configuration
@@ -49,6 +36,7 @@ class Model:
     sizes: Mapping[str, int]
     masks: tuple[str, ...] = ()
     projected: tuple[str, ...] = ()
+    rules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def padded(self) -> bool:
@@ -61,18 +49,23 @@ class Model:
         return self.table.outputs == ("loss",)
 
     @property
+    def causal(self) -> bool:
+        """Whether it says the next token: its last stack is a decoder."""
+        return FAMILIES[self.configuration.family].blocks[-1] == "decoder"
+
+    @property
     def two_sided(self) -> bool:
         """Whether there is an encoder and a decoder."""
-        return self.configuration.family == "encoder-decoder"
+        return self.configuration.two_sided
 
 
 @lru_cache(maxsize=64)
-def _build(plan_: Plan, dropout: bool, padding: bool) -> Table:
-    layers = {name: named(name) for name in plan_.layers}
-    for name, changed in list(layers.items()):
-        layers[name] = _rewritten(changed, plan_, dropout, padding)
+def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
+    """The table of a plan, and its axes."""
+    layers = {one.name: _rewritten(one, dropout, padding) for one in plan_.layers}
     found = layer(plan_.text, layers)
-    return _with_blocks(_with_roles(found.table), plan_.blocks)
+    table = _with_blocks(_with_roles(found.table), plan_.blocks)
+    return table, _axes_of(table)
 
 
 def build(configuration: Configuration, dropout: bool = False, padding: bool = False) -> Model:
@@ -82,31 +75,42 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     padding   with a mask of the keys, for batches of sequences of unequal length
     """
     chosen = plan(configuration)
-    table = _build(chosen, dropout, padding)
-    sizes = {axis: configuration.sizes[size] for axis, size in AXES.items() if size in configuration.sizes}
+    table, axes = _build(chosen, dropout, padding)
+    every = FAMILIES[configuration.family].axes
+    rules = {axis: every[axis] for axis in axes if axis in every}
+    values = configuration.values
+    sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}
     masks = tuple(name for name in table.inputs if name.endswith(".mask"))
-    return Model(configuration, table, sizes, masks)
+    return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules)
 
 
-def _rewritten(given: Layer, plan_: Plan, dropout: bool, padding: bool) -> Layer:
-    name = given.name
-    if name in ("feed_forward", "feed_forward_without_biases"):
-        given = with_word(given, "gelu_tanh", plan_.activation)
-    if name == "masked_lm_transform":
-        given = with_word(given, "gelu", plan_.activation)
-    given = with_epsilon(given, plan_.epsilon)
-    if name in ("attention", "cross_attention"):
-        if plan_.attention_biases:
-            given = with_biases(given, {"WQ": "bQ", "WK": "bK", "WV": "bV", "WO": "bO"})
-        if padding:
-            given = with_padding(given)
-    if name == "head":
-        if plan_.head_bias:
-            given = with_biases(given, {"W": "b"})
-        if plan_.tied:
-            given = with_transposed(given, "W")
-    if dropout:
-        given = with_masks(given, dict(plan_.dropped).get(name, ()))
+def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
+    size = evaluate(rule, values)
+    if not isinstance(size, int) or size < 1:
+        raise InputError(f"the axis {axis} would have the size {size} ({rule})")
+    return size
+
+
+def _axes_of(table: Table) -> tuple[str, ...]:
+    """The axes of a table, and the sizes that only its numbers and its windows read."""
+    found: set[str] = set()
+    for line, _ in walk(table.lines):
+        found.update(base(axis) for axis in line.loops)
+        for term in (*line.left, *line.right):
+            found.update(map(base, term.sizes if isinstance(term, Literal) else term.declared))
+        found.update(condition.window for condition in line.where if condition.window)
+    found.update(base(axis) for axes in table.axes.values() for axis in axes)
+    return tuple(sorted(found))
+
+
+def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
+    given = named(planned.base)
+    for name, argument in planned.rewritings:
+        given = REWRITINGS[name](given, json.loads(argument))
+    if padding and planned.padded:
+        given = with_padding(given)
+    if dropout and planned.dropped:
+        given = with_masks(given, planned.dropped)
     return given
 
 
@@ -123,7 +127,7 @@ def _with_roles(table: Table) -> Table:
 
 def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
     """Every line says whether it stands in an encoder or a decoder block; with both, their embeddings say so too."""
-    two_sided = len(blocks) > 1
+    two_sided = len(set(blocks)) > 1
     stack = iter(blocks)
     lines: list[Statement] = []
     for line in table.lines:
@@ -149,21 +153,21 @@ def run_sizes(model: Model, batch_size: int, seq_len: int | None, target_len: in
     model has seq_len tokens (M). Raises `InputError`.
     """
     configuration = model.configuration
-    longest = configuration.sizes.get("max_position_embeddings")
+    family, values = FAMILIES[configuration.family], configuration.values
+    longest = evaluate(family.limit, values) if family.limit else 0
+    fixed = evaluate(family.fixed, values) if family.fixed else 0
+    if fixed and seq_len not in (None, fixed):
+        raise InputError(f"{configuration.name} reads {fixed:,} positions, not {seq_len:,}: {family.fixed}")
+    seq_len = seq_len or fixed or evaluate(family.length, values) or None
     if seq_len is None:
-        if longest is None:
-            raise InputError(f"{configuration.name} has no default length: give --seq-len")
-        seq_len = longest
+        raise InputError(f"{configuration.name} has no default length: give --seq-len")
     if target_len is not None and not model.two_sided:
         raise InputError(f"{configuration.name} has no decoder beside an encoder: --target-len does not apply")
-    lengths = {"seq_len": seq_len} | ({"target_len": target_len or seq_len} if model.two_sided else {})
-    if longest is not None and configuration.positions == "learned":
-        for name, length in lengths.items():
-            if length > longest:
-                raise InputError(
-                    f"{name} {length} is longer than the {longest} positions that {configuration.name} learns"
-                )
-    sizes = {**model.sizes, "B": batch_size}
-    if model.two_sided:
-        return {**sizes, "N": seq_len, "M": lengths["target_len"]}
-    return {**sizes, "M": seq_len}
+    target = evaluate(family.target_length, values) if family.target_length else seq_len
+    lengths = {"seq_len": 0 if fixed else seq_len} | ({"target_len": target_len or target} if model.two_sided else {})
+    for name, length in lengths.items():
+        if longest and length > longest:
+            raise InputError(f"{name} {length} is longer than the {longest} positions that {configuration.name} learns")
+    run = {"B": batch_size} | ({"N": seq_len, "M": lengths["target_len"]} if model.two_sided else {"M": seq_len})
+    late = {axis: _size(axis, rule, {**values, **run}) for axis, rule in model.rules.items() if axis not in model.sizes}
+    return {**model.sizes, **late, **run}

@@ -1,13 +1,18 @@
-"""The presets: published models by name, each with its source, in presets.toml."""
+"""The presets: published models by name, each with its source, in presets/MODEL_TYPE.json.
+
+They are JSON, like the config.json files that they quote, because they are read at every start: a TOML file of this
+size takes longer to read than the rest of the program.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from learncost.models.files import parse_toml
+FOLDER = Path(__file__).with_name("presets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +34,12 @@ class Preset:
 
 @cache
 def presets() -> tuple[Preset, ...]:
-    """Return all presets in the order of presets.toml."""
-    file = Path(__file__).with_name("presets.toml")
-    tables = parse_toml(file.read_text(encoding="utf-8"), file.name)
+    """Return all presets, family by family."""
     found = []
-    for name, table in tables.items():
-        assert isinstance(table, dict)
-        aliases = tuple(table.pop("aliases", ()))
-        found.append(Preset(name, table.pop("title"), table.pop("source"), table.pop("config"), aliases, **table))
+    for file in sorted(FOLDER.glob("*.json")):
+        for name, table in json.loads(file.read_text(encoding="utf-8")).items():
+            aliases = tuple(table.pop("aliases", ()))
+            found.append(Preset(name, table.pop("title"), table.pop("source"), table.pop("config"), aliases, **table))
     return tuple(found)
 
 
@@ -44,3 +47,8 @@ def presets() -> tuple[Preset, ...]:
 def preset_names() -> Mapping[str, Preset]:
     """Return every name and alias of a preset, with the preset."""
     return {name: preset for preset in presets() for name in (preset.name, *preset.aliases)}
+
+
+def preset(name: str) -> Preset | None:
+    """The preset of that name or alias, or None."""
+    return preset_names().get(name)

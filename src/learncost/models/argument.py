@@ -1,0 +1,68 @@
+"""From a MODEL argument to the raw keys of a configuration: a preset, a file, a folder, standard input, a mapping."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from learncost.equation.errors import InputError
+from learncost.models.families import names as family_names
+from learncost.models.files import looks_like_path, read_path, read_stream
+from learncost.models.presets import preset, preset_names
+from learncost.models.wording import nearest, printable, shown
+
+GENERIC = ("encoder", "decoder", "encoder-decoder")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A MODEL argument: the name to show, where it comes from, and its keys; `where` stands before them in errors."""
+
+    name: str
+    source: str
+    values: Mapping[str, Any]
+    where: str = ""
+
+
+def find(model: object, stdin: TextIO | None = None) -> Argument:
+    """What a MODEL argument names. A known name goes before a file of that name: `./gpt2` is the folder.
+
+    Raises InputError.
+    """
+    if isinstance(model, Mapping):
+        return _nested(Argument(str(model.get("model_type", "model")), "a mapping", model, "the mapping"))
+    if hasattr(model, "__fspath__"):
+        model = model.__fspath__()
+    if not isinstance(model, str):
+        raise InputError(f"a model is a preset's name, a path or a generic name, not {shown(model)}")
+    if model == "-":
+        return _nested(Argument(model, "standard input", read_stream(stdin or sys.stdin), "standard input"))
+    known = model.lower()
+    if known in GENERIC:
+        return Argument(known, "generic", {"model_type": known})
+    if found := preset(known):
+        source = f"preset {found.name}"
+        return Argument(known, source, found.values, source)
+    everything = (*preset_names(), *GENERIC)
+    if looks_like_path(model):
+        last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        values = read_path(model, hint=nearest(last, everything))
+        return _nested(Argument(model, model, values, printable(model)))
+    raise InputError(
+        f"unknown model {shown(model)}{nearest(model, everything) or '; presets are ' + ', '.join(everything)}"
+        " (a file is given by its path, such as ./config.json)"
+    )
+
+
+def _nested(found: Argument) -> Argument:
+    """The `text_config` of a model of several modalities, whose own type is not one that can be counted.
+
+    A class that is named beside it is that of the whole and says nothing about the text model.
+    """
+    inner = found.values.get("text_config")
+    if not isinstance(inner, Mapping) or found.values.get("model_type") in family_names():
+        return found
+    where = f"{found.where}: text_config"
+    return Argument(found.name, f"{found.source} (its text_config)", {"architectures": None, **inner}, where)

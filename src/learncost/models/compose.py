@@ -1,0 +1,256 @@
+"""From a family and a configuration to the model's table as text: slots are filled, blocks of several kinds laid out.
+
+A line `repeat num_hidden_layers carry X:` stands for as many blocks as that size says. Where what is in a slot depends
+on the block's number i, blocks of one kind are put together: equal ones in a row are one repeat, a pattern that comes
+again, such as local and global attention by turns, is a repeat of several blocks, whose weights have the names of their
+kinds before them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration
+from learncost.models.expression import evaluate, names
+from learncost.models.families import FAMILIES, BaseLayer, Family
+from learncost.models.sizes import MODEL_SIZES
+from learncost.models.wording import shown
+
+MOST_LAYERS = 2000  # where each may be of its own kind
+MOST_KINDS = 128  # blocks that are written out
+LONGEST_PATTERN = 64  # blocks after which a pattern may come again
+
+SYMBOLS = {size.name: size.symbol for size in MODEL_SIZES}
+
+_SLOT = re.compile(r"\{(\w+)\}")
+_REPEAT = re.compile(r"^(\s*)repeat (\w+) (.*?)(?: each (.*?))?:$")
+_WEIGHTS = re.compile(r"\(([^();]*);([^()]*)\)")
+_CALL = re.compile(r"= (\w+)\(")
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """A layer that a model calls: its name there, the shipped one, and its rewritings with their arguments as JSON."""
+
+    name: str
+    base: str
+    rewritings: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...] = ()
+    padded: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's text, the layers that it calls, how often its repeats turn, and in which side each of them stands."""
+
+    text: str
+    layers: tuple[PlannedLayer, ...]
+    counts: tuple[tuple[str, int], ...]
+    blocks: tuple[str, ...]
+
+
+def plan(configuration: Configuration) -> Plan:
+    """The text and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
+    family = FAMILIES[configuration.family]
+    values = configuration.values
+    head = family.heads[configuration.head]
+    composition = _Composition(family, values, head.get("lines", ""))
+    lines = composition.lines()
+    outputs = composition.filled(head["outputs"])
+    inputs = [name for one in family.inputs for name in composition.stacks.get(one, [one])]
+    body = "\n".join(lines)
+    header = " ".join(name for name in inputs if _occurs(name, body))
+    shared = " ".join(name for name in family.shared if _occurs(name, body))
+    text = f"{family.name.replace('-', '_')}({header}; {shared}) -> {outputs}\n{body}"
+    called = dict.fromkeys(_CALL.findall(body))
+    layers = tuple(_planned(name, family.layers[name], values) for name in called if name in family.layers)
+    return Plan(text, layers, tuple(composition.counts), tuple(composition.blocks))
+
+
+@lru_cache(maxsize=1024)
+def _whole_word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.'])")
+
+
+def _occurs(name: str, text: str) -> bool:
+    return bool(_whole_word(name).search(text))
+
+
+def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedLayer:
+    chosen = [one for one in layer.rewritings if not one.when or evaluate(one.when, values)]
+    made = tuple((one.name, json.dumps(_evaluated(one.argument, values))) for one in chosen)
+    return PlannedLayer(name, layer.base, made, layer.dropped, layer.padded)
+
+
+def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
+    """The argument of a rewriting; a text that begins with = is an expression."""
+    if isinstance(argument, str) and argument.startswith("="):
+        return evaluate(argument[1:], values)
+    if isinstance(argument, dict):
+        return {key: _evaluated(value, values) for key, value in argument.items()}
+    return [_evaluated(value, values) for value in argument] if isinstance(argument, list) else argument
+
+
+class _Composition:
+    """One model's lines while they are put together; `stacks` are the inputs that were given a name for each kind."""
+
+    def __init__(self, family: Family, values: Mapping[str, Any], head: str) -> None:
+        self.family = family
+        self.values = values
+        self.head = head
+        self.counts: list[tuple[str, int]] = []
+        self.blocks: list[str] = []
+        self.stacks: dict[str, list[str]] = {}
+        self.kinds: dict[str, int] = {}
+
+    def lines(self) -> list[str]:
+        """The lines of the whole table, without its header."""
+        template = self.family.table.rstrip("\n").splitlines()
+        sides = iter(self.family.blocks)
+        result: list[str] = []
+        while template:
+            line = template.pop(0)
+            match = _REPEAT.match(line)
+            if not match:
+                result += self.filled(line).splitlines()
+                continue
+            body = []
+            while template and len(template[0]) - len(template[0].lstrip()) > len(match[1]):
+                body.append(template.pop(0))
+            result += self.repeats(match, "\n".join(body), next(sides))
+        return [line for line in result if line.strip()]
+
+    def filled(self, text: str, **more: Any) -> str:
+        """The text with what its slots stand for; a slot that is a line of its own hands its indent to its lines."""
+
+        def fill(line: str) -> str:
+            while match := _SLOT.search(line):
+                indent = line[: match.start()] if not line[: match.start()].strip() else ""
+                inner = self.slot(match[1], more).replace("\n", f"\n{indent}")
+                line = line[: match.start()] + inner + line[match.end() :]
+            return line
+
+        return fill(text) if "\n" not in text else "\n".join(fill(line) for line in text.splitlines())
+
+    def slot(self, name: str, more: Mapping[str, Any]) -> str:
+        """What stands in a slot."""
+        if name == "head":
+            return self.head
+        slot = self.family.slots[name]
+        return slot.texts[self.choice(name, more)] if slot.choose else slot.texts[""]
+
+    def choice(self, name: str, more: Mapping[str, Any]) -> str:
+        """The name of the text that is chosen for a slot."""
+        slot = self.family.slots[name]
+        chosen = evaluate(slot.choose, {**self.values, **more})
+        key = str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
+        if key not in slot.texts:
+            raise InputError(
+                f"{self.family.name} has no {name.replace('_', ' ')} of the kind {shown(chosen)}; "
+                f"there are {', '.join(slot.texts)}"
+            )
+        return key
+
+    def slots(self, text: str) -> set[str]:
+        """The slots that a text has, those inside of them included."""
+        found: set[str] = set()
+        left = [text]
+        while left:
+            new = set(_SLOT.findall(left.pop())) - found
+            found |= new
+            left += [inner for name in new if name != "head" for inner in self.family.slots[name].texts.values()]
+        return found - {"head"}
+
+    def repeats(self, head: re.Match[str], body: str, side: str) -> list[str]:
+        """The repeats that stand for the blocks of one stack."""
+        indent, size, carry, each = head.groups()
+        number, symbol = self.values[size], SYMBOLS.get(size, size)
+        varying = [n for n in sorted(self.slots(body)) if "i" in names(self.family.slots[n].choose or "0")]
+        if not varying:
+            return self.segment(indent, (symbol, number), carry, each, [("", self.filled(body))], side)
+        if number > MOST_LAYERS:
+            raise InputError(
+                f"{size} {number:,} is too much: blocks of different kinds are told apart up to {MOST_LAYERS:,}"
+            )
+        every = [tuple(self.choice(name, {"i": i}) for name in varying) for i in range(number)]
+        texts = {kind: self.filled(body, i=every.index(kind)) for kind in dict.fromkeys(every)}
+        found = segments(every)
+        if len(texts) == 1:
+            return self.segment(indent, (symbol, number), carry, each, [("", texts[every[0]])], side)
+        result = []
+        for place, (pattern, turns) in enumerate(found, 1):
+            blocks = [(self.own_name(kind), texts[kind]) for kind in pattern]
+            result += self.segment(indent, (f"{symbol}_{place}", turns), carry, each, blocks, side)
+        return result
+
+    def own_name(self, kind: tuple[str, ...]) -> str:
+        """A name for one block that is written out: its kinds, numbered where there are several."""
+        name = "_".join(dict.fromkeys(kind))
+        self.kinds[name] = self.kinds.get(name, 0) + 1
+        return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
+
+    def segment(
+        self,
+        indent: str,
+        count: tuple[str, int],
+        carry: str,
+        each: str | None,
+        blocks: list[tuple[str, str]],
+        side: str,
+    ) -> list[str]:
+        """One repeat of blocks: their names ("" where there is only one kind) and texts."""
+        self.counts.append(count)
+        self.blocks.append(side)
+        lines, pairs = [], []
+        for name, text in blocks:
+            for pair in (each or "").split():
+                inside, _, stack = pair.partition("=")
+                if not _occurs(inside, text):
+                    continue
+                own = (f"{inside}_{name}", f"{stack}_{name}") if name else (inside, stack)
+                text = _whole_word(inside).sub(own[0], text)
+                self.stacks.setdefault(stack, []).append(own[1])
+                pairs.append("=".join(own))
+            lines += [self.named(line, name) for line in text.splitlines() if line.strip()]
+        return [f"{indent}repeat {count[0]} {carry}{' each ' + ' '.join(pairs) if pairs else ''}:", *lines]
+
+    def named(self, line: str, name: str) -> str:
+        """A line whose own weights have the block's name before theirs."""
+        if not name:
+            return line
+
+        def own(match: re.Match[str]) -> str:
+            parts = [part.strip() for part in match[2].split(",")]
+            made = [part if "=" in part or part in self.family.shared else f"{name}.{part}" for part in parts]
+            return f"({match[1]}; {', '.join(made)})"
+
+        return _WEIGHTS.sub(own, line)
+
+
+def segments(kinds: list[Any]) -> list[tuple[list[Any], int]]:
+    """A sequence as patterns with the number of times that each comes in a row.
+
+    From the left the pattern that covers most is taken, the shortest of those that cover as much.
+    """
+    result = []
+    at = 0
+    while at < len(kinds):
+        best = (kinds[at : at + 1], 1)
+        for period in range(1, min(LONGEST_PATTERN, (len(kinds) - at) // 2) + 1):
+            pattern = kinds[at : at + period]
+            turns = 1
+            while kinds[at + turns * period : at + (turns + 1) * period] == pattern:
+                turns += 1
+            if turns > 1 and turns * period > len(best[0]) * best[1]:
+                best = (pattern, turns)
+        result.append(best)
+        if sum(len(pattern) for pattern, _ in result) > MOST_KINDS:
+            raise InputError(f"the kinds of the {len(kinds):,} blocks follow no pattern: over {MOST_KINDS} stand apart")
+        at += len(best[0]) * best[1]
+    return result

@@ -1,0 +1,148 @@
+"""Small expressions of the families' data files: sizes that follow from others, choices, conditions.
+
+`hidden_size / num_attention_heads`, `4 * hidden_size`, `'sliding' if i % 2 else 'full'`. They are Python's own syntax,
+read by Python's parser and evaluated here: names, numbers, texts, arithmetic, comparisons, and/or/not, if/else,
+subscripts and the functions below; nothing else has a meaning. Sizes may be arrays, element by element.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from learncost.equation.errors import InputError
+
+MOST = 10**5  # entries of a list that a configuration repeats
+
+
+class NotWholeError(InputError):
+    """A quotient that is not a whole number: `numerator / denominator` as they were written, and their values."""
+
+    def __init__(self, numerator: str, denominator: str, values: tuple[Any, Any]) -> None:
+        super().__init__(f"{numerator} {values[0]} is not a multiple of {denominator} {values[1]}")
+
+
+def names(text: str) -> frozenset[str]:
+    """The names that an expression reads."""
+    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+
+
+def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
+    """The value of an expression. Raises `InputError` where a quotient is not whole or a list is too short.
+
+    exact   else quotients of whole numbers are rounded down, and none is below 1
+    """
+    return _Evaluation(values, exact).of(_parsed(text))
+
+
+def quotients(text: str) -> tuple[tuple[str, str], ...]:
+    """Numerators and denominators of an expression, as text."""
+    found = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    return tuple((ast.unparse(node.left), ast.unparse(node.right)) for node in found)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _expanded(groups: Any) -> list[Any]:
+    """[[["global", "local"], 12]] as the list of 24 that it stands for: GPT-Neo's `attention_types`."""
+    result: list[Any] = []
+    for group in groups:
+        if not (isinstance(group, list) and len(group) == 2 and isinstance(group[0], list) and type(group[1]) is int):
+            raise InputError(f"a list of pairs [kinds, times] is needed, not {str(groups)[:60]}")
+        if len(result) + len(group[0]) * group[1] > MOST:
+            raise InputError(f"a list of more than {MOST:,} layers is not a configuration")
+        result += group[0] * group[1]
+    return result
+
+
+def _least(one: Any, two: Any) -> Any:
+    """The smaller of two, element by element where one is an array: one is at most two in 0 or 1 of the cases."""
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return min(one, two)
+    return one * (one <= two) + two * (one > two)
+
+
+def _most(one: Any, two: Any) -> Any:
+    return one + two - _least(one, two)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "min": _least,
+    "max": _most,
+    "len": len,
+    "int": int,
+    "round": round,
+    "expanded": _expanded,
+}
+_OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}
+
+
+class _Evaluation:
+    def __init__(self, values: Mapping[str, Any], exact: bool) -> None:
+        self.values = values
+        self.exact = exact
+
+    def of(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                return self.values[name]
+            case ast.BinOp(left, ast.Div(), right):
+                return self._quotient(left, right)
+            case ast.BinOp(left, kind, right):
+                return _OPERATORS[type(kind)](self.of(left), self.of(right))
+            case ast.UnaryOp(ast.Not(), operand):
+                return not self.of(operand)
+            case ast.UnaryOp(ast.USub(), operand):
+                return -self.of(operand)
+            case ast.BoolOp(ast.And(), operands):
+                return all(self.of(operand) for operand in operands)
+            case ast.BoolOp(_, operands):
+                return any(self.of(operand) for operand in operands)
+            case ast.Compare(left, [kind], [right]):
+                return _OPERATORS[type(kind)](self.of(left), self.of(right))
+            case ast.IfExp(test, body, otherwise):
+                return self.of(body if self.of(test) else otherwise)
+            case ast.Subscript(value, index):
+                return self._entry(value, self.of(index))
+            case ast.Call(ast.Name(function), arguments):
+                return _FUNCTIONS[function](*map(self.of, arguments))
+        raise ValueError(f"no meaning: {ast.unparse(node)}")
+
+    def _quotient(self, left: ast.expr, right: ast.expr) -> Any:
+        above, below = self.of(left), self.of(right)
+        if isinstance(above, float) or isinstance(below, float):
+            return above / below
+        rest = above % below
+        if isinstance(rest, int) and rest and self.exact:
+            raise NotWholeError(ast.unparse(left), ast.unparse(right), (above, below))
+        whole = above // below
+        return max(whole, 1) if isinstance(whole, int) and not self.exact else whole
+
+    def _entry(self, value: ast.expr, index: int) -> Any:
+        entries = self.of(value)
+        if not index < len(entries):
+            raise InputError(f"{ast.unparse(value)} has {len(entries)} entries, and entry {index + 1} is needed")
+        return entries[index]

@@ -1,0 +1,135 @@
+"""One value of a configuration as it was given, and what the kinds of value may be: each refusal is one line."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.sizes import LARGEST, check_size
+from learncost.models.wording import nearest, shown
+
+LONGEST = 10**5  # entries of a list, nested ones included
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was given: under which spelling, and where; "" is a flag, whose numbers may be text."""
+
+    spelling: str
+    value: object
+    where: str = ""
+
+    @property
+    def label(self) -> str:
+        """What an error calls it."""
+        return f"{self.where}: {self.spelling}" if self.where else self.spelling
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it comes from the command line or a caller, not from a file."""
+        return not self.where
+
+    def size(self) -> int:
+        """A whole number from 1 to 10^12."""
+        if isinstance(self.value, str) and not self.is_flag:
+            raise InputError(f"{self.label} must be a number, not the text {shown(self.value)}")
+        return check_size(self.label, self.value)
+
+    def whole(self) -> int:
+        """A whole number from 0 to 10^12."""
+        value = self.value
+        if isinstance(value, str) and self.is_flag and value.isdecimal() and len(value) <= 20:
+            value = int(value)
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = operator.index(value)  # type: ignore[arg-type]  # what does not convert is refused
+        except TypeError:
+            number = -1
+        if not 0 <= number <= LARGEST:
+            raise InputError(f"{self.label} must be a whole number from 0 to {LARGEST:,}, not {shown(self.value)}")
+        return number
+
+    def probability(self) -> float:
+        """An epsilon or a dropout probability: finite, at least 0, below 1."""
+        number = self._float()
+        if number is None or not 0 <= number < 1:
+            raise InputError(f"{self.label} must be a number from 0 to below 1, not {shown(self.value)}")
+        return number
+
+    def number(self) -> float:
+        """A factor: finite, at least 0."""
+        number = self._float()
+        if number is None or not 0 <= number <= LARGEST:
+            raise InputError(f"{self.label} must be a number from 0 to {LARGEST:,}, not {shown(self.value)}")
+        return number
+
+    def _float(self) -> float | None:
+        value = self.value
+        if isinstance(value, str) and self.is_flag:
+            try:
+                value = float(value)
+            except ValueError:
+                return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if isinstance(value, int) and abs(value) > LARGEST:
+            return None
+        return float(value) if math.isfinite(value) else None
+
+    def flag(self) -> bool:
+        """True or false."""
+        value = self.value
+        if isinstance(value, str) and self.is_flag:
+            value = {"true": True, "false": False}.get(value.lower())
+        if not isinstance(value, bool):
+            raise InputError(f"{self.label} must be true or false, not {shown(self.value)}")
+        return value
+
+    def text(self) -> str:
+        """A word."""
+        if not isinstance(self.value, str):
+            raise InputError(f"{self.label} must be a text, not {shown(self.value)}")
+        return self.value
+
+    def entries(self) -> list[Any]:
+        """A list of texts, whole numbers and such lists."""
+        left = [self.value]
+        count = 0
+        while left:
+            one = left.pop()
+            count += 1
+            if isinstance(one, list) and count + len(left) + len(one) <= LONGEST:
+                left += one
+            elif one is self.value or isinstance(one, bool) or not isinstance(one, int | str):
+                wanted = f"a list of at most {LONGEST:,} texts and whole numbers"
+                raise InputError(f"{self.label} must be {wanted}, not {shown(self.value)}")
+        assert isinstance(self.value, list)
+        return self.value
+
+    def one_of(self, known: Mapping[str, str]) -> str:
+        """What a known name stands for."""
+        found = known.get(self.value) if isinstance(self.value, str) else None
+        if found is None:
+            raise InputError(
+                f"{self.label} {shown(self.value)} is not supported{nearest(self.value, known)}"
+                f"; supported are {', '.join(known)}"
+            )
+        return found
+
+
+def setting(given: Given, name: str, default: object, activations: Mapping[str, str]) -> Any:
+    """A setting's value, checked as the type of its default wants it."""
+    if name == "activation":
+        return given.one_of(activations)
+    if isinstance(default, bool):
+        return given.flag()
+    if isinstance(default, int):
+        return given.whole()
+    if isinstance(default, float):
+        return given.probability() if name.endswith("epsilon") else given.number()
+    return given.entries() if isinstance(default, list) else given.text()

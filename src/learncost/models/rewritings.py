@@ -1,0 +1,56 @@
+"""The rewritings that a family's file can name, each with what its argument is. They are those of the layers floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learncost.layers.layer import Layer
+from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
+from learncost.layers.rewrite_attention import (
+    with_alibi,
+    with_norms,
+    with_relative_bias,
+    with_rotary,
+    with_scale,
+    with_softcap,
+    with_visible,
+    without_scale,
+)
+
+
+def _words(layer: Layer, words: Mapping[str, str]) -> Layer:
+    for old, new in words.items():
+        layer = with_word(layer, old, new)
+    return layer
+
+
+def _transposed(layer: Layer, weights: str | list[str]) -> Layer:
+    for weight in [weights] if isinstance(weights, str) else weights:
+        layer = with_transposed(layer, weight)
+    return layer
+
+
+def _norms(layer: Layer, given: Mapping[str, Any]) -> Layer:
+    return with_norms(layer, given["gains"], tuple(given.get("along", "k")), given["epsilon"])
+
+
+def _softcap(layer: Layer, given: Mapping[str, Any]) -> Layer:
+    return with_softcap(layer, given["cap"], given["of"])
+
+
+REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
+    "word": _words,  # {old = new}: another word of the vocabulary
+    "epsilon": with_epsilon,  # a number
+    "biases": with_biases,  # {weight = bias}
+    "transposed": _transposed,  # a weight that is stored the other way round, or several
+    "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number}
+    "rotary": lambda layer, names: with_rotary(layer, *names),  # [queries, keys]
+    "softcap": _softcap,  # {of = value, cap = number}
+    "scale": with_scale,  # a number
+    "no_scale": lambda layer, _: without_scale(layer),
+    "alibi": lambda layer, _: with_alibi(layer),
+    "relative_bias": lambda layer, _: with_relative_bias(layer),
+    "visible": lambda layer, _: with_visible(layer),
+}
+"""By name: from a layer and an argument to a layer."""

@@ -9,9 +9,10 @@ import learncost as lc
 from learncost.equation.count import Count
 from learncost.layers.layer import named
 
-SIZES = {"B": 2, "M": 7, "d": 24, "h": 3, "g": 2, "k": 4}
+SIZES = {"B": 2, "M": 7, "d": 24, "h": 3, "g": 2, "k": 4, "w": 5}
 HEADS = {"attention": 3, "grouped_attention": 6}  # those of the queries; grouped ones share 3 of the keys
 CAUSAL, STRICT = " where M' <= M", " where M' < M"
+WINDOW, STRICT_WINDOW = " where M' <= M < M' + 3", " where M' < M < M' + w"
 
 
 def products(book, name="attention", where=CAUSAL):
@@ -35,6 +36,9 @@ def volume(pairs, name):
         ("causal-half", CAUSAL, np.ones((7, 7)) / 2),
         ("causal-exact", CAUSAL, np.tril(np.ones((7, 7)))),
         ("causal-exact", STRICT, np.tril(np.ones((7, 7)), -1)),
+        ("causal-exact", WINDOW, np.tril(np.ones((7, 7))) - np.tril(np.ones((7, 7)), -3)),
+        ("causal-exact", STRICT_WINDOW, np.tril(np.ones((7, 7)), -1) - np.tril(np.ones((7, 7)), -5)),
+        ("causal-exact", STRICT_WINDOW.replace("+ w", "+ 9"), np.tril(np.ones((7, 7)), -1)),
         ("causal-exact", "", np.ones((7, 7))),
         ("causal-half", "", np.ones((7, 7))),
     ],

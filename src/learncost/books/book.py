@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from learncost.books.formula import formulas
 from learncost.equation.count import ZERO, Count, checked_sizes
 from learncost.equation.errors import named_one
 from learncost.equation.table import Table
@@ -60,6 +61,7 @@ _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "drop
 # Section 5.1 and (48): T is one-hot, and its products are charged in full.
 _ONE_HOT = frozenset({"embedding", "error_projection"})
 
+# Those that price lines; formulas.toml has those that are a formula of a whole model.
 BOOKS: Mapping[str, Book] = {
     book.name: book
     for book in (
@@ -134,7 +136,12 @@ def book(name: str | Book) -> Book:
     """A price book by its name; an unknown one is refused with those that exist."""
     if isinstance(name, Book):
         return name
-    return named_one("price book", name, BOOKS)
+    return BOOKS[name] if name in BOOKS else named_one("price book", name, every())
+
+
+def every() -> dict[str, Book]:
+    """All price books by name: those that price lines, and those that are a formula of a whole model."""
+    return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
 
 
 def price(

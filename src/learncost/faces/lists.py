@@ -82,9 +82,9 @@ def _sizes() -> Listed:
 
 
 def _price_books() -> Listed:
-    from learncost.books.book import BOOKS
+    from learncost.books.book import every
 
-    return ("price book", "what it counts"), [(book.name, f"{book.title}; {book.source}") for book in BOOKS.values()]
+    return ("price book", "what it counts"), [(book.name, f"{book.title}; {book.source}") for book in every().values()]
 
 
 def _procedures() -> Listed:

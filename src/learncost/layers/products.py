@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from learncost.equation.count import ZERO, Count, base, total
-from learncost.equation.table import Condition, Line, Product, Term, Word
+from learncost.equation.table import Condition, Line, Product, Table, Term, Word, each_line
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
@@ -43,11 +45,33 @@ def _causal(line: Product) -> Condition | None:
 
 
 def pairs(condition: Condition) -> Count:
-    """How many pairs of positions a condition lets be seen."""
+    """How many pairs of positions a condition lets be seen; a window is no longer than the sequence."""
     from fractions import Fraction
 
-    axis = base(condition.lower)
-    return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(-1 if condition.strict else 1, 2))
+    axis, own = base(condition.lower), Count.of((), -1 if condition.strict else 0)
+    if condition.window is None:
+        return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(1, 2)) + own * Count.of((axis,))
+    window = Count.of((condition.window,))
+    hidden = window * window - window
+    return (window + own) * Count.of((axis,)) - hidden * Count.of((), Fraction(1, 2))
+
+
+def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
+    """The table without the windows that hide nothing, where the sizes say that the sequence is no longer."""
+
+    def hides(one: Condition) -> bool:
+        length = sizes.get(base(one.lower))
+        window = sizes.get(one.window or "", one.window)
+        known = isinstance(length, int) and (isinstance(window, int) or str(window).isdigit())
+        return not known or int(window or 0) < int(length or 0)
+
+    def change(line: Line) -> tuple[Line, ...]:
+        if not any(one.window for one in line.where):
+            return (line,)
+        where = tuple(one if one.window is None or hides(one) else replace(one, window=None) for one in line.where)
+        return (replace(line, where=where),)
+
+    return replace(table, lines=each_line(table.lines, change))
 
 
 def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, seen: Count) -> Count:

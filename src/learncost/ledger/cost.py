@@ -10,6 +10,8 @@ from typing import Any
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
+from learncost.books.formula import FORMULA
+from learncost.books.formula import priced as by_formula
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.record import Amount, Cost, LedgerRow
@@ -61,6 +63,8 @@ def rows_of(model: Model, name: str, book: str | Book, optimizer: str = "sgd", m
     if name in ("pepita", "mempepita") and not model.learns:
         step(model, name)  # refuses with its own message
     found = find_book(book)
+    if found.rule == FORMULA:
+        return by_formula(model, found, name)
     if BOOKS.get(found.name) is found:
         return _priced(_Structure(model), name, found.name, optimizer, mode)
     return price(step(model, name, optimizer, found.jacobian, mode), {}, found).rows  # a book of the caller's own

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from learncost.books.book import BOOKS
+from learncost.books.book import BOOKS, every
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, size_of, styled
 
 if TYPE_CHECKING:
@@ -69,11 +69,12 @@ def as_csv(cost: Cost) -> str:
 
 def sheet(cost: Cost, width: int = WIDTH) -> Sheet:
     """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
-    for columns in (("bytes", "share"), ("bytes",), ()):
+    moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
+    for columns in ((*moved, "share"), moved, ()):
         found = _sheet(cost, columns, number)
         if found.width <= width:
             return found
-    for columns in (("bytes", "share"), ("bytes",)):
+    for columns in ((*moved, "share"), moved):
         found = _sheet(cost, columns, rounded)
         if found.width <= width:
             return found
@@ -195,7 +196,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
 
 def convention(price_book: str) -> str:
     """What stands under every table of counts."""
-    meaning = f" - {BOOKS[price_book].title}" if price_book in BOOKS else ""
+    known = BOOKS if price_book in BOOKS else every()
+    meaning = f" - {known[price_book].title}" if price_book in known else ""
     return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"
 
 

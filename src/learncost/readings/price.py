@@ -16,7 +16,7 @@ from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum,
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
-from learncost.layers.products import Scores, in_half, inside, matrix_maccs
+from learncost.layers.products import Scores, in_half, inside, matrix_maccs, with_windows
 from learncost.vocabulary import entry
 
 
@@ -44,7 +44,8 @@ class Book:
     """A price book: for every word and for products, what one point costs, and who says so.
 
     rule       "executed": primitives of the normal form; "matrix": matrix products of the table as written;
-               "printed": products by their shapes, words and overrides as a publication prints them
+               "printed": products by their shapes, words and overrides as a publication prints them;
+               "formula": of a whole model, which no line has a price in
     jacobian   whether backward goes through explicit Jacobians
     unpriced   layers that the publication counts as nothing
     withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
@@ -128,7 +129,11 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
         table = table.table
     if dtype not in BYTES:
         raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
-    rule = {"executed": _executed, "matrix": _matrix, "printed": _printed}[book.rule]
+    rule = {"executed": _executed, "matrix": _matrix, "printed": _printed}.get(book.rule)
+    if rule is None:
+        raise InputError(f"price book {book.name} is a formula of whole models, not of their lines")
+    if book.causal == "inside":
+        table = with_windows(table, sizes)
     return Price(book.name, rule(table, book), sizes, dtype)
 
 

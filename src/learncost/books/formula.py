@@ -1,0 +1,235 @@
+"""Price books that are a formula: a publication prices a whole model by it, row by row, and knows no lines."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+
+from learncost.equation.count import ZERO, Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Product, Term, Word, walk
+from learncost.layers.products import matrix_maccs
+from learncost.models.model import Model
+from learncost.readings.price import Book, Row, kind, parameters
+
+FORMULA = "formula"
+"""The rule of these books."""
+
+BACKWARD = 2
+"""What backward and weight update take of the forward pass in all of the publications."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of a publication's formula: its FLOPs in the forward pass of a step, in the publication's letters."""
+
+    layer: str
+    name: str
+    flops: str
+    kind: str
+    blocks: bool = False
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A publication's formula: what it is about, what its letters stand for, its rows."""
+
+    book: Book
+    needs: tuple[str, ...]
+    letters: Mapping[str, str]
+    rows: tuple[Operation, ...]
+    recomputes: bool = False
+
+
+@cache
+def formulas() -> Mapping[str, Formula]:
+    """The formulas by the names of their price books, in the order of formulas.toml."""
+    text = (files("learncost.books") / "formulas.toml").read_text(encoding="utf-8")
+    found = {}
+    for name, given in tomllib.loads(text).items():
+        rows = tuple(Operation(**row) for row in given.pop("rows"))
+        needs, own = tuple(given.pop("needs")), Book(name, given.pop("title"), given.pop("source"), FORMULA)
+        found[name] = Formula(own, needs, rows=rows, **given)
+    return found
+
+
+def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
+    """The rows of one step under a formula, as polynomials in the sizes of the model's axes.
+
+    Raises `InputError` where the formula is not about such a model, or knows nothing of the procedure.
+    """
+    formula = formulas()[book.name]
+    if procedure != "bp" and not (procedure == "recompute" and formula.recomputes):
+        known = "bp and recompute" if formula.recomputes else "bp"
+        raise InputError(f"price book {book.name} is a formula of {known}: it says nothing of {procedure}")
+    reading = Reading(model)
+    for need in formula.needs:
+        if what := _NEEDS[need](reading):
+            name = model.configuration.name
+            raise InputError(f"price book {book.name} is a formula of {_MEANT[need]}: {name} {what}")
+    letters = {letter: reading.quantity(meaning) for letter, meaning in formula.letters.items()}
+    return tuple(_rows(formula, letters, reading.blocks, procedure == "recompute"))
+
+
+def _rows(formula: Formula, letters: Mapping[str, Count], blocks: Count, again: bool) -> Iterator[Row]:
+    times = {"forward": 1, "recomputation": int(again), "backward": BACKWARD}
+    for macro, factor in times.items():
+        for one in formula.rows:
+            if factor and (one.blocks or macro != "recomputation"):
+                flops = value(one.flops, letters) * factor
+                yield Row(
+                    one.name,
+                    one.layer or "model",
+                    None,
+                    macro,
+                    "",
+                    ZERO if one.kind == "elementwise" else _half(flops),
+                    flops,
+                    ZERO,
+                    blocks if one.blocks else Count.of(()),
+                    one.kind,
+                    source=f"{one.name}: {one.flops}",
+                )
+
+
+def _half(count: Count) -> Count:
+    return Count({monomial: coefficient // 2 for monomial, coefficient in count.terms.items()})
+
+
+def value(text: str, letters: Mapping[str, Count]) -> Count:
+    """A product such as `4 B s^2 h l` with what its letters stand for."""
+    found = Count.of(())
+    for factor in text.split():
+        name, _, power = factor.partition("^")
+        for _ in range(int(power or 1)):
+            found = found * (Count.of((), int(name)) if name.isdigit() else letters[name])
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the formulas' letters stand for, read off a model's table."""
+
+    model: Model
+
+    def quantity(self, meaning: str) -> Count:
+        """A named quantity, or a product of axes."""
+        named: Mapping[str, Callable[[], Count]] = {
+            "blocks": lambda: self.blocks,
+            "parameters": lambda: parameters(self.model.table),
+            "heads": lambda: self.heads,
+            "attention matrices": lambda: self.matrices(attention=True),
+            "other matrices": lambda: self.matrices(attention=False),
+        }
+        return named[meaning]() if meaning in named else Count.of(meaning.split())
+
+    @cached_property
+    def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
+        """The lines of the forward pass with the counts of the repeats around them."""
+        return tuple(walk(self.model.table.lines))
+
+    @cached_property
+    def attention(self) -> tuple[tuple[Product, tuple[str, ...]], ...]:
+        """The products of scores and of values."""
+        table = self.model.table
+        found = [
+            (line, turns)
+            for line, turns in self.lines
+            if isinstance(line, Product) and kind(line, table) == "attention"
+        ]
+        return tuple(found)
+
+    @cached_property
+    def blocks(self) -> Count:
+        """How many blocks there are: those of attention."""
+        layers = {line.tag.layer for line, _ in self.attention}
+        return total(
+            Count.of(turns)
+            for line, turns in self.lines
+            if isinstance(line, Word) and line.word == "softmax" and line.tag.layer in layers
+        )
+
+    @cached_property
+    def heads(self) -> Count:
+        """The width of all heads of all blocks: the products of scores and values have twice as many MACCs a pair."""
+        whole = total(matrix_maccs(line) * Count.of(turns) for line, turns in self.attention)
+        return Count({_without(monomial, ("B", "M", "M")): n // 2 for monomial, n in whole.terms.items()})
+
+    def matrices(self, attention: bool) -> Count:
+        """The parameters of the blocks' matrices: those of attention, or the others."""
+        table, layers = self.model.table, {line.tag.layer for line, _ in self.attention}
+        found: dict[str, bool] = {}
+        for line, turns in self.lines:
+            if isinstance(line, Product) and turns and matrix_maccs(line):
+                for name in line.reads:
+                    if name in table.weights:
+                        found[name] = line.tag.layer in layers
+        return total(Count.of(table.axes[name]) for name, own in found.items() if own is attention)
+
+
+def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
+    left = list(monomial)
+    for axis in axes:
+        left.remove(axis)
+    return tuple(left)
+
+
+def _several_stacks(reading: Reading) -> str:
+    if reading.model.two_sided:
+        return "has an encoder and a decoder"
+    pairs = [matrix_maccs(line).terms for line, _ in reading.attention]
+    alike = all(list(monomial).count("M") == 2 for terms in pairs for monomial in terms)
+    even = all(n % 2 == 0 for n in total(matrix_maccs(x) * Count.of(t) for x, t in reading.attention).terms.values())
+    return "" if pairs and alike and even else "has another kind of attention"
+
+
+def _experts(reading: Reading) -> str:
+    weights = reading.model.table.weights
+    met = any(
+        isinstance(line, Product)
+        and matrix_maccs(line)
+        and isinstance(term, Term)
+        and term.indexed
+        and term.name in weights
+        for line, _ in reading.lines
+        for term in line.right
+    )
+    return "has experts, of which a token meets a few" if met else ""
+
+
+def _other_blocks(reading: Reading) -> str:
+    blocks = reading.blocks
+    heads = blocks * Count.of(("d", "h", "k"), 4) == reading.matrices(attention=True)
+    network = blocks * Count.of(("d", "f"), 2) == reading.matrices(attention=False)
+    return "" if heads and network else "has other matrices in its blocks"
+
+
+def _other_widths(reading: Reading) -> str:
+    sizes = reading.model.sizes
+    d, a, f = sizes["d"], sizes["h"] * sizes["k"], sizes["f"]
+    return "" if d == a and f == 4 * d else f"has a width of {d}, heads of {a} together and a network of {f}"
+
+
+def _no_head(reading: Reading) -> str:
+    return "" if reading.model.learns else "has none"
+
+
+_NEEDS: Mapping[str, Callable[[Reading], str]] = {
+    "one stack": _several_stacks,
+    "dense": _experts,
+    "standard blocks": _other_blocks,
+    "standard widths": _other_widths,
+    "head": _no_head,
+}
+"""What a formula may need, and what a model has that is otherwise."""
+
+_MEANT = {
+    "one stack": "one stack of blocks with attention among its tokens",
+    "dense": "dense models",
+    "standard blocks": "blocks with multi-head attention and a feed-forward network of two matrices",
+    "standard widths": "heads together as wide as the model and a network four times as wide",
+    "head": "language models with their head",
+}

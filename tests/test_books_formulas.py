@@ -1,0 +1,217 @@
+"""Formula books: every row against the publication's own expression, written out here, and its published figures."""
+
+import random
+import re
+from fractions import Fraction
+
+import pytest
+
+import learncost as lc
+from learncost.books.formula import formulas, value
+from learncost.equation.count import Count
+from learncost.faces.command import main
+
+PETAFLOP_DAY = 10**15 * 86_400
+
+
+def drawn(seed, multiple=None):
+    """A random decoder; with `multiple`, heads as wide as the model and a network four times as wide."""
+    chance = random.Random(seed)
+    h, k, n, v, s, b = (chance.randint(2, 20) for _ in range(6))
+    d = h * k if multiple else chance.randint(5, 60)
+    f = 4 * d if multiple else chance.randint(5, 60)
+    sizes = {"hidden_size": d, "num_attention_heads": h, "head_dim": k, "intermediate_size": f}
+    return {"d": d, "h": h, "k": k, "f": f, "n": n, "v": v, "s": s, "b": b}, {
+        **sizes, "num_hidden_layers": n, "vocab_size": v, "seq_len": s, "batch_size": b
+    }  # fmt: skip
+
+
+def forward(book, sizes, procedure="bp"):
+    """FLOPs of the operations of the forward pass by name, and of the whole step."""
+    found = lc.cost("decoder", procedure, book, by="equation", **sizes)
+    return {r.line: r.flops for r in found.rows if r.macro_operation == "forward"}, found.total.flops
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kaplan(seed):
+    """Table 1, 'FLOPs per token', its rows in its order; and C = 6 N with N = 2 d_model n_layer (2 d_attn + d_ff)."""
+    x, sizes = drawn(seed)
+    tokens, attn = x["b"] * x["s"], x["h"] * x["k"]
+    d_model, d_ff, n_layer, n_ctx, n_vocab = x["d"], x["f"], x["n"], x["s"], x["v"]
+    table = {
+        "Embed": 4 * d_model,
+        "QKV": 2 * n_layer * d_model * 3 * attn,
+        "Mask": 2 * n_layer * n_ctx * attn,
+        "Project": 2 * n_layer * attn * d_model,
+        "Feedforward": 2 * n_layer * 2 * d_model * d_ff,
+        "De-embed": 2 * d_model * n_vocab,
+    }
+    rows, whole = forward("kaplan-table-1", sizes)
+    assert rows == {name: flops * tokens for name, flops in table.items()}
+    assert whole == 3 * sum(table.values()) * tokens
+    N = 2 * d_model * n_layer * (2 * attn + d_ff)
+    rows, whole = forward("kaplan", sizes)
+    assert sum(rows.values()) == 2 * N * tokens
+    assert whole == 6 * N * tokens
+
+
+def test_kaplan_says_that_gpt2_xl_has_one_and_a_half_billion_parameters():
+    """Section 3: 'N = 1.5B' for 48 layers of width 1600; in the standard shape N = 12 n_layer d_model^2, (2.1)."""
+    per_token = Fraction(lc.cost("gpt2-xl", price_book="kaplan", seq_len=1024).total.flops, 1024)
+    assert per_token == 6 * 12 * 48 * 1600**2
+    assert round(per_token / 6, -8) == 15 * 10**8
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chinchilla(seed):
+    """Appendix F, line by line; the total is embeddings + layers * (attention + dense block) + logits, three times."""
+    x, sizes = drawn(seed)
+    seq_len, d_model, key_size, num_heads, ffw, vocab, layers = (x[name] for name in "sdkhfvn")
+    attention = {
+        "Key, query and value projections": 2 * 3 * seq_len * d_model * (key_size * num_heads),
+        "Key @ query logits": 2 * seq_len * seq_len * (key_size * num_heads),
+        "Softmax": 3 * num_heads * seq_len * seq_len,
+        "Softmax @ query reductions": 2 * seq_len * seq_len * (key_size * num_heads),
+        "Final linear": 2 * seq_len * (key_size * num_heads) * d_model,
+        "Dense block": 2 * seq_len * (d_model * ffw + d_model * ffw),
+    }
+    ends = {"Embeddings": 2 * seq_len * vocab * d_model, "Final logits": 2 * seq_len * d_model * vocab}
+    rows, whole = forward("chinchilla", sizes)
+    expected = {name: layers * flops for name, flops in attention.items()} | ends
+    assert rows == {name: x["b"] * flops for name, flops in expected.items()}
+    assert whole == 3 * sum(rows.values())
+    softmax = [
+        r for r in lc.cost("decoder", price_book="chinchilla", by="equation", **sizes).rows if r.line == "Softmax"
+    ]
+    assert all(row.maccs == 0 for row in softmax)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", ["decoder", "encoder"])
+def test_megatron(seed, model):
+    """Equation (3): F = 96 B s l h^2 (1 + s/6h + V/16lh) with every layer's forward pass run again."""
+    x, sizes = drawn(seed, multiple=4)
+    B, s, l, h, V = (x[name] for name in "bsndv")  # noqa: E741
+    recomputed = 96 * B * s * l * h**2 * (1 + Fraction(s, 6 * h) + Fraction(V, 16 * l * h))
+    assert lc.cost(model, "recompute", "megatron", **sizes).total.flops == recomputed
+    plain = recomputed - (24 * B * s * h**2 + 4 * B * s**2 * h) * l  # a layer's forward pass, the appendix
+    assert lc.cost(model, "bp", "megatron", **sizes).total.flops == plain
+    assert plain == 72 * B * s * l * h**2 * (1 + Fraction(s, 6 * h) + Fraction(V, 12 * l * h))
+    assert plain == lc.cost(model, "bp", "matmul", **sizes).total.flops
+
+
+def test_megatron_trains_gpt3_in_the_days_that_it_says():
+    """Section 5.1: 300 billion tokens, 1024 A100s at 140 teraFLOP/s: 34 days by 8 T P / n X, as which (3) is taken."""
+    flops = lc.cost("gpt3-175b", "recompute", "megatron", seq_len=2048, vocab_size=51200).total.flops
+    assert flops == pytest.approx(8 * 175e9 * 2048, rel=0.03)
+    seconds = 300e9 / (1024 * 140e12)
+    assert round(8 * 175e9 * seconds / 86_400) == 34
+    assert flops / 2048 * seconds / 86_400 == pytest.approx(34, rel=0.03)
+
+
+def test_nanogpt():
+    """transformer_sizing.ipynb, GPT-2 of 124 million at 1024 tokens: the printed column of FLOPs."""
+    found = lc.cost("gpt2", price_book="nanogpt", by="equation")
+    rows = {row.line: Fraction(row.flops, row.repeat) for row in found.rows if row.macro_operation == "forward"}
+    assert rows == {
+        "attention/kqv": 3_623_878_656,
+        "attention/scores": 1_610_612_736,
+        "attention/reduce": 1_610_612_736,
+        "attention/proj": 1_207_959_552,
+        "mlp/ffw1": 4_831_838_208,
+        "mlp/ffw2": 4_831_838_208,
+        "dense": 79_047_426_048,
+    }
+    assert found.macro_operations["forward"][1].flops == 291_648_307_200
+    assert found.macro_operations["backward"][1].flops == 583_296_614_400
+    assert found.total.flops == 874_944_921_600
+    matmul = lc.cost("gpt2", price_book="matmul")
+    assert (matmul.macro_operations["forward"][1].flops, matmul.total.flops) == (291_648_307_200, 874_944_921_600)
+
+
+def test_nanogpt_counts_parameters_without_biases():
+    """Neither its layers nor its norms have any: 124,337,664."""
+    biases = 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768
+    assert lc.cost("gpt2", seq_len=8).parameters - biases == 124_337_664
+
+
+def test_palm_as_nanogpt_prints_it():
+    """The notebook's 875,062,886,400: 6 N + 12 L H Q T at 1024 tokens, its N without biases and without positions."""
+    biases_and_positions = 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768 + 1024 * 768
+    found = lc.cost("gpt2", price_book="palm").total.flops
+    assert found - 6 * biases_and_positions * 1024 == 875_062_886_400
+
+
+def test_palm_utilization():
+    """Appendix B: PaLM 540B, 238.3 thousand tokens a second on 6144 chips of 275 teraFLOP/s is 46.2 percent."""
+    letters = {"N": 540_350_000_000, "A": 118 * 48 * 256, "T": 2048, "D": 1}
+    counts = {letter: Count.of((), number) for letter, number in letters.items()}
+    per_token = 3 * sum(value(row.flops, counts).at({}) for row in formulas()["palm"].rows)
+    assert per_token == 6 * letters["N"] + 12 * 118 * 48 * 256 * 2048
+    assert round(100 * per_token * 238.3e3 / (6144 * 275e12), 1) == 46.2
+
+
+# Brown et al. 2020, table D.1: parameters in millions, FLOPs of 300 billion tokens, petaflop/s-days. The heads of two
+# sizes are printed wider than the model in table 2.1 (24 of 128 for a width of 2048, width 5140 for 40 of 128); table
+# D.1 counts them as wide as it.
+D1 = [
+    ("gpt3-small", {}, 125, 2.25e20, 2.60),
+    ("gpt3-medium", {}, 356, 6.41e20, 7.42),
+    ("gpt3-large", {}, 760, 1.37e21, 15.8),
+    ("gpt3-xl", {"num_attention_heads": 16, "head_dim": 128}, 1_320, 2.38e21, 27.5),
+    ("gpt3-2.7b", {}, 2_650, 4.77e21, 55.2),
+    ("gpt3-6.7b", {}, 6_660, 1.20e22, 139),
+    ("gpt3-13b", {"hidden_size": 5120, "intermediate_size": 20480}, 12_850, 2.31e22, 268),
+    ("gpt3-175b", {}, 174_600, 3.14e23, 3640),
+]
+
+
+@pytest.mark.parametrize(("model", "sizes", "millions", "flops", "days"), D1)
+def test_training_of_gpt3(model, sizes, millions, flops, days):
+    """6 N D within the table's own rounding: parameters to three or four digits, and from these the rest to three."""
+    found = lc.cost(model, price_book="gpt3", seq_len=2048, **sizes)
+    assert found.total.flops == 6 * found.parameters * 2048
+    digits = 4 if millions > 10**4 else 3
+    assert float(f"{found.parameters / 10**6:.{digits}g}") == millions
+    whole = 6 * millions * 10**6 * 300 * 10**9
+    assert float(f"{whole:.3g}") == flops
+    assert whole / PETAFLOP_DAY == pytest.approx(days, rel=3e-3)
+    assert found.total.flops * 300 * 10**9 / 2048 == pytest.approx(flops, rel=6e-3)
+
+
+# What a formula is not about.
+
+
+@pytest.mark.parametrize(
+    ("book", "model", "more", "message"),
+    [
+        ("megatron", "transformer-base", (), "one stack of blocks.*has an encoder and a decoder"),
+        ("palm", "transformer-base", (), "one stack"),
+        ("megatron", "bert-base", (), "with their head: bert-base has none"),
+        ("megatron", "gpt3-xl", (), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072 together"),
+        ("kaplan", "gpt2", ("--procedure", "pepita"), "says nothing of pepita"),
+        ("palm", "gpt2", ("--procedure", "recompute"), "palm is a formula of bp: it says nothing of recompute"),
+    ],
+)
+def test_refusals(book, model, more, message, capsys):
+    assert main(["cost", model, "--price-book", book, "--seq-len", "8", *more]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert re.search(message, err), err
+
+
+def test_lines_have_no_price_in_a_formula():
+    with pytest.raises(lc.InputError, match="palm is a formula of whole models"):
+        lc.price(lc.layer("a(X) -> Y\n  Y[B] = X[B] X[B]"), {"B": 2}, "palm")
+
+
+@pytest.mark.parametrize("book", sorted(formulas()))
+@pytest.mark.parametrize("by", ["layer", "macro-operation", "equation", "kind"])
+def test_every_way_to_cut_a_formula_sums_to_its_total(book, by):
+    found = lc.cost("gpt2", price_book=book, by=by, seq_len=64)
+    assert sum(row.flops for row in found.rows) == found.total.flops
+    assert sum(row.maccs for row in found.rows) == found.total.maccs
+    assert all(amount.flops % 3 == 0 for amount in (found.total,))
+    assert "0 B" not in str(found)
+    assert book in str(found)

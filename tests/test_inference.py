@@ -1,6 +1,8 @@
 """What inference costs: printed closed forms, the command line, and what is refused."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -237,3 +239,12 @@ def test_a_dense_mask_keeps_everything():
     tables = inference(rewritten(with_visible, "visible"))
     assert {kept.window for kept in tables.cache} == {""}
     assert tables.decode.axes["visible"] == ("M", "T")
+
+
+def test_the_page_of_the_documentation(capsys):
+    text = (Path(__file__).parent.parent / "docs" / "inference.md").read_text(encoding="utf-8")
+    (screen,) = re.findall(r"^```console\n\$ learncost (.*?)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert main(screen[0].split()) == 0
+    assert capsys.readouterr().out == screen[1]
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(program, {})  # the page's own text

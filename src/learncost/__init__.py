@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import Sweep as Sweep
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
+    from learncost.procedures.inference import Inference as Inference
+    from learncost.procedures.inference import inference as inference
     from learncost.proof.check import check_layer as check_layer
     from learncost.proof.verify import verify as verify
     from learncost.readings.live import Live as Live
@@ -55,6 +57,8 @@ _PUBLIC = {
     "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
     "errata": "learncost.books.errata",
+    "inference": "learncost.procedures.inference",
+    "Inference": "learncost.procedures.inference",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",
     "layer": "learncost.layers.layer",

@@ -19,6 +19,11 @@ OWN = (
     "optimizer",
     "dropout",
     "dtype",
+    "train",
+    "train-layers",
+    "lora",
+    "lora-rank",
+    "lora-alpha",
     "format",
     "json",
     "help",
@@ -38,6 +43,11 @@ def compare(
     optimizer: Name = "sgd",
     dropout: Number = "0",
     dtype: Name = "fp32",
+    train: Name | None = None,
+    train_layers: Name | None = None,
+    lora: Name | None = None,
+    lora_rank: Number | None = None,
+    lora_alpha: Number | None = None,
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
@@ -70,6 +80,16 @@ def compare(
         A probability; above 0 the masks' products are charged.
     dtype
         Of what is moved; no count that is compared depends on it.
+    train
+        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
+    train_layers
+        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
+    lora
+        Projections with a low-rank path, all else frozen: q_proj,v_proj, c_attn, attention, feed_forward, all-linear.
+    lora_rank
+        Of these paths; by default 8.
+    lora_alpha
+        The paths' result is scaled by this over the rank; by default 16.
     format
         table, json, csv, md or latex.
     json
@@ -89,6 +109,11 @@ def compare(
         optimizer,
         dropout,
         dtype,
+        train=train,
+        train_layers=train_layers,
+        lora=lora,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

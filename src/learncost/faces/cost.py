@@ -20,6 +20,11 @@ OWN = (
     "optimizer",
     "dropout",
     "dtype",
+    "train",
+    "train-layers",
+    "lora",
+    "lora-rank",
+    "lora-alpha",
     "by",
     "format",
     "json",
@@ -41,6 +46,11 @@ def cost(
     optimizer: Name = "sgd",
     dropout: Number = "0",
     dtype: Name = "fp32",
+    train: Name | None = None,
+    train_layers: Name | None = None,
+    lora: Name | None = None,
+    lora_rank: Number | None = None,
+    lora_alpha: Number | None = None,
     by: Name = "layer",
     format: Name = "table",
     json: Switch = False,
@@ -74,6 +84,16 @@ def cost(
         A probability; above 0 the masks' products are charged.
     dtype
         Of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8.
+    train
+        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
+    train_layers
+        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
+    lora
+        Projections with a low-rank path, all else frozen: q_proj,v_proj, c_attn, attention, feed_forward, all-linear.
+    lora_rank
+        Of these paths; by default 8.
+    lora_alpha
+        The paths' result is scaled by this over the rank; by default 16.
     by
         What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
     format
@@ -98,6 +118,11 @@ def cost(
         dtype,
         by,
         context,
+        train=train,
+        train_layers=train_layers,
+        lora=lora,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

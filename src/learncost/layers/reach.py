@@ -44,7 +44,7 @@ class Reach:
         while True:
             inner.needs(line.lines, start)
             more = {carry.start for carry in line.carry if carry.end in inner.needed} - inner.needed
-            if not more:
+            if not more or line.count == "1":  # a turn that stands alone has none before it
                 break
             start |= more
         self.needed |= {carry.final for carry in line.carry if carry.end in inner.needed}
@@ -75,7 +75,7 @@ class Reach:
             for name in kept:
                 inner.expect(name)
             more = {c.end for c in line.carry if c.start in inner.alive and c.end in inner.needed} - ends
-            if not more:
+            if not more or line.count == "1":
                 break
             ends |= more
         for carry in line.carry:

@@ -221,7 +221,8 @@ class Reverse:
         carry_lines = tuple(
             Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
             if self.reach.wants(c.initial)
-            else Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), f"d{c.initial}:unused")
+            # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
+            else Carry(f"d{c.end}", starts[c.start] or f"d{c.end}", str(self._initial(c)), f"d{c.initial}:unused")
             for c in carries
         )
         for c in carry_lines:

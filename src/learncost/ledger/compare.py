@@ -13,6 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run, prepare
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
+from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import PROCEDURES
 from learncost.readings.price import Book
@@ -93,7 +94,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as data (schema 1)."""
         common = self.first.to_dict()
-        keys = ("model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters")
+        keys = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
+        keys += ["trained_parameters", "trained"]
         return {
             "schema": SCHEMA,
             **{key: common[key] for key in keys},
@@ -111,8 +113,8 @@ class Comparison:
     def _one(self, cost: Cost, book: str) -> dict[str, Any]:
         whole = cost.to_dict()
         ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
-        keys = ("total", "macro_operations", "training")
-        return {key: whole[key] for key in keys if key in whole} | {"ratio_to_bp": ratios}
+        own = ("total", "macro_operations", "training")
+        return {key: whole[key] for key in own if key in whole} | {"ratio_to_bp": ratios}
 
     def __rich__(self) -> Any:
         from learncost.ledger.show_comparison import comparison_table
@@ -141,6 +143,11 @@ def compare(
     optimizer: str = "sgd",
     dropout: float | str = 0.0,
     dtype: str = "fp32",
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
     **sizes: Any,
 ) -> Comparison:
     """One step of several learning procedures side by side, and the lengths at which one overtakes another.
@@ -151,15 +158,19 @@ def compare(
     The other arguments are those of `cost`. Raises `InputError`.
     """
     names = _names(procedures)
+    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     run = prepare(
-        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, names or ()
+        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, names, wanted
     )
     left_out = ""
     if not names:
-        names = tuple(name for name in PROCEDURES if run.model.learns or name in ("bp", "recompute"))
+        all_of_them = run.model.learns and wanted is None
+        names = tuple(name for name in PROCEDURES if all_of_them or name in ("bp", "recompute"))
         if len(names) < len(PROCEDURES):
             others = " and ".join(name for name in PROCEDURES if name not in names)
             left_out = f"{others} need a model with an output to learn from, as gpt2 or `encoder` has"
+            if wanted is not None:
+                left_out = f"{others} update every weight; nothing is frozen or adapted in them"
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     together = run.model.two_sided and target_len is None and not any(s in sizes for s in ("M", "target_length"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from learncost.books.formula import priced as by_formula
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.record import Amount, Cost, LedgerRow
+from learncost.models.adaptation import Adaptation, adaptation, adapted, said
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
@@ -40,15 +41,17 @@ _SHOWN = {
 
 @dataclass(frozen=True, eq=False)
 class _Structure:
-    """A model by its table, which is one object for equal structures: what priced rows are remembered by."""
+    """A model by its table, one object for equal structures, and what learns: what priced rows are remembered by."""
 
     model: Model
 
     def __hash__(self) -> int:
-        return id(self.model.table)
+        return hash((id(self.model.table), self.model.trained))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self.model.table is other.model.table
+        if not isinstance(other, _Structure):
+            return False
+        return self.model.table is other.model.table and self.model.trained == other.model.trained
 
 
 @lru_cache(maxsize=64)
@@ -83,6 +86,11 @@ def cost(
     dtype: str = "fp32",
     by: str = "layer",
     context: int | str | None = None,
+    train: object = None,
+    train_layers: object = None,
+    lora: object = None,
+    lora_rank: object = None,
+    lora_alpha: object = None,
     **sizes: Any,
 ) -> Cost:
     """The exact cost of one training step, or of inference.
@@ -96,19 +104,37 @@ def cost(
     dropout     a probability; above 0 the masks' products are charged
     by          what a row is: layer, macro-operation, equation, kind
     context     tokens of a sequence in the cache before a step of decode, whose new tokens are seq_len (target_len)
+    train       what learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between
+    train_layers  which blocks learn, or have low-rank paths: 10-11, 0,2,5-7, last 2
+    lora        projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
+    lora_rank   of the paths, 8 by default; their result is scaled by `lora_alpha`, 16, over the rank
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Numbers may be text, as flags are. Raises `InputError`.
     """
     named_one("procedure", procedure, {**PROCEDURES, **INFERENCE})
+    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
 
         _check_choice("by", by, BY)
+        if wanted is not None:
+            raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes)
     found = prepare(
-        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, (procedure,)
+        model,
+        price_book,
+        batch_size,
+        seq_len,
+        target_len,
+        tokens,
+        optimizer,
+        dropout,
+        dtype,
+        sizes,
+        (procedure,),
+        wanted,
     )
     _check_choice("by", by, BY)
     if context is not None:
@@ -126,6 +152,7 @@ class Run:
     optimizer: str
     dtype: str
     tokens: int | None
+    trained: str = "all"
 
     def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
@@ -134,7 +161,8 @@ class Run:
     def cost(self, procedure: str, book: Book, by: str = "layer") -> Cost:
         """The ledger of one step of a procedure."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
-        return ledger(self.model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
+        found = ledger(self.model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
+        return replace(found, trained=self.trained)
 
 
 def prepare(
@@ -149,6 +177,7 @@ def prepare(
     dtype: str,
     sizes: Mapping[str, Any],
     procedures: Iterable[str],
+    wanted: Adaptation | None = None,
 ) -> Run:
     """Check all that `cost` is given, and build the model. Raises `InputError`."""
     lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
@@ -167,8 +196,10 @@ def prepare(
     else:
         configuration = configure(model, sizes)
     built = build(configuration, dropout=probability > 0)
+    if wanted is not None:
+        built = adapted(built, wanted)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    return Run(built, axes, book, optimizer, dtype, tokens)
+    return Run(built, axes, book, optimizer, dtype, tokens, "all" if wanted is None else said(built, wanted))
 
 
 def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
@@ -209,6 +240,7 @@ def ledger(
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
         parameters=parameters(model.table).at(axes),
+        trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(whole.maccs, whole.flops),
         macro_operations=macros,
         rows=_rows(whole, by, passes),

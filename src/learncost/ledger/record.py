@@ -104,6 +104,8 @@ class Cost:
     context: int | None = None  # tokens in the cache before a step of decode
     cache: Cache | None = None
     last_only: bool = False  # whether the head runs on the last position of a sequence alone
+    trained_parameters: int = 0
+    trained: str = "all"
 
     @property
     def steps(self) -> int | None:
@@ -132,6 +134,8 @@ class Cost:
             "optimizer": self.optimizer,
             "counted": self.counted,
             "parameters": self.parameters,
+            "trained_parameters": self.trained_parameters,
+            "trained": self.trained,
             "total": self.total.to_dict(),
             "macro_operations": {
                 name: {"passes": passes, **amount.to_dict()} for name, (passes, amount) in self.macro_operations.items()
@@ -140,7 +144,8 @@ class Cost:
         }
         if self.cache is not None:
             result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
-            del result["optimizer"]
+            for key in ("optimizer", "trained_parameters", "trained"):
+                del result[key]
         if self.training is not None:
             result["training"] = self.training
         return result

@@ -37,6 +37,12 @@ class Model:
     masks: tuple[str, ...] = ()
     projected: tuple[str, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
+    trained: tuple[str, ...] | None = None  # the weights that learn; None: all
+
+    @property
+    def learning(self) -> tuple[str, ...]:
+        """The weights that learn."""
+        return self.table.weights if self.trained is None else self.trained
 
     @property
     def padded(self) -> bool:

@@ -11,15 +11,25 @@ from learncost.models.model import Model
 
 
 def backpropagation(model: Model, jacobian: bool = False) -> Derived:
-    """Forward, backward and weight update of all the model's weights."""
-    return derive(model.table, wanted=model.table.weights, jacobian=jacobian)
+    """Forward, backward and weight update of the weights that learn: nothing is derived that none of them needs."""
+    return derive(model.table, wanted=model.learning, jacobian=jacobian)
 
 
 def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
-    """Every repeat of the forward table with its backward one, which stand in the opposite order."""
-    forward = [line for line in derived.forward.lines if isinstance(line, Repeat)]
-    reverse = [line for line in derived.reverse.lines if isinstance(line, Repeat)]
-    return list(zip(forward, reversed(reverse), strict=True))
+    """Every repeat of the forward table with its backward one; one that needs no backward pass is left out."""
+    reverse = {
+        carry.initial.removesuffix(".total"): line
+        for line in derived.reverse.lines
+        if isinstance(line, Repeat)
+        for carry in line.carry
+    }
+    found = []
+    for line in derived.forward.lines:
+        if isinstance(line, Repeat):
+            # What comes out of the last turn is whose gradient goes into the first turn backwards.
+            back = [reverse[f"d{carry.final}"] for carry in line.carry if f"d{carry.final}" in reverse]
+            found += [(line, back[0])] if back else []
+    return found
 
 
 def recomputed(derived: Derived) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from learncost.equation.errors import named_one
+from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
 from learncost.models.model import Model
 from learncost.procedures.backpropagation import backpropagation, recomputed
@@ -73,6 +73,8 @@ def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = 
     """
     chosen, found = procedure(name), optimizer(optimizer_name)
     if chosen.name in ("pepita", "mempepita"):
+        if model.trained is not None:
+            raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for bp and recompute")
         table = forward_learning(model, chosen.name == "mempepita", mode)
         gradients = {weight: f"d{weight}" for weight in model.table.weights}
     else:

@@ -1,0 +1,163 @@
+"""LoRA as a rewriting: beside a product with a weight runs a path of low rank, and only the path learns.
+
+Hu et al. 2022, LoRA, section 4.1: h = W x + (alpha / r) B A x. The order is that of the peft library, which scales the
+path's result: result = base(x) + lora_B(lora_A(x)) * scaling. A bias that follows the product is added after the path
+here and before it there: the same sum of the same number of terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Axis, Line, Literal, Operand, Product, Repeat, Statement, Sum, Table, Tag, Term
+
+RANK = "rank"
+"""The axis of the path's middle."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Weights that one path adapts: its name, the weights, and which layers' lines are meant (all where empty).
+
+    Several weights that multiply the same value are one matrix to the module that holds them, such as GPT-2's c_attn
+    of queries, keys and values: they share the path's A, and each has its own columns of B.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    layers: tuple[str, ...] = ()
+
+
+def is_linear(line: Line, weight: str) -> bool:
+    """Whether the line is a matrix product with the weight: some of its axes are summed, others stay."""
+    if not isinstance(line, Product) or line.left[0].indexed:
+        return False
+    terms = [term for term in line.right if term.name == weight]
+    if len(line.right) != 2 or len(terms) != 1 or terms[0].indexed or line.right[0].name == line.right[1].name:
+        return False
+    stays = set(terms[0].loops) & set(line.left[0].loops)
+    other = next(term for term in line.right if term.name != weight)
+    return bool(stays) and stays < set(terms[0].loops) and stays.isdisjoint(other.loops)
+
+
+def is_lookup(line: Line, weight: str) -> bool:
+    """Whether the line takes rows of the weight: an embedding, a product with one-hot rows that runs as a gather."""
+    if not isinstance(line, Product) or len(line.right) != 1:
+        return False
+    term = line.right[0]
+    return isinstance(term, Term) and term.name == weight and term.indexed and bool(_out(term, line.left[0]))
+
+
+def with_lora(table: Table, projections: Iterable[Projection], scale: float) -> Table:
+    """The table with a path of low rank beside every product of the projections' weights, times `scale`.
+
+    The path of `attn.WQ` has the weights `attn.WQ.A[in.. rank]` and `attn.WQ.B[rank out..]`; where several weights
+    share one, A has the projection's name. In a repeat every turn has its own. Raises `InputError` for a
+    weight that nothing multiplies as a matrix.
+    """
+    chosen = tuple(projections)
+    outer = _Scope(dict(table.axes), chosen, scale)
+    lines = outer.rewritten(table.lines)
+    for projection in chosen:
+        for weight in projection.weights:
+            if (projection.name, weight) not in outer.used:
+                raise InputError(f"{weight} has no low-rank path: nothing multiplies by it as a matrix")
+    return replace(table, lines=lines, axes=outer.axes, weights=(*table.weights, *outer.weights))
+
+
+@dataclass
+class _Scope:
+    """One scope on its way: the axes of its names, the weights that were added, who was met."""
+
+    axes: dict[str, tuple[str, ...]]
+    projections: tuple[Projection, ...]
+    scale: float
+    weights: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    adapted: dict[str, str] = field(default_factory=dict)  # by added weight: the one that it adapts
+    used: set[tuple[str, str]] = field(default_factory=set)
+    middles: dict[tuple[str, tuple[Operand, ...], tuple[Axis, ...]], Term] = field(default_factory=dict)
+
+    def rewritten(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
+        result: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Repeat):
+                result.append(self._repeat(line))
+                continue
+            found = self._meant(line)
+            result += [line] if found is None else self._path(line, *found)
+        return tuple(result)
+
+    def _repeat(self, line: Repeat) -> Repeat:
+        """The body with its paths; the new weights are stacks outside, where the weight that they adapt is one."""
+        inner = _Scope(dict(line.axes), self.projections, self.scale)
+        body = inner.rewritten(line.lines)
+        self.used |= inner.used
+        sliced = {name for name, _ in line.each}
+        own = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
+        for name, axes in inner.weights.items():
+            self.weights[name] = self.axes[name] = (line.count, *axes) if name in own else axes
+        return replace(line, lines=body, axes=inner.axes, each=(*line.each, *((name, name) for name in own)))
+
+    def _meant(self, line: Line) -> tuple[Projection, Term] | None:
+        for projection in self.projections:
+            if projection.layers and line.tag.layer not in projection.layers:
+                continue
+            for weight in projection.weights:
+                if is_linear(line, weight) or is_lookup(line, weight):
+                    (term,) = (term for term in line.right if term.name == weight)
+                    assert isinstance(term, Term)
+                    return projection, term
+        return None
+
+    def _path(self, line: Line, projection: Projection, weight: Term) -> list[Line]:
+        """The product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
+        self.used.add((projection.name, weight.name))
+        left = line.left[0]
+        out, own = _out(weight, left), _local(weight)
+        others = tuple(term for term in line.right if term is not weight)
+        inside = tuple(axis for axis in weight.axes if axis not in out)
+        made: list[Line] = []
+        key = projection.name, others, inside
+        if key not in self.middles:
+            a = Term(f"{projection.name}.A", (*inside, RANK))
+            self._weight(a, weight)
+            kept = tuple(axis for axis in left.loops if axis not in out)
+            middle = self._value(f"{left.name}.low", (*kept, RANK))
+            made.append(self._product(line, f"{own}.low", middle, *others, a))
+            self.middles[key] = middle
+        middle = self.middles[key]
+        b = Term(f"{weight.name if len(projection.weights) > 1 else projection.name}.B", (RANK, *out))
+        self._weight(b, weight)
+        base, up, scaled = (self._value(f"{left.name}.{part}", left.loops) for part in ("base", "up", "path"))
+        made.append(self._product(line, f"{own}.up", up, middle, b))
+        made.append(self._product(line, f"{own}.scaled", scaled, up, Literal(self.scale)))
+        whole = Sum((left,), (base, scaled), line.where, _tag(line, f"{own}.sum", left, (base, scaled)), (1, 1))
+        return [replace(line, left=(base,), tag=replace(line.tag, local=f"{line.tag.local}.base")), *made, whole]
+
+    def _value(self, name: str, axes: tuple[str, ...]) -> Term:
+        self.axes[name] = axes
+        return Term(name, axes)
+
+    def _weight(self, term: Term, adapted: Term) -> None:
+        self.adapted[term.name] = adapted.name
+        self.weights[term.name] = self.axes[term.name] = term.declared
+
+    def _product(self, line: Line, path: str, left: Term, *right: Operand) -> Line:
+        return Product((left,), right, (), _tag(line, path, left, right))
+
+
+def _out(weight: Term, left: Term) -> tuple[str, ...]:
+    """The plain axes of the weight that the result has."""
+    return tuple(axis for axis in weight.axes if isinstance(axis, str) and axis in left.loops)
+
+
+def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Tag:
+    """The path's lines are a layer of their own; `path` says whose line it is, and which."""
+    binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
+    return Tag("lora", line.tag.block, local=path, locals=tuple(map(_local, right)), binding=binding)
+
+
+def _local(term: Operand) -> str:
+    return term.name.rpartition(".")[2]

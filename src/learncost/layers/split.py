@@ -1,0 +1,103 @@
+"""A repeat as consecutive ones, so that its turns may differ: in what trains, in what is added to their lines.
+
+The turns of a repeat share one body. Where some of them are frozen, or the first one has nothing below it that wants a
+gradient, they stand in repeats of their own: the same lines under names that are marked with the turns, `attn.WQ@10-11`
+for the last two of twelve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Repeat, Table
+
+MARK = "@"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Turns of a repeat, the first and the last one counted from 0, and the body that they run."""
+
+    first: int
+    last: int
+    body: Repeat
+
+    @property
+    def mark(self) -> str:
+        """What is appended to the names of these turns."""
+        return f"{MARK}{self.first}" + (f"-{self.last}" if self.last > self.first else "")
+
+
+def unmarked(name: str) -> str:
+    """The name of a value before its repeat was split."""
+    return name.partition(MARK)[0]
+
+
+def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
+    """The table with one of its repeats as consecutive ones, which run all its turns in order.
+
+    The stacks that it reads slice by slice, weights or inputs, become one stack for each part, `W@0-9` and `W@10-11`.
+    Raises `InputError` for a repeat that keeps a stack of values for later lines, or reads one of earlier lines.
+    """
+    parts = tuple(parts)
+    given = {*table.inputs, *table.weights}
+    made = [outer for _, outer in repeat.each if outer not in given] + [outer for _, outer in repeat.keep]
+    if made:
+        raise InputError(f"a repeat cannot be split whose turns each have a part of {made[0]}, which lines make")
+    axes = dict(table.axes)
+    repeats: list[Repeat] = []
+    initial = {carry.final: carry.initial for carry in repeat.carry}
+    for part in parts:
+        repeats.append(_part(part, initial, part is parts[-1], axes))
+        initial = {carry.final: now.final for carry, now in zip(repeat.carry, repeats[-1].carry, strict=True)}
+    stacks = {
+        outer: tuple(f"{outer}{part.mark}" for part in parts if outer in {name for _, name in part.body.each})
+        for part in parts
+        for _, outer in part.body.each
+    }
+
+    def apart(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(new for name in names for new in stacks.get(name, (name,)))
+
+    for outer, own in stacks.items():
+        whole = axes.pop(outer)
+        axes |= {name: (_count(part), *whole[1:]) for part in parts for name in own if name == f"{outer}{part.mark}"}
+    at = next(place for place, line in enumerate(table.lines) if line is repeat)
+    return replace(
+        table,
+        lines=(*table.lines[:at], *repeats, *table.lines[at + 1 :]),
+        axes=axes,
+        inputs=apart(table.inputs),
+        weights=apart(table.weights),
+        indices=frozenset(apart(table.indices)),
+        constants=frozenset(apart(table.constants)),
+    )
+
+
+def _count(part: Part) -> str:
+    return str(part.last - part.first + 1)
+
+
+def _part(part: Part, initial: dict[str, str], is_last: bool, axes: dict[str, tuple[str, ...]]) -> Repeat:
+    """The body under its own names; `initial` says where each carried value comes from, by its name at the end."""
+    body = part.body
+    names = {name: f"{name}{part.mark}" for name in body.inside}
+    carry = []
+    for own in body.carry:
+        final = own.final if is_last else f"{own.final}{part.mark}"
+        axes[final] = body.axes[own.end]
+        carry.append(Carry(names[own.start], names[own.end], initial[own.final], final))
+    lines = []
+    for line in body.lines:
+        assert isinstance(line, Line)  # no repeat stands in another one
+        lines.append(line.renamed(names))
+    return replace(
+        body,
+        count=_count(part),
+        lines=tuple(lines),
+        axes={names.get(name, name): own_axes for name, own_axes in body.axes.items()},
+        carry=tuple(carry),
+        each=tuple((names[inside], f"{outer}{part.mark}") for inside, outer in body.each),
+    )

@@ -1,0 +1,187 @@
+"""Adaptation: which weights of a model learn, and low-rank paths beside some. A rewriting of the model's table.
+
+What is frozen is simply not wanted when the step is derived: no update of it, and no backward line that nothing trained
+needs. The turns of a repeat share one body, so a repeat is split where its turns differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isfinite
+
+from learncost.equation.errors import InputError
+from learncost.layers.reach import Reach
+from learncost.layers.rewrite_lora import RANK, with_lora
+from learncost.layers.split import Part, split, unmarked
+from learncost.models.model import Model
+from learncost.models.parts import Parts, repeats, sliced
+from learncost.models.sizes import check_size
+from learncost.models.wording import shown
+
+RANK_OF_PATHS, ALPHA = 8, 16.0
+"""Where none is given: r = 8 as peft has it, and alpha = 2 r."""
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What learns, as it was asked for: names of weights, layers, and projections with a low-rank path."""
+
+    train: tuple[str, ...] = ()
+    layers: str = ""
+    lora: tuple[str, ...] = ()
+    rank: int = RANK_OF_PATHS
+    alpha: float = ALPHA
+
+    def __str__(self) -> str:
+        blocks = f" of layers {self.layers}" if self.layers else ""
+        path = f"LoRA of rank {self.rank} and alpha {self.alpha:g} on {', '.join(self.lora)}{blocks}"
+        named = ", ".join(self.train)
+        if self.lora:
+            return f"{path}; {named}" if self.train else path
+        if self.layers:
+            return f"layers {self.layers}; {named}" if self.train else f"layers {self.layers}"
+        return named or "all"
+
+
+def adaptation(
+    train: object = None, layers: object = None, lora: object = None, rank: object = None, alpha: object = None
+) -> Adaptation | None:
+    """What `cost` is given about learning, checked; None where all weights learn.
+
+    train   all, none, head, embeddings, biases, or names of weights and modules, with commas between
+    layers  10-11, 0,2,5-7, first 2 or last 2: which blocks learn or have low-rank paths, counted from 0
+    lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
+    Raises `InputError`.
+    """
+    if lora is None and (rank is not None or alpha is not None):
+        given = "lora_rank" if rank is not None else "lora_alpha"
+        raise InputError(
+            f"{given} belongs to low-rank paths: say with lora where they are, such as lora = 'all-linear'"
+        )
+    chosen = _listed("train", train)
+    if len(chosen) > 1 and ({"all", "none"} & set(chosen)):
+        raise InputError(f"train is all, none, or names: not {shown(train)}")
+    paths = _listed("lora", lora)
+    where = _layers_text(layers)
+    if not paths and not where and chosen in ((), ("all",)):
+        return None
+    size = RANK_OF_PATHS if rank is None else check_size("lora_rank", rank)
+    return Adaptation(chosen, where, paths, size, ALPHA if alpha is None else _alpha(alpha))
+
+
+def _listed(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
+    found = [item.strip() if isinstance(item, str) else "" for item in items]
+    if not found or not all(found):
+        raise InputError(f"{name} must be names with commas between them, not {shown(value)}")
+    return tuple(dict.fromkeys(found))
+
+
+def _layers_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
+    ):
+        return ",".join(map(str, value))
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"train_layers must be such as 10-11, 0,2,5-7 or last 2, not {shown(value)}")
+    return " ".join(value.split())
+
+
+def _alpha(value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
+    except (TypeError, ValueError, OverflowError):
+        number = 0.0
+    if isinstance(value, bool) or not isfinite(number) or number <= 0:
+        raise InputError(f"lora_alpha must be a number above 0, not {shown(value)}")
+    return number
+
+
+def adapted(model: Model, wanted: Adaptation) -> Model:
+    """The model in which only what is asked for learns: its table rewritten, its `trained` weights named.
+
+    Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
+    """
+    parts = Parts(model)
+    table = with_lora(model.table, parts.projections(wanted.lora), wanted.alpha / wanted.rank)
+    paths = set(table.weights) - set(model.table.weights)
+    learning = _selected(parts, wanted) | paths
+    reach = Reach(frozenset(table.weights))
+    reach.needs(table.lines, learning)
+    stretches = parts.stretches(wanted.layers)
+    whole, trained, before = table, learning - sliced(table), 0
+    for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
+        turns = parts.turns(repeat)
+        stacks = learning & {outer for _, outer in repeat.each}
+        inside = [(max(a - before, 0), min(b - before, turns - 1)) for a, b in stretches or ((before, before + turns),)]
+        before += turns
+        inside = [(a, b) for a, b in inside if a <= b and stacks]
+        every = any(name in reach.needed for name in repeat.shared)
+        alone = any(carry.initial not in reach.needed for carry in repeat.carry)
+        pieces = [
+            (Part(a, b, repeat if learns else plain), learns) for a, b, learns in _pieces(turns, inside, every, alone)
+        ]
+        if len(pieces) > 1 or (alone and turns == 1):
+            whole = split(whole, repeat, (part for part, _ in pieces))
+            trained |= {f"{name}{part.mark}" for part, learns in pieces if learns for name in stacks}
+        elif pieces[0][1]:
+            trained |= stacks
+        else:
+            whole = replace(whole, lines=tuple(plain if line is repeat else line for line in whole.lines))
+    read = {name for line in whole.lines for name in line.reads}  # paths may be in no layer of a repeat
+    whole = replace(whole, weights=tuple(n for n in whole.weights if n in read or unmarked(n) not in paths))
+    return replace(
+        model,
+        table=whole,
+        sizes={**model.sizes, RANK: wanted.rank} if paths else model.sizes,
+        masks=tuple(name for name in whole.inputs if unmarked(name).endswith(".mask")),
+        trained=tuple(name for name in whole.weights if name in trained),
+    )
+
+
+def said(model: Model, wanted: Adaptation) -> str:
+    """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
+    read = [name for line in model.table.lines for name in line.reads]
+    looked_up = {name for name in Parts(model).embeddings if read.count(name) > 1}
+    both = "; head and embedding are one matrix, which learns in both places" if looked_up & {*model.learning} else ""
+    return f"{wanted}{both}"
+
+
+def _selected(parts: Parts, wanted: Adaptation) -> set[str]:
+    """The weights of the model itself that learn, in the layers that do.
+
+    Where layers are given, what stands outside of them learns only if `train` names it.
+    """
+    everything = set(parts.table.weights)
+    if not wanted.train:
+        return set() if wanted.lora else everything & parts.in_blocks if wanted.layers else everything
+    chosen = {weight for name in wanted.train for weight in parts.named(name)}
+    if wanted.layers and not wanted.lora and wanted.train != ("none",) and not chosen & parts.in_blocks:
+        chosen |= parts.in_blocks
+    return chosen
+
+
+def _pieces(
+    turns: int, inside: Iterable[tuple[int, int]], every: bool, alone: bool
+) -> tuple[tuple[int, int, bool], ...]:
+    """The turns in stretches that are alike: first, last, and whether they learn.
+
+    every   a value that all turns read has a gradient, so that every turn goes backward
+    alone   nothing below wants a gradient: the first turn that goes backward stands by itself
+    """
+    inside = tuple(inside)
+    cuts = {0, turns} | {a for a, _ in inside} | {b + 1 for _, b in inside}
+    if alone and (every or inside):
+        first = 0 if every else inside[0][0]
+        cuts |= {first, first + 1}
+    return tuple((a, b - 1, any(low <= a <= high for low, high in inside)) for a, b in pairwise(sorted(cuts)))

@@ -1,0 +1,96 @@
+"""The names that users know projections by, and our weights that they hold. Data, and one rule of matching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from learncost.models.families import FAMILIES
+
+Modules = Mapping[str, tuple[str, ...]]
+
+# transformers' modules: the end of their path, and our weights that they hold. A module with several weights is one
+# matrix there: its low-rank path has one A.
+_GPT2: Modules = {
+    "attn.c_attn": ("attn.WQ", "attn.WK", "attn.WV"),
+    "attn.c_proj": ("attn.WO",),
+    "mlp.c_fc": ("mlp.W1",),
+    "mlp.c_proj": ("mlp.W2",),
+}
+_FAMILIES: Mapping[str, Modules] = {
+    "gpt2": _GPT2,
+    "openai-gpt": _GPT2,
+    "bert": {
+        "attention.self.query": ("attn.WQ",),
+        "attention.self.key": ("attn.WK",),
+        "attention.self.value": ("attn.WV",),
+        "attention.output.dense": ("attn.WO",),
+        "intermediate.dense": ("mlp.W1",),
+        "output.dense": ("mlp.W2",),
+        "pooler.dense": ("pooler.W",),
+        "transform.dense": ("transform.W",),
+    },
+    "distilbert": {
+        "attention.q_lin": ("attn.WQ",),
+        "attention.k_lin": ("attn.WK",),
+        "attention.v_lin": ("attn.WV",),
+        "attention.out_lin": ("attn.WO",),
+        "ffn.lin1": ("mlp.W1",),
+        "ffn.lin2": ("mlp.W2",),
+        "vocab_transform": ("transform.W",),
+    },
+}
+
+# What any model's projections may be called: ends of our names.
+_ANY: Modules = {
+    "q_proj": ("WQ",),
+    "k_proj": ("WK",),
+    "v_proj": ("WV",),
+    "o_proj": ("WO",),
+    "out_proj": ("WO",),
+    "query": ("WQ",),
+    "key": ("WK",),
+    "value": ("WV",),
+    "gate_proj": ("WG",),
+    "up_proj": ("WU",),
+    "down_proj": ("WD",),
+    "fc1": ("mlp.W1",),
+    "fc2": ("mlp.W2",),
+}
+
+
+def modules_of(family: str) -> Modules:
+    """The modules of a family's transformers model that hold the projections: end of the path -> our weights."""
+    return getattr(FAMILIES.get(family), "modules", None) or _FAMILIES.get(family, {})
+
+
+def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
+    """The weights that a name stands for: of the family's modules as peft matches them, of any model's, or our own.
+
+    A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
+    of the name, or by a pattern with *.
+    """
+    meant = [own for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for own in ours]
+    patterns = meant or (*_ANY.get(name, ()), name)
+    return tuple(w for w in weights if any(fnmatchcase(w, p) or fnmatchcase(w, f"*.{p}") for p in patterns))
+
+
+def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Of the weights, those that one module holds together where all of them are there: a name, and the weights."""
+    chosen = set(weights)
+    found = []
+    for path, own in modules_of(family).items():
+        for first in sorted(chosen):
+            # In front of the names of a module's weights stands the same: nothing, or a kind of block.
+            front = first.removesuffix(own[0])
+            together = tuple(f"{front}{weight}" for weight in own)
+            if len(own) > 1 and first == f"{front}{own[0]}" and chosen.issuperset(together):
+                found.append((f"{front}{own[0].rpartition('.')[0]}.{path.rpartition('.')[2]}", together))
+    return tuple(found)
+
+
+def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
+    """Every name that stands for a weight."""
+    weights = tuple(weights)
+    ends = (path[place:] for path in modules_of(family) for place in (0, path.rfind(".") + 1))
+    return tuple(dict.fromkeys((*ends, *(n for n in _ANY if held(n, family, weights)), *weights)))

@@ -1,0 +1,203 @@
+"""What the names of users mean in a model's table: head, embeddings, biases, projections, layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Read, Repeat, Sum, Table, Term, walk
+from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
+from learncost.models.model import Model
+from learncost.models.modules import held, joint, names
+from learncost.models.wording import nearest, shown
+
+_HEAD, _EMBEDDINGS = ("head", "lm_head"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
+_LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
+_PARTS = ("all", "none", "head", "embeddings", "biases")
+
+
+def repeats(table: Table) -> list[Repeat]:
+    """The repeats of a table, in order."""
+    return [line for line in table.lines if isinstance(line, Repeat)]
+
+
+def sliced(table: Table) -> set[str]:
+    """The stacks that turns of repeats read slices of."""
+    return {outer for repeat in repeats(table) for _, outer in repeat.each}
+
+
+def spans(text: str, count: int) -> tuple[tuple[int, int], ...]:
+    """The layers that a text means, of `count` ones counted from 0: stretches from a first to a last one, in order.
+
+    >>> spans("0,2,5-7", 12), spans("last 2", 12)
+    (((0, 0), (2, 2), (5, 7)), ((10, 11),))
+    """
+    wrong = InputError(
+        f"train_layers must be such as 10-11, 0,2,5-7 or last 2, of the layers 0 to {count - 1:,}, not {shown(text)}"
+    )
+    end, _, number = text.partition(" ")
+    if end in ("first", "last"):
+        if not _is_number(number) or not 1 <= int(number) <= count:
+            raise wrong
+        return ((0, int(number) - 1),) if end == "first" else ((count - int(number), count - 1),)
+    found: list[tuple[int, int]] = []
+    for item in text.split(","):
+        first, dash, last = (part.strip() for part in item.partition("-"))
+        last = last if dash else first
+        if not (_is_number(first) and _is_number(last)) or not int(first) <= int(last) < count:
+            raise wrong
+        found.append((int(first), int(last)))
+    merged: list[tuple[int, int]] = []
+    for first_, last_ in sorted(found):
+        if merged and first_ <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(last_, merged[-1][1])
+        else:
+            merged.append((first_, last_))
+    return tuple(merged)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 13
+
+
+class Parts:
+    """What the names of a user mean in one model's table."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.table = model, model.table
+        self.family = model.configuration.family
+        self.in_blocks = sliced(self.table) & set(self.table.weights)
+        self.lines = tuple(line for line, _ in walk(self.table.lines))
+        places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Repeat)]
+        outside = [line for line in self.table.lines if isinstance(line, Line)]
+        after = self.table.lines[places[-1] + 1 :] if places else self.table.lines
+        # The head is what stands after the last block, norms aside: also BERT's transformation, and a pooler.
+        self.head = self.read_by(line for line in after if isinstance(line, Line) and "norm" not in line.tag.layer)
+        self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
+        self.linear = tuple(w for w in self.table.weights if any(_is_projection(line, w) for line in self.lines))
+
+    def read_by(self, lines: Iterable[Line]) -> tuple[str, ...]:
+        """The weights that lines read."""
+        read = {name for line in lines for name in line.reads}
+        return tuple(weight for weight in self.table.weights if weight in read)
+
+    def turns(self, repeat: Repeat) -> int:
+        return int(repeat.count) if repeat.count.isdigit() else self.model.sizes[repeat.count]
+
+    def biases(self) -> tuple[str, ...]:
+        """What is only ever added, and not looked up."""
+        found = []
+        for weight in self.table.weights:
+            readers = [line for line in self.lines if weight in line.reads]
+            if all(isinstance(line, Sum) and not _looks_up(line, weight) for line in readers):
+                found.append(weight)
+        return tuple(found)
+
+    def stretches(self, layers: str) -> tuple[tuple[int, int], ...] | None:
+        """The layers that learn, counted through all repeats; None where nothing is said."""
+        if not layers:
+            return None
+        name = self.model.configuration.name
+        turns = sum(map(self.turns, repeats(self.table)))
+        counted = self.model.configuration.sizes.get("num_hidden_layers", turns)
+        if self.model.two_sided or counted != turns or not turns:
+            raise InputError(f"train_layers: {name} has no single stack of layers, one after the other; use train")
+        if common := [n for repeat in repeats(self.table) for n in repeat.shared if n in self.table.weights]:
+            raise InputError(f"train_layers: all layers of {name} share {common[0]}; use train")
+        return spans(layers, counted)
+
+    def named(self, name: str) -> tuple[str, ...]:
+        """The weights that one name of `train` means: of a module, its biases too."""
+        if name in ("all", "none"):
+            return self.table.weights if name == "all" else ()
+        if name in _HEAD:
+            return self._some(self.head, "train", name, "head")
+        if name in _EMBEDDINGS and name not in self.table.weights:
+            return self._some(self.embeddings, "train", name, "embeddings")
+        if name == "biases":
+            return self._some(self.biases(), "train", name, "biases")
+        if name in _LINEAR:
+            return self._with_biases(self.linear)
+        if name in _GROUPS:
+            group = self.read_by(line for line in self.lines if _GROUPS[name] in line.tag.layer)
+            return self._some(group, "train", name, name.replace("_", "-"))
+        return self._with_biases(self.held("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
+
+    def _some(self, found: tuple[str, ...], what: str, name: str, meant: str) -> tuple[str, ...]:
+        if not found:
+            raise InputError(f"{what}: {self.model.configuration.name} has no {meant} with weights ({name})")
+        return found
+
+    def _with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
+        """The weights, and what is added to their products straight after; an embedding has no product of its own."""
+        chosen = set(weights)
+        multiplied = chosen - set(self.embeddings)
+        made = {line.name for line in self.lines for weight in multiplied if is_linear(line, weight)}
+        added = (line for line in self.lines if isinstance(line, Sum) and made & set(line.reads))
+        chosen |= set(self.read_by(added))
+        return tuple(weight for weight in self.table.weights if weight in chosen)
+
+    def held(self, what: str, name: str, words: Iterable[str]) -> tuple[str, ...]:
+        found = held(name, self.family, self.table.weights)
+        if not found:
+            known = (*words, *names(self.family, self.table.weights))
+            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+            raise InputError(f"{what}: {self.model.configuration.name} has no weights called {shown(name)}{hint}")
+        return found
+
+    def projections(self, named: Iterable[str]) -> tuple[Projection, ...]:
+        """The low-rank paths of the names of `lora`; weights that one module holds share one where all are meant."""
+        weights: dict[str, None] = {}
+        others: dict[str, Projection] = {}
+        for name in named:
+            if name in _HEAD:
+                for weight in self._some(self.multiplied("head"), "lora", name, "head"):
+                    path = weight if weight.startswith("head") else f"head.{weight}"  # tied: apart from the embedding's
+                    others["head"] = Projection(path, (weight,), ("head",))
+                continue
+            found = self._projected(name)
+            for weight in found:
+                if weight in self.embeddings:
+                    lookups = tuple(dict.fromkeys(li.tag.layer for li in self.lines if is_lookup(li, weight)))
+                    others[weight] = Projection(weight, (weight,), lookups)
+                else:
+                    weights[weight] = None
+        groups = []
+        for name, own in joint(self.family, weights):
+            groups.append(Projection(name, own))
+            weights = {weight: None for weight in weights if weight not in own}
+        return (*others.values(), *groups, *(Projection(weight, (weight,)) for weight in weights))
+
+    def multiplied(self, layer: str = "") -> tuple[str, ...]:
+        """The weights that something is multiplied by as matrices, in the layers whose names have this part."""
+        own = [line for line in self.lines if layer in line.tag.layer]
+        return tuple(weight for weight in self.table.weights if any(is_linear(line, weight) for line in own))
+
+    def _projected(self, name: str) -> tuple[str, ...]:
+        if name in _LINEAR:
+            return self._some(self.linear, "lora", name, "linear layers")
+        if name in _GROUPS:
+            own = tuple(weight for weight in self.multiplied(_GROUPS[name]) if weight in self.linear)
+            return self._some(own, "lora", name, f"projections in its {name.replace('_', '-')} layers")
+        tables = tuple(w for w in self.embeddings if any(is_lookup(line, w) for line in self.lines))
+        if name in _EMBEDDINGS and name not in self.table.weights:
+            return self._some(tables, "lora", name, "embeddings")
+        found = self.held("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
+        for weight in found:
+            if weight not in (*self.multiplied(), *tables):
+                raise InputError(
+                    f"lora: {shown(name)} means {weight}, which is no matrix of a product; LoRA is for projections, "
+                    f"such as {', '.join(self.linear[:4])}"
+                )
+        return found
+
+
+def _is_projection(line: Line, weight: str) -> bool:
+    """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
+    layer = line.tag.layer
+    return is_linear(line, weight) and layer != "head" and "convolution" not in layer and not weight.endswith(".WR")
+
+
+def _looks_up(line: Line, weight: str) -> bool:
+    terms = [term for term in line.right if isinstance(term, Term) and term.name == weight]
+    return any(isinstance(axis, Read) for term in terms for axis in term.axes)

@@ -1,0 +1,301 @@
+"""Frozen weights and LoRA against transformers' modules with the same requires_grad: parameters, what learns, FLOPs.
+
+FLOPs are those of torch's FlopCounterMode on the meta device, forward and both passes; the backward pass of torch stops
+where nothing below learns, block by block, and so must ours.
+"""
+
+import json
+import random
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.layers.layer import layer
+from learncost.models.adaptation import adaptation, adapted
+from learncost.models.from_layer import from_layer
+from learncost.models.parts import spans
+from learncost.procedures.backpropagation import backpropagation
+from learncost.procedures.procedure import step
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from low_rank import adapt, blocks_of, learn_only, parameters_of  # noqa: E402
+
+BATCH, LENGTH = 2, 5
+
+
+def flops_of(module):
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = module(input_ids=tokens, labels=tokens).loss
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return forward, forward + counter.get_total_flops()
+
+
+def ours(model, **how):
+    found = lc.cost(model, price_book="matmul", batch_size=BATCH, seq_len=LENGTH, **how)
+    return (found.macro_operations["forward"][1].flops, found.total.flops), (found.parameters, found.trained_parameters)
+
+
+def theirs(module):
+    return flops_of(module), parameters_of(module)
+
+
+def tiny(model_type, tied, chance):
+    """A random small configuration of a family."""
+    h, layers = chance.choice((1, 2, 3)), chance.randint(3, 5)
+    d, f, v = h * chance.randint(2, 5), chance.randint(5, 12), chance.randint(6, 12)
+    if model_type == "gpt2":
+        keys = {"n_embd": d, "n_head": h, "n_layer": layers, "n_inner": f, "n_positions": 7}
+    else:
+        keys = {"hidden_size": d, "num_attention_heads": h, "num_hidden_layers": layers, "intermediate_size": f}
+        keys |= {"max_position_embeddings": 7}
+    keys |= {"vocab_size": v, "tie_word_embeddings": tied, "pad_token_id": None, "bos_token_id": None}
+    config = transformers.AutoConfig.for_model(model_type, eos_token_id=None, **keys)
+    config._attn_implementation = "eager"
+    config.architectures = [{"gpt2": "GPT2LMHeadModel", "bert": "BertForMaskedLM"}[model_type]]
+    return config
+
+
+def module_of(config):
+    with torch.device("meta"):
+        return getattr(transformers, config.architectures[0])(config)
+
+
+def embedding_names(module):
+    found = [name for name, own in module.named_modules() if isinstance(own, torch.nn.Embedding)]
+    return {f"{name}.weight" for name in found}
+
+
+def head_names(module):
+    """The parameters of the head; where it is tied, its matrix has the name of the embedding's."""
+    own = {id(p) for name, p in module.named_parameters(remove_duplicate=False) if name.startswith(("lm_head", "cls."))}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+
+
+def last_two(module):
+    own = {id(parameter) for block in blocks_of(module)[-2:] for parameter in block.parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+
+
+def second(module):
+    own = {id(parameter) for parameter in blocks_of(module)[1].parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+
+
+def bias_names(module):
+    return {name for name, _ in module.named_parameters() if name.endswith("bias")}
+
+
+FROZEN = {
+    "all": ({}, lambda module: {name for name, _ in module.named_parameters()}),
+    "head": ({"train": "head"}, head_names),
+    "embeddings": ({"train": "embeddings"}, embedding_names),
+    "last 2": ({"train_layers": "last 2"}, last_two),
+    "second": ({"train_layers": 1}, second),
+    "last 2 and head": ({"train": "head", "train_layers": "last 2"}, lambda m: last_two(m) | head_names(m)),
+    "biases": ({"train": "biases"}, bias_names),
+    "biases of the last 2": ({"train": "*.b*", "train_layers": "last 2"}, lambda m: last_two(m) & bias_names(m)),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["gpt2", "bert"])
+@pytest.mark.parametrize("case", FROZEN)
+def test_frozen(case, model_type, tied, tmp_path):
+    how, chosen = FROZEN[case]
+    config = tiny(model_type, tied, random.Random(f"{case} {model_type} {tied}"))
+    config.save_pretrained(tmp_path)
+    module = module_of(config)
+    if case == "biases of the last 2":  # the pattern also means the biases that stand outside of the blocks
+        how = {**how, "train": "attn.b*,mlp.b*,ln_1.b,ln_2.b"}
+    learn_only(module, chosen(module).__contains__)
+    assert ours(str(tmp_path), **how) == theirs(module)
+
+
+LORA = {
+    "gpt2": {"c_attn": ["c_attn"], "c_proj": ["c_proj"], "c_fc,mlp.c_proj": ["c_fc", "mlp.c_proj"]},
+    "bert": {"query,value": ["query", "value"], "dense": ["dense"], "lm_head": ["decoder"]},
+}
+LINEAR = {"gpt2": ["c_attn", "c_proj", "c_fc"], "bert": ["query", "key", "value", "dense"]}
+CASES = [(kind, names, ends) for kind, own in LORA.items() for names, ends in own.items()]
+CASES += [(kind, "all-linear", ends) for kind, ends in LINEAR.items()]
+
+
+@pytest.mark.parametrize("layers", [None, "0,2", "last 1"])
+@pytest.mark.parametrize(("model_type", "names", "ends"), CASES)
+def test_lora(model_type, names, ends, layers, tmp_path):
+    chance = random.Random(f"{model_type} {names} {layers}")
+    config, rank = tiny(model_type, False, chance), chance.randint(1, 4)
+    config.save_pretrained(tmp_path)
+    module = module_of(config)
+    total = config.num_hidden_layers
+    chosen = {None: None, "0,2": {0, 2}, "last 1": {total - 1}}[layers]
+    if chosen is not None and names in ("dense", "lm_head", "all-linear"):
+        chosen |= {None}  # what stands outside of the blocks has its path in any case
+    adapt(module, ends, rank, 5, chosen)
+    assert ours(str(tmp_path), lora=names, lora_rank=rank, lora_alpha=5, train_layers=layers) == theirs(module)
+
+
+def test_lora_with_a_trained_head(tmp_path):
+    config = tiny("gpt2", False, random.Random(3))
+    config.save_pretrained(tmp_path)
+    module = adapt(module_of(config), ["c_attn"])
+    module.lm_head.requires_grad_(True)
+    assert ours(str(tmp_path), lora="c_attn", train="head") == theirs(module)
+
+
+# peft 0.21.2, LoraConfig(r=8, lora_alpha=16), on transformers' modules of the published sizes, on meta, 2 sequences of
+# 50 tokens: FLOPs of the forward pass and of both by FlopCounterMode, trained and all parameters. peft's own messages
+# for gpt2 and c_attn: "trainable params: 294,912 || all params: 124,734,720 || trainable%: 0.2364".
+PEFT = [
+    ("gpt2", "GPT2LMHeadModel", "c_attn", None, 24949708800, 49787596800, 294912, 124734720),
+    ("gpt2", "GPT2LMHeadModel", "all-linear", None, 25126656000, 50318438400, 1179648, 125619456),
+    ("gpt2", "GPT2LMHeadModel", "c_proj", None, 24993945600, 49771622400, 516096, 124955904),
+    ("gpt2", "GPT2LMHeadModel", "c_attn", "3-4", 24900556800, 45301248000, 49152, 124488960),
+    ("gpt2", "GPT2LMHeadModel", "lm_head", None, 24972366400, 25134417600, 408200, 124848008),
+    ("gpt2", "GPT2LMHeadModel", "wte", None, 24891955200, 49969459200, 408200, 124848008),
+    ("bert-base", "BertForMaskedLM", "query,value", None, 22036377600, 43952025600, 294912, 109809210),
+    ("bert-base", "BertForMaskedLM", "all-linear", None, 22245273600, 44585164800, 1339392, 110853690),
+    ("bert-base", "BertForMaskedLM", "dense", None, 22156800000, 44173516800, 897024, 110411322),
+    ("bert-base", "BertModel", "all-linear", None, 17439080448, 34970370048, 1339392, 110821632),
+    ("distilbert-base", "DistilBertForMaskedLM", "all-linear", None, 13526937600, 26923622400, 675840, 67661370),
+]
+
+
+@pytest.mark.parametrize(("model", "architecture", "names", "layers", "forward", "both", "trained", "whole"), PEFT)
+def test_numbers_of_peft(model, architecture, names, layers, forward, both, trained, whole):
+    how = {"lora": names, "train_layers": layers, "architecture": architecture}
+    found = lc.cost(model, price_book="matmul", batch_size=2, seq_len=50, **how)
+    assert (found.macro_operations["forward"][1].flops, found.total.flops) == (forward, both)
+    assert (found.trained_parameters, found.parameters) == (trained, whole)
+
+
+def test_two_linear_layers():
+    """Two products of 16 x 32 by 32 x 32, 32,768 FLOPs each: forward 2, gradients of both weights 2, one of the middle.
+
+    torch's FlopCounterMode on two torch.nn.Linear(32, 32) says 163,840; with the first one frozen 98,304.
+    """
+    text = """two(X; W U) -> Y
+  H[B d] = X[B c] W[c d]
+  Y[B e] = H[B d] U[d e]"""
+    two, sizes = from_layer(layer(text)), {"B": 16, "c": 32, "d": 32, "e": 32}
+    products = [lc.price(backpropagation(two).step, sizes, "matmul").flops]
+    products.append(lc.price(backpropagation(adapted(two, adaptation("U"))).step, sizes, "matmul").flops)
+    assert products == [163_840, 98_304]
+
+
+def test_what_is_frozen_has_no_update_and_nothing_backward_below():
+    found = lc.cost("gpt2", train_layers="10-11", optimizer="adamw", by="layer")
+    rows = {(row.macro_operation, row.layer): row for row in found.rows}
+    assert {row.layer for row in found.rows if row.macro_operation == "weight_update"} == {
+        "attention",
+        "feed_forward",
+        "norm",
+    }
+    assert rows["weight_update", "attention"].repeat == rows["backward", "attention"].repeat == 2
+    assert rows["forward", "attention"].repeat == 12
+    whole = lc.cost("gpt2", optimizer="adamw", by="layer")
+    full = {(row.macro_operation, row.layer): row for row in whole.rows}
+    assert 6 * rows["weight_update", "attention"].flops == full["weight_update", "attention"].flops
+    # The price of an optimizer's step is one for each element that it changes.
+    per_element = full["optimizer_step", "optimizer"].flops // whole.parameters
+    assert rows["optimizer_step", "optimizer"].flops == per_element * found.trained_parameters
+
+
+def test_recomputation_leaves_frozen_blocks_alone():
+    """A block below the lowest trained one is not run again: nothing of it is needed."""
+    two, twelve = (lc.cost("gpt2", "recompute", train_layers=layers) for layers in ("last 2", None))
+    assert 6 * two.macro_operations["recomputation"][1].flops == twelve.macro_operations["recomputation"][1].flops
+
+
+def test_equal_tables_with_other_trained_weights_are_not_mixed_up():
+    assert lc.cost("gpt2", train="head").total.flops != lc.cost("gpt2", train="none").total.flops
+    assert lc.cost("gpt2", train="none").total.flops == lc.cost("gpt2").macro_operations["forward"][1].flops
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", ((0, 0),)),
+        ("10-11", ((10, 11),)),
+        ("7,0,2-3,4,6-7", ((0, 0), (2, 4), (6, 7))),
+        ("first 3", ((0, 2),)),
+        ("last 12", ((0, 11),)),
+    ],
+)
+def test_layers(text, found):
+    assert spans(text, 12) == found
+
+
+REFUSED = [
+    ({"lora": "q_prj"}, "gpt2 has no weights called 'q_prj'; did you mean 'q_proj'"),
+    ({"lora": "gate_proj"}, "gpt2 has no weights called 'gate_proj'"),
+    ({"lora": "ln_1.g"}, "'ln_1.g' means ln_1.g, which is no matrix of a product"),
+    ({"lora": "c_attn", "lora_rank": 0}, "lora_rank must be a whole number from 1"),
+    ({"lora": "c_attn", "lora_alpha": "nan"}, "lora_alpha must be a number above 0, not 'nan'"),
+    ({"lora": "c_attn", "procedure": "pepita"}, "pepita updates every weight"),
+    ({"train": "head", "procedure": "mempepita"}, "mempepita updates every weight"),
+    ({"lora": ""}, "lora must be names with commas between them, not ''"),
+    ({"lora_rank": 8}, "lora_rank belongs to low-rank paths"),
+    ({"train": "haed"}, "gpt2 has no weights called 'haed'; did you mean 'head'"),
+    ({"train": "all,head"}, "train is all, none, or names"),
+    ({"train_layers": "10-12"}, "of the layers 0 to 11, not '10-12'"),
+    ({"train_layers": "3-1"}, "train_layers must be such as"),
+    ({"train_layers": "last 13"}, "train_layers must be such as"),
+    ({"train_layers": -1}, "train_layers must be such as"),
+    ({"train_layers": 1.5}, "train_layers must be such as"),
+]
+
+
+@pytest.mark.parametrize(("how", "message"), REFUSED)
+def test_refusals(how, message):
+    with pytest.raises(lc.InputError) as error:
+        lc.cost("gpt2", **how)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_of_two_stacks_are_refused():
+    sizes = {"n_enc": 2, "n_dec": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    with pytest.raises(lc.InputError, match="no single stack of layers"):
+        lc.cost("encoder-decoder", vocab_size=10, seq_len=4, train_layers=1, **sizes)
+    only = lc.cost("encoder-decoder", vocab_size=10, seq_len=4, train="decoder.cross.*", **sizes)
+    # Four matrices of 8 x 8 in each of two blocks.
+    assert only.trained_parameters == 2 * 4 * 8 * 8
+
+
+def test_flags_and_output(capsys):
+    assert main(["cost", "gpt2", "--lora", "c_attn", "--train-layers", "last 2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "124,488,960 parameters, of which 49,152 learn (0.04 %)" in text
+    assert "LoRA of rank 8 and alpha 16 on c_attn of layers last 2" in text
+    assert main(["cost", "gpt2", "--train", "head", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["parameters"], found["trained_parameters"]) == (124_439_808, 50257 * 768)
+    assert found["trained"] == "head; head and embedding are one matrix, which learns in both places"
+    assert main(["cost", "gpt2", "--lora-rank", "8"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_compare(capsys):
+    assert main(["compare", "gpt2", "--lora", "all-linear", "--lora-rank", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["price_books"]["run"]) == ["bp", "recompute"]
+    assert "pepita and mempepita update every weight" in found["left_out"]
+    assert found["trained_parameters"] == lc.cost("gpt2", lora="all-linear", lora_rank=4).trained_parameters
+    assert main(["compare", "gpt2", "--lora", "all-linear", "--procedures", "bp,pepita"]) == 2
+
+
+def test_the_step_of_a_model_without_anything_trained_is_its_forward_pass():
+    from learncost.models.configuration import configure
+    from learncost.models.model import build
+
+    frozen = adapted(build(configure("gpt2", {})), adaptation("none"))
+    assert step(frozen, "bp").lines == frozen.table.lines

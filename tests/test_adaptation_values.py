@@ -1,0 +1,170 @@
+"""Values: losses and gradients of frozen and adapted models against autograd, and their counts against what runs.
+
+A split model is the same function, so its loss and its gradients must be those of transformers' module with the same
+weights learning and the same paths of low rank; what it executes, counted by arrays, must be the price of the book run.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from counting import counting, tally_of
+from learncost.layers.split import unmarked
+from learncost.models.adaptation import adaptation, adapted
+from learncost.procedures.backpropagation import backpropagation, recomputed
+from learncost.readings.run import execute, infer_sizes
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from foreign_models import in_float64  # noqa: E402
+from low_rank import adapt, blocks_of, learn_only  # noqa: E402
+from test_transformers import ARCHITECTURES, UNTIED_BIAS, batch_of, ours, pair, places  # noqa: E402
+
+__all__ = ["in_float64"]
+TOLERANCE = 1e-9
+RANK, ALPHA = 2, 3.0
+
+
+def lengthened(family, seed):
+    """A random pair of models with at least three blocks, so that segments have several turns."""
+    chance = random.Random(seed)
+    while True:
+        model, module = pair(family, ARCHITECTURES[family][0], chance)
+        if model.sizes["n_layer"] >= 3:
+            return model, module
+
+
+def turns_of(name, count):
+    """The turns that a name speaks of, such as W@1-2: all where it is not marked."""
+    first, _, last = name.partition("@")[2].partition("-")
+    return range(int(first), int(last or first) + 1) if first else range(count)
+
+
+def shape_of(model, name):
+    return [int(axis) if axis.isdigit() else model.sizes[axis.rstrip("'")] for axis in model.table.axes[name]]
+
+
+def taken(plain, model, theirs):
+    """Values or gradients of the adapted model's weights, from transformers' by their names; None has no place here."""
+    whole = {name.replace(".base.", "."): array for name, array in theirs.items()}
+    where = places(plain.configuration.family, plain.sizes["h"])
+    if UNTIED_BIAS in whole:
+        where["head.b"] = UNTIED_BIAS, where["head.b"][1]
+    count = plain.sizes["n_layer"]
+    result = {}
+    for name in model.table.weights:
+        base, stacked = unmarked(name), not set(model.table.axes[name][:1]).isdisjoint({"n_layer"}) or "@" in name
+        if base in plain.table.weights:
+            place, view = where[base]
+            arrays = [whole[place.format(turn)] for turn in turns_of(name, count)] if stacked else [whole[place]]
+            found = [None if array is None else view(array) for array in arrays]
+        else:
+            own, _, letter = base.rpartition(".")
+            weight = {"attn.c_attn": "attn.WQ"}.get(own, own)
+            path = where[weight][0].removesuffix(".weight") + f".{letter}.weight"
+            found = [whole[path.format(turn)] for turn in (turns_of(name, count) if stacked else [0])]
+            if "c_attn" in path and letter == "B":
+                found = [np.split(array, 3)["QKV".index(own[-1])] for array in found]
+            shape = shape_of(model, name)
+            found = [array.T.reshape(shape[1:] if stacked else shape) for array in found]
+        if all(array is not None for array in found):
+            result[name] = np.stack(found) if stacked else found[0]
+    return result
+
+
+def in_blocks(module, numbers):
+    own = {id(parameter) for number in numbers for parameter in blocks_of(module)[number].parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+
+
+def attention(kind):
+    return {"gpt2": "c_attn", "bert": "query,value", "distilbert": "q_lin,v_lin", "openai-gpt": "attn.c_attn"}[kind]
+
+
+LINEAR = {
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "openai-gpt": ["c_attn", "c_proj", "c_fc"],
+    "bert": ["query", "key", "value", "dense"],
+    "distilbert": ["q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2", "vocab_transform"],
+}
+CASES = ["second layer", "last 2", "first and last", "biases", "head", "lora", "lora of the last", "all-linear", "wte"]
+
+
+def prepared(case, family, module, count):
+    """What is asked of us; the module is changed to the same."""
+    if case == "lora":
+        adapt(module, attention(family).split(","), RANK, ALPHA)
+        return {"lora": attention(family)}
+    if case == "lora of the last":
+        adapt(module, attention(family).split(","), RANK, ALPHA, {count - 1})
+        return {"lora": attention(family), "layers": count - 1}
+    if case == "all-linear":
+        adapt(module, LINEAR[family], RANK, ALPHA)
+        return {"lora": "all-linear"}
+    numbers = {"second layer": [1], "last 2": [count - 2, count - 1], "first and last": [0, count - 1]}.get(case)
+    if numbers:
+        learn_only(module, in_blocks(module, numbers).__contains__)
+        return {"layers": numbers}
+    if case == "biases":
+        learn_only(module, lambda name: name.endswith("bias"))
+        return {"train": "biases"}
+    own = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
+    if case == "head":
+        own = {id(parameter) for parameter in module.get_output_embeddings().parameters()}
+        if family in ("bert", "distilbert"):
+            parts = {"bert": ("cls",), "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector")}[family]
+            own |= {id(p) for n, p in module.named_parameters(remove_duplicate=False) if n.startswith(parts)}
+    learn_only(module, {n for n, p in module.named_parameters() if id(p) in own}.__contains__)
+    return {"train": case}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_what_runs(case, family):
+    plain, module = lengthened(family, f"{case} {family}")
+    how = prepared(case, family, module, plain.sizes["n_layer"])
+    if "lora" in how:
+        how |= {"rank": RANK, "alpha": ALPHA}
+    model = adapted(plain, adaptation(**how))
+    given, batch, _ = batch_of(plain, np.random.default_rng(5), False)
+    loss = module(**batch).loss
+    loss.backward()
+    parameters = dict(module.named_parameters())
+    arrays = given | taken(plain, model, {name: p.detach().numpy() for name, p in parameters.items()})
+    assert not {*model.table.inputs, *model.table.weights} - arrays.keys()
+    gradients = taken(plain, model, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
+    assert set(gradients) == set(model.trained)
+    derived = backpropagation(model)
+    assert set(derived.gradients) == set(model.trained)
+    for step in (derived.step, recomputed(derived)):
+        found = lc.run(step, {**arrays, "dloss": np.array(1.0)})
+        np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        sizes = infer_sizes(model.table, arrays, {"n_layer": plain.sizes["n_layer"]})
+        values = {name: counting(array) for name, array in {**arrays, "dloss": np.array(1.0)}.items()}
+        _, units = tally_of(execute, lc.lower(step), values, sizes)
+        assert units == lc.price(step, sizes, "run").flops
+
+
+def test_a_model_split_everywhere_is_the_same_function():
+    """Every block by itself: the loss, the gradients and the price of the whole model as it was."""
+    plain, module = lengthened("gpt2", 11)
+    given, _, _ = batch_of(plain, np.random.default_rng(6), False)
+    arrays = given | ours(plain, {name: p.detach().numpy() for name, p in module.named_parameters()})
+    count = plain.sizes["n_layer"]
+    alone = adapted(plain, adaptation("all", list(range(0, count, 2))))
+    own = {
+        name: arrays[unmarked(name)][list(turns_of(name, count))] if "@" in name else arrays[name]
+        for name in (*alone.table.inputs, *alone.table.weights)
+    }
+    seed = {"dloss": np.array(1.0)}
+    whole, split = (lc.run(backpropagation(m).step, {**a, **seed}) for m, a in ((plain, arrays), (alone, own)))
+    assert split["loss"] == whole["loss"]
+    for name in alone.trained:
+        expected = whole[f"d{unmarked(name)}"]
+        expected = expected[list(turns_of(name, count))] if "@" in name else expected
+        np.testing.assert_array_equal(split[f"d{name}"], expected)

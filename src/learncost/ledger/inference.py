@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.arrays import BYTES
@@ -58,45 +58,71 @@ def cost_of_inference(
     run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, "sgd", 0, dtype, left, ())
     new = run.axes["M"]
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
-    context = _context(run, lengths["context"], seq_len) if decodes else None
-    axes = {**run.axes, **(tables.lengths(run.axes, context, new) if context is not None else {})}
-    table = tables.prefill if context is None else tables.decode
+    sides = _Sides(run, seq_len)
+    if decodes:
+        context = _context(sides, lengths["context"], new)
+        # What depends on the length, such as a window that is longer than the text, depends on all tokens.
+        whole = sides.of(context + new)
+        axes = held = {**whole, **tables.lengths(whole, context, new)}
+    else:
+        context, axes, whole = new, dict(run.axes), _with_room(sides, new)
+        held = {**whole, **tables.lengths(whole, context, 1)}
+    table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
     found = ledger(run.model, procedure, rows, axes, by, dtype, None, "", run.book.name)
-    held = {**axes, **tables.lengths(axes, new if context is None else context, new)}
     last_only = "last" in table.inputs
-    return replace(found, context=context, cache=_cache(tables, held, dtype), last_only=last_only)
+    return replace(found, context=context if decodes else None, cache=_cache(tables, held, dtype), last_only=last_only)
 
 
-def _context(run: Run, given: Any, seq_len: int | None) -> int:
+@dataclass(frozen=True)
+class _Sides:
+    """The sizes of all axes by the number of tokens, beside an encoder's own length where there is one."""
+
+    run: Run
+    seq_len: int | None
+
+    @property
+    def name(self) -> str:
+        return self.run.model.configuration.name
+
+    def of(self, tokens: int | None) -> dict[str, int]:
+        """With that many tokens, or by default as many as there are positions. Raises `InputError`."""
+        model = self.run.model
+        sides = (self.seq_len, tokens) if model.two_sided else (tokens, None)
+        return run_sizes(model, self.run.axes["B"], *sides)
+
+
+def _context(sides: _Sides, given: Any, new: int) -> int:
     """The tokens in the cache; by default as many as leave room for the new ones. Refused where these have no room."""
-    model, new = run.model, run.axes["M"]
-
-    def longest(length: int | None) -> int:
-        sides = (seq_len, length) if model.two_sided else (length, None)
-        return run_sizes(model, run.axes["B"], *sides)["M"]
-
     if given is None:
         try:
-            context = longest(None) - new
+            context = sides.of(None)["M"] - new
         except InputError:
-            raise InputError(f"{model.configuration.name} has no default length: give --context") from None
+            raise InputError(f"{sides.name} has no default length: give --context") from None
         if context < 1:
-            raise InputError(f"{new:,} new tokens leave no room for a context in {model.configuration.name}")
+            raise InputError(f"{new:,} new tokens leave no room for a context in {sides.name}")
         return context
     context = check_size("context", given)
     try:
-        longest(context + new)
+        sides.of(context + new)
     except InputError as error:
         raise InputError(f"context {context:,} and {new:,} new token{'s' if new > 1 else ''}: {error}") from None
     return context
 
 
-def _cache(tables: Inference, sizes: Mapping[str, int], dtype: str) -> Cache:
+def _with_room(sides: _Sides, prompt: int) -> dict[str, int]:
+    """The sizes of the prompt and one token more, for which the cache is kept; where there is room for one."""
+    try:
+        return sides.of(prompt + 1)
+    except InputError:
+        return sides.of(prompt)
+
+
+def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str) -> Cache:
     tokens = [kept for kept in tables.cache if kept.tokens]
     windows: dict[int, int] = {}
     for kept in tokens:
-        if kept.window:
+        if kept.window and sizes[kept.positions] < context:
             window = int(kept.window) if kept.window.isdigit() else sizes[kept.window]
             windows[window] = windows.get(window, 0) + kept.elements.at(sizes)
     held = total(Count.of(kept.axes) for kept in tables.cache).at(sizes)

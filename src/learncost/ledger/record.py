@@ -58,7 +58,8 @@ class Cache:
 
     elements  of one token of a sequence
     source    elements of one token of the encoder, which cross-attention keeps
-    windows   of `elements`, those in layers that see a window only and keep its last tokens: (window, elements)
+    windows   of `elements`, those in layers whose window is shorter than the context, which keep its last tokens:
+              (window, elements)
     bytes     of the whole context of all sequences
     remade    whether every step makes keys and values of all its tokens anew
     """

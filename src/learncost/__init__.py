@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import Sweep as Sweep
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
+    from learncost.models.from_module import from_module as from_module
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
     from learncost.proof.check import check_layer as check_layer
@@ -59,6 +60,7 @@ _PUBLIC = {
     "errata": "learncost.books.errata",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
+    "from_module": "learncost.models.from_module",
     "InputError": "learncost.equation.errors",
     "Layer": "learncost.layers.layer",
     "layer": "learncost.layers.layer",

@@ -1,0 +1,70 @@
+"""A live module of transformers as a configuration: what its class and its config say, held against its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration, configure
+from learncost.models.families import FAMILIES
+from learncost.models.model import build
+from learncost.models.wording import nearest, shown
+
+
+def from_module(module: Any) -> Configuration:
+    """The configuration of a transformers model that is in memory, for `cost`, `compare` and all that take a model.
+
+    module   a torch.nn.Module with transformers' `config`; neither torch nor transformers is imported here
+    The class is the architecture, and the config gives the sizes. Then the module's own parameters are counted, tied
+    ones once: a module that was changed after its config was written (pruned, extended, quantized, adapted) has other
+    ones and is refused with the difference, because its products would be other ones too.
+    Raises `InputError` for everything that is not known, naming it.
+    """
+    kind = type(module).__name__
+    if not callable(getattr(module, "named_parameters", None)):
+        raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
+    config: Any = getattr(module, "config", None)
+    if not callable(getattr(config, "to_dict", None)):
+        raise InputError(f"{kind} has no config of transformers, so its structure is not known{_inside(module)}")
+    values = config.to_dict()
+    family = values.get("model_type")
+    if family not in FAMILIES:
+        raise InputError(f"{kind} is of the model type {shown(family)}, which is unknown{nearest(family, FAMILIES)}")
+    known = [architecture.name for architecture in FAMILIES[family].architectures]
+    if kind not in known:
+        raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(known)}){_inside(module)}")
+    found = replace(configure({**values, "architectures": [kind]}), name=kind, source="a live module")
+    own, theirs = _parameters(found), sum(parameter.numel() for parameter in module.parameters())
+    if own != theirs:
+        raise InputError(
+            f"{kind} has {theirs:,} parameters, and its config describes {own:,} ({theirs - own:+,}): "
+            "it was changed, so its config does not say what it costs"
+        )
+    return found
+
+
+def _parameters(configuration: Configuration) -> int:
+    model = build(configuration)
+    return int(total(Count.of(model.table.axes[name]) for name in model.table.weights).at(model.sizes))
+
+
+def _inside(module: Any) -> str:
+    """The parts of a module that are known, for the end of a message."""
+    parts = [f"{name} is a {type(part).__name__}" for name, part in _known_parts(module)]
+    return f"; inside it {' and '.join(parts[:3])}: give that" if parts else ""
+
+
+def _known_parts(module: Any) -> Iterator[tuple[str, Any]]:
+    """The outermost modules inside of a module that are of a known class."""
+    above = "\0"
+    for name, part in module.named_modules():
+        to_dict = getattr(getattr(part, "config", None), "to_dict", None)
+        if not name or name.startswith(f"{above}.") or not callable(to_dict):
+            continue
+        family = to_dict().get("model_type")
+        if family in FAMILIES and type(part).__name__ in [a.name for a in FAMILIES[family].architectures]:
+            above = name
+            yield name, part

@@ -71,7 +71,8 @@ def cost_of_inference(
     rows = price(table, {}, run.book).rows
     found = ledger(run.model, procedure, rows, axes, by, dtype, None, "", run.book.name)
     last_only = "last" in table.inputs
-    return replace(found, context=context if decodes else None, cache=_cache(tables, held, dtype), last_only=last_only)
+    cache = _cache(tables, held, context, dtype)
+    return replace(found, context=context if decodes else None, cache=cache, last_only=last_only)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 
 from conformance.cases import Case
 from conformance.counter import Counter
-from conformance.verdict import QUANTITIES, Verdict
+from conformance.verdict import QUANTITIES, Result
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number
 
 _HEADS = {"forward": "forward", "training": "both passes", "parameters": "parameters", "trained": "trained"}
@@ -20,37 +19,13 @@ _LEGEND = (
 )
 
 
-class Outcome(Protocol):
-    """What a report reads of a result."""
-
-    @property
-    def counter(self) -> str:
-        """The counter's name."""
-
-    @property
-    def case(self) -> str:
-        """The case's name."""
-
-    @property
-    def quantity(self) -> str:
-        """What was asked."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """The judgement."""
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Functions of torch left replaced."""
-
-
-def text(counters: Sequence[Counter], cases: Sequence[Case], results: Sequence[Outcome]) -> str:
+def text(counters: Sequence[Counter], cases: Sequence[Case], results: Sequence[Result]) -> str:
     """A table for each counter with what its differences are, and the summary."""
     sheets = [_sheet_of(counter, cases, [r for r in results if r.counter == counter.name]) for counter in counters]
     return "\n\n\n".join(sheet.text(WIDTH) for sheet in (*sheets, summary(counters, results)))
 
 
-def markdown(counters: Sequence[Counter], cases: Sequence[Case], results: Sequence[Outcome]) -> str:
+def markdown(counters: Sequence[Counter], cases: Sequence[Case], results: Sequence[Result]) -> str:
     """The summary, a table of cases by counters for each quantity, and why each counter says what it says."""
     parts = [summary(counters, results).markdown()]
     for quantity, title in QUANTITIES.items():
@@ -70,7 +45,7 @@ def markdown(counters: Sequence[Counter], cases: Sequence[Case], results: Sequen
     return "\n\n".join(parts)
 
 
-def summary(counters: Sequence[Counter], results: Sequence[Outcome]) -> Sheet:
+def summary(counters: Sequence[Counter], results: Sequence[Result]) -> Sheet:
     """How many of the cases that a counter offers a count of it has right."""
     rows = []
     for counter in counters:
@@ -89,14 +64,14 @@ def _version(counter: Counter) -> str:
     return (counter.version or "").partition(".post")[0].partition("-")[0]
 
 
-def _sheet_of(counter: Counter, cases: Iterable[Case], results: Sequence[Outcome]) -> Sheet:
+def _sheet_of(counter: Counter, cases: Iterable[Case], results: Sequence[Result]) -> Sheet:
     cells = {(result.case, result.quantity): result.verdict.cell for result in results}
     rows = [Row((case.name, *(cells[case.name, quantity] for quantity in _HEADS))) for case in cases]
     title = f"{counter.name}, version {counter.version}, counts {counter.unit.value}s"
     return Sheet(title, ("case", *_HEADS.values()), tuple(rows), tuple(_notes(counter, results)))
 
 
-def _notes(counter: Counter, results: Iterable[Outcome]) -> list[str]:
+def _notes(counter: Counter, results: Iterable[Result]) -> list[str]:
     """The counter's own reading, the differences that have a name, errors, and what it leaves behind."""
     reasons: dict[str, dict[str, None]] = {}
     left: dict[str, None] = {}

@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from conformance.adapters import COUNTERS
 from conformance.cases import CASES, Case
 from conformance.counter import Counter
 from conformance.report import markdown, text
-from conformance.verdict import QUANTITIES, Answer, Verdict, judge
+from conformance.verdict import QUANTITIES, Answer, Result, judge
 
 PATIENCE = 120
 """Seconds after which a question is given up."""
@@ -32,18 +31,6 @@ _PATCHED = [
     (torch.Tensor, ("matmul", "__matmul__", "bmm", "baddbmm", "mul", "add", "softmax")),
     (torch.nn.functional, ("linear", "scaled_dot_product_attention", "softmax", "gelu", "layer_norm", "embedding")),
 ]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One question to one counter and the judgement of its answer; `left` names functions of torch it left replaced."""
-
-    counter: str
-    case: str
-    quantity: str
-    answer: Answer
-    verdict: Verdict
-    left: tuple[str, ...] = ()
 
 
 def question(counter: Counter, case: Case, quantity: str) -> tuple[Answer, tuple[str, ...]]:

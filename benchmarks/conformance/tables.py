@@ -188,8 +188,10 @@ class Learncost(Counter):
 
     name, package, unit = "learncost", "learncost", Unit.MAC
     reading = (
-        "The case's table of equations, priced under the book `matmul`; how the module computes it plays no part. The "
-        "experts' table gathers the tokens of each expert, as the module does."
+        "It reads no modules: every case was written as a table of equations, which is priced under the book `matmul`, "
+        "and how the module computes it plays no part. The table of the experts gathers the tokens of each, as the "
+        "module does; its shipped layers of experts gather weights for each token instead, and this book sees no "
+        "matrix products in that."
     )
 
     def forward(self, case: Case) -> int:

@@ -47,6 +47,18 @@ class Verdict:
         return {"wrong": signed(self.difference), "not offered": "-", "no case": ""}.get(self.kind, self.kind)
 
 
+@dataclass(frozen=True)
+class Result:
+    """One question to one counter and the judgement of its answer; `left` names functions of torch it left replaced."""
+
+    counter: str
+    case: str
+    quantity: str
+    answer: Answer
+    verdict: Verdict
+    left: tuple[str, ...] = ()
+
+
 def signed(difference: Fraction) -> str:
     """An exact difference with its sign; half a MACC is one FLOP."""
     if difference.denominator == 1:

@@ -11,6 +11,7 @@ from learncost.layers.rewrite_attention import (
     with_norms,
     with_relative_bias,
     with_rotary,
+    with_scale,
     with_softcap,
     with_visible,
     without_scale,
@@ -18,7 +19,7 @@ from learncost.layers.rewrite_attention import (
 from learncost.procedures.inference import inference
 
 SIZES = {"B": 2, "d": 12, "h": 2, "g": 3, "k": 4, "r": 6, "w": 5, "a": 7, "c": 8, "f": 9, "v": 11, "p": 16, "b": 5}
-SIZES |= {"n_layer": 2, "n_enc": 2, "n_dec": 3, "n_pair": 2, "window": 3}
+SIZES |= {"n_layer": 2, "n_enc": 2, "n_dec": 3, "n_pair": 2, "window": 3, "e": 4, "t": 2}
 
 BLOCK = """
     H[B M d] = rms_norm(X; {own}ln_1)
@@ -96,10 +97,16 @@ def rewritten(change, inputs):
     return lc.layer(text, layers={"grouped_attention": own})
 
 
-def latent():
+def latent(scale=None):
     own = with_rotary(named("latent_attention"), "QR", "KR")
+    own = with_scale(own, scale) if scale else own
     text = stack(f"latent_attention(H, H, {ROTARY}", ROTARY_INPUTS)
     return lc.layer(text, layers={"latent_attention": own})
+
+
+def mixture():
+    text = stack(GROUPED, "choices").replace("carry X:", "carry X each chosen=choices:")
+    return lc.layer(text.replace("gated_feed_forward(G; mlp)", "mixture_of_experts(G, chosen; moe)"))
 
 
 def tied(text):
@@ -119,6 +126,7 @@ MODELS = {
     "relative bias": lambda: rewritten(lambda own: with_relative_bias(without_scale(own)), "bucket"),
     "softcap": lambda: rewritten(lambda own: with_visible(with_softcap(own, 0.8)), "visible"),
     "latent": latent,
+    "mixture of experts": mixture,
     "encoder-decoder": lambda: tied(TWO_SIDED),
 }
 
@@ -148,6 +156,7 @@ def at_positions(table, sizes, queries, keys):
         "bucket": np.minimum(np.abs(distance), sizes["b"] - 1),
         "visible": distance < sizes["window"],
         "seen": distance >= 0,
+        "choices": np.random.default_rng(9).integers(0, 4, (sizes["n_layer"], sizes["B"], 100, 2))[:, :, queries],
     }
     return {name: value for name, value in found.items() if name in table.inputs}
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from counting import counting, tally_of
-from decoding import GPT2, MODELS, SIZES, SLIDING, Generation, llama, sizes_of, tied
+from decoding import GPT2, MODELS, SIZES, SLIDING, Generation, latent, llama, sizes_of, tied
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from learncost.layers.layer import named
 from learncost.layers.rewrite import with_biases, with_transposed
@@ -51,6 +51,14 @@ def test_a_window_forgets_what_it_no_longer_sees():
     full, _ = Generation(MODELS["grouped-query, rotary"](), SIZES, LENGTH).prompt(PROMPT)
     windowed, _ = one.prompt(PROMPT)
     assert np.abs(full - windowed).max() > 1e-3
+
+
+def test_prompts_of_unequal_length():
+    """`last` says where each sequence ends: the logits are those of that position."""
+    one = Generation(MODELS["multi-head"](), SIZES, LENGTH)
+    table, at, last = one.tables.prefill, np.arange(LENGTH), np.array([2, 6])
+    logits = lc.run(table, one.given(table, at, at) | {"last": last}, one.counts)["P.L"]
+    np.testing.assert_allclose(logits, one.at_once()[np.arange(2), last], rtol=1e-12)
 
 
 def run_price(one, table, new, length):
@@ -128,6 +136,42 @@ def llama_like(kind, **keys):
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
+def deepseek_places(sizes):
+    h, k, c, r, w = (sizes[axis] for axis in "hkcrw")
+
+    def part(place, width, rows):
+        return f"self_attn.{place}.weight", lambda weight: into(h, width)(weight)[..., rows]
+
+    down = "self_attn.kv_a_proj_with_mqa.weight"
+    own = {
+        "attn.WDQ": ("self_attn.q_a_proj.weight", turned),
+        "attn.gQ": ("self_attn.q_a_layernorm.weight", plain),
+        "attn.WUQ": part("q_b_proj", k + r, slice(0, k)),
+        "attn.WQR": part("q_b_proj", k + r, slice(k, k + r)),
+        "attn.WDK": (down, lambda weight: weight[:c].T),
+        "attn.gK": ("self_attn.kv_a_layernorm.weight", plain),
+        "attn.WUK": part("kv_b_proj", k + w, slice(0, k)),
+        "attn.WUV": part("kv_b_proj", k + w, slice(k, k + w)),
+        "attn.WKR": (down, lambda weight: weight[c:].T),
+        "attn.WO": ("self_attn.o_proj.weight", out_of(h, w)),
+    }
+    common = {name: place for name, place in llama_places(sizes).items() if not name.startswith("attn.")}
+    return common | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in own.items()}
+
+
+def deepseek():
+    """Every layer dense: what is compared is the attention."""
+    s = SIZES
+    config = transformers.DeepseekV3Config(
+        hidden_size=s["d"], num_attention_heads=s["h"], num_key_value_heads=s["h"], q_lora_rank=s["a"],
+        kv_lora_rank=s["c"], qk_nope_head_dim=s["k"], qk_rope_head_dim=s["r"], v_head_dim=s["w"],
+        rope_interleave=False, num_hidden_layers=s["n_layer"], first_k_dense_replace=s["n_layer"],
+        intermediate_size=s["f"], vocab_size=s["v"], rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
 def gpt2():
     s = GPT2_SIZES
     config = transformers.GPT2Config(
@@ -146,6 +190,7 @@ FOREIGN = {
         llama_places,
         FOREIGN_SIZES,
     ),
+    "deepseek_v3": (lambda: latent((SIZES["k"] + SIZES["r"]) ** -0.5), deepseek, deepseek_places, SIZES),
 }
 
 
@@ -172,7 +217,6 @@ def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
             found = module(input_ids=tokens[:, at : at + 1], past_key_values=found.past_key_values, use_cache=True)
             logits, cache = one.step(cache, at, 1)
             np.testing.assert_allclose(logits, numpy_of(found.logits), rtol=1e-9, atol=1e-9)
-    # The caches hold as many elements.
     held = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
     assert sum(value.size for value in cache.values()) == held
 

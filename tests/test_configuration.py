@@ -125,8 +125,8 @@ def test_heads(family: str, architecture: str | None, head: str, pooler: bool, t
 
 
 def test_an_unsupported_head_can_be_overridden() -> None:
-    values = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
-    with pytest.raises(InputError, match=r"'BertForSequenceClassification' is not supported for bert.*BertModel"):
+    values = {"model_type": "bert", "architectures": ["BertForMultipleChoice"]}
+    with pytest.raises(InputError, match=r"'BertForMultipleChoice' is not supported for bert.*BertModel"):
         read(values)
     assert read(values, architecture="BertModel").pooler
 

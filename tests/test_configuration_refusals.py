@@ -3,12 +3,14 @@
 import io
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz_configuration import ODD, keys_of, made, target
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
@@ -145,28 +147,40 @@ def test_bad_paths(tmp_path: Path) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 10**13) | st.floats() | st.text(max_size=5),
+    st.sampled_from(ODD) | st.integers(-5, 10**13) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=3,
 )
-OTHER_KEYS = ("architectures", "activation_function", "layer_norm_eps", "tie_word_embeddings", "is_decoder", "dropout")
-KEYS = st.sampled_from((*sorted(CANONICAL), *OTHER_KEYS))
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    st.sampled_from(sorted(FAMILIES)),
-    st.dictionaries(KEYS, VALUES, max_size=4),
-    st.dictionaries(KEYS, VALUES, max_size=2),
+FAMILY_AND_VALUES = st.sampled_from(sorted(FAMILIES)).flatmap(
+    lambda family: st.tuples(st.just(family), st.dictionaries(st.sampled_from(keys_of(family)), VALUES, max_size=4))
 )
-def test_any_values_give_a_configuration_or_one_line(family: str, values: dict, overrides: dict) -> None:
+
+
+@settings(deadline=None, max_examples=400)
+@given(FAMILY_AND_VALUES, st.dictionaries(st.sampled_from(sorted(CANONICAL)), VALUES, max_size=2))
+def test_any_values_give_a_configuration_or_one_line(given: tuple[str, dict], overrides: dict) -> None:
+    family, values = given
     try:
         found = read({"model_type": family, **values}, **overrides)
     except InputError as error:
         assert str(error).isprintable()  # noqa: PT017 - either outcome is right
     else:
         assert all(type(size) is int and size >= 1 for size in found.sizes.values())
-        assert set(found.sizes) <= set(FAMILIES[family].sizes)
+        assert set(found.sizes) <= set(FAMILIES[found.family].sizes)
+
+
+@settings(deadline=None, max_examples=200)
+@given(FAMILY_AND_VALUES)
+def test_any_values_give_a_cost_or_one_line(given: tuple[str, dict]) -> None:
+    family, values = given
+    target(json.dumps({"model_type": family, **values}).encode("utf-8", errors="surrogatepass"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mutated_presets_give_a_cost_or_one_line(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(50):
+        target(made(chance))
 
 
 @settings(deadline=None)

@@ -66,7 +66,7 @@ def changed():
             lambda: transformers.GPT2DoubleHeadsModel(
                 transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=9)
             ),
-            r"GPT2DoubleHeadsModel is not a class that is known for gpt2 \(GPT2LM.*inside it transformer is a GPT2Model",
+            r"GPT2DoubleHeadsModel is not a class that is known for gpt2 \(.*inside it transformer is a GPT2Model",
         ),
         # one more row of 24 weights
         (changed, r"LlamaForCausalLM has [\d,]+ parameters, and its config describes [\d,]+ \(\+24\): it was changed"),

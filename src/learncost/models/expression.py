@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.wording import shown
 
 MOST = 10**5  # entries of a list that a configuration repeats
 
@@ -35,7 +36,13 @@ def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
 
     exact   else quotients of whole numbers are rounded down, and none is below 1
     """
-    return _Evaluation(values, exact).of(_parsed(text))
+    try:
+        return _Evaluation(values, exact).of(_parsed(text))
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError):  # a configuration's values that make no sense together
+        given = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(names(text)) if name in values)
+        raise InputError(f"{text} has no value where {given}") from None
 
 
 def quotients(text: str) -> tuple[tuple[str, str], ...]:
@@ -54,7 +61,7 @@ def _expanded(groups: Any) -> list[Any]:
     result: list[Any] = []
     for group in groups:
         if not (isinstance(group, list) and len(group) == 2 and isinstance(group[0], list) and type(group[1]) is int):
-            raise InputError(f"a list of pairs [kinds, times] is needed, not {str(groups)[:60]}")
+            raise InputError(f"a list of pairs [kinds, times] is needed, not {shown(groups)}")
         if len(result) + len(group[0]) * group[1] > MOST:
             raise InputError(f"a list of more than {MOST:,} layers is not a configuration")
         result += group[0] * group[1]

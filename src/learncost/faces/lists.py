@@ -18,7 +18,7 @@ def listing(
     format: Name = "table",
     json: Switch = False,
 ) -> Sheet | str:
-    """What there is: models, sizes, price-books, procedures, optimizers, layers, words, commands.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, layers, words, commands.
 
     Parameters
     ----------
@@ -65,6 +65,16 @@ def _models() -> Listed:
         rows.append((preset.name, f"{parameters(model.table).at(model.sizes):,}", f"{preset.title}{also}"))
     rows += [(name, "-", f"generic {name}: all sizes as flags") for name in GENERIC]
     return ("model", "parameters", "what it is"), rows
+
+
+def _families() -> Listed:
+    from learncost.models.families import FAMILIES
+
+    rows: list[tuple[str, ...]] = []
+    for found in FAMILIES.values():
+        classes = ", ".join(architecture.name for architecture in found.architectures if architecture.name)
+        rows.append((found.name, classes or f"{found.architectures[0].counted}, all sizes as flags"))
+    return ("model type", "the classes that can be counted, the usual one first"), rows
 
 
 def _sizes() -> Listed:
@@ -125,6 +135,7 @@ def _commands() -> Listed:
 
 _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "models": _models,
+    "families": _families,
     "sizes": _sizes,
     "price-books": _price_books,
     "procedures": _procedures,

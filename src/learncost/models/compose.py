@@ -63,7 +63,8 @@ def plan(configuration: Configuration) -> Plan:
     composition = _Composition(family, values, head.get("lines", ""))
     lines = composition.lines()
     outputs = composition.filled(head["outputs"])
-    inputs = [name for one in family.inputs for name in composition.stacks.get(one, [one])]
+    every = dict.fromkeys((*family.inputs, *head.get("inputs", "").split()))
+    inputs = [name for one in every for name in composition.stacks.get(one, [one])]
     body = "\n".join(lines)
     header = " ".join(name for name in inputs if _occurs(name, body))
     shared = " ".join(name for name in family.shared if _occurs(name, body))

@@ -150,9 +150,11 @@ class Reverse:
         reads = found.gradient_reads(gives)
         right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
         left, spread = [], []
-        full = tuple(line.right[0].loops if found.kind == "reduction" else line.left[0].loops)
+        whole = tuple(line.right[0].loops if found.kind == "reduction" else line.left[0].loops)
+        along = {own.name for own in found.gradient if "n" in own.left[0].declared}
         for i in wanted:
             target = operand(line, i)
+            full = whole if f"d{line.given[i]}" in along else tuple(axis for axis in whole if axis not in line.axes)
             plain = not target.indexed and set(target.loops) == set(full)
             if plain:
                 left.append(Term(self.part(target.name), target.axes))

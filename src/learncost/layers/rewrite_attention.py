@@ -203,3 +203,18 @@ def with_visible(layer: Layer, name: str = "S") -> Layer:
         yield step.word(left, "select", Term("visible", (query, key)), raw, Literal(float("-inf")))
 
     return given(refined(layer, name, "everywhere", refine), {"visible": (query, key)})
+
+
+def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
+    """Attention whose softmax has one more logit for each head, learned, that takes its share to nothing: gpt-oss."""
+    heads = layer.table.axes[name][1:-2]
+    found = entry("softmax_with_sink")
+
+    def change(line: Line) -> tuple[Line]:
+        if not isinstance(line, Word) or line.word != "softmax" or line.right[0].name != name:
+            return (line,)
+        tag = replace(line.tag, locals=(*line.tag.locals, sinks))
+        right = (*line.right, Term(sinks, heads))
+        return (replace(line, word=found.name, right=right, given=found.inputs, gives=found.outputs, tag=tag),)
+
+    return given(rewritten(layer, change), weights={sinks: heads})

@@ -13,10 +13,12 @@ from learncost.layers.rewrite_attention import (
     with_relative_bias,
     with_rotary,
     with_scale,
+    with_sinks,
     with_softcap,
     with_visible,
     without_scale,
 )
+from learncost.layers.rewrite_experts import with_factor, without_word
 
 
 def _words(layer: Layer, words: Mapping[str, str]) -> Layer:
@@ -32,7 +34,12 @@ def _transposed(layer: Layer, weights: str | list[str]) -> Layer:
 
 
 def _norms(layer: Layer, given: Mapping[str, Any]) -> Layer:
-    return with_norms(layer, given["gains"], tuple(given.get("along", "k")), given["epsilon"])
+    along, shifts = tuple(given.get("along", "k")), given.get("shifts", {})
+    return with_norms(layer, given["gains"], along, given["epsilon"], shifts, given.get("from_one", False))
+
+
+def _scale(layer: Layer, given: float | Mapping[str, Any]) -> Layer:
+    return with_scale(layer, given["by"], given["of"]) if isinstance(given, Mapping) else with_scale(layer, given)
 
 
 def _softcap(layer: Layer, given: Mapping[str, Any]) -> Layer:
@@ -47,7 +54,10 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number}
     "rotary": lambda layer, names: with_rotary(layer, *names),  # [queries, keys]
     "softcap": _softcap,  # {of = value, cap = number}
-    "scale": with_scale,  # a number
+    "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
+    "factor": lambda layer, given: with_factor(layer, given["by"], given["of"]),  # {of = value, by = number}
+    "without": without_word,  # a word
+    "sinks": with_sinks,  # the weight
     "no_scale": lambda layer, _: without_scale(layer),
     "alibi": lambda layer, _: with_alibi(layer),
     "relative_bias": lambda layer, _: with_relative_bias(layer),

@@ -55,6 +55,34 @@ def latent_attention(
     return result
 
 
+def latent_key_attention(
+    XQ: Array, XK: Array, WQ: Array, WQR: Array, WDK: Array, gK: Array, WUK: Array, WUV: Array, WKR: Array, WO: Array
+) -> Array:
+    """Keys and values from their compression alone."""
+    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
+    for b in range(len(XQ)):
+        key = rms_normal(XK[b] @ WDK) * gK
+        for h in range(WQ.shape[1]):
+            q = np.concatenate([XQ[b] @ WQ[:, h], XQ[b] @ WQR[:, h]], axis=1)
+            k = np.concatenate([key @ WUK[:, h], XK[b] @ WKR], axis=1)
+            result[b] += softmax(q @ k.T / math.sqrt(128 + 64)) @ (key @ WUV[:, h]) @ WO[h]
+    return result
+
+
+def clamped_mixture(
+    X: Array, chosen: Array, WR: Array, bR: Array, WG: Array, bG: Array, WU: Array, bU: Array, WD: Array, bD: Array
+) -> Array:
+    """gpt-oss: every token with each of its experts, one after the other."""
+    result = np.zeros((*X.shape[:-1], WD.shape[-1]))
+    for place in np.ndindex(X.shape[:-1]):
+        gates = softmax((X[place] @ WR + bR)[chosen[place]])
+        for share, e in zip(gates, chosen[place], strict=True):
+            gate = np.minimum(X[place] @ WG[e] + bG[e], 7)
+            linear = np.clip(X[place] @ WU[e] + bU[e], -7, 7)
+            result[place] += share * (gate * sigmoid(1.702 * gate) * (linear + 1) @ WD[e] + bD[e])
+    return result
+
+
 def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     """A mixture whose gates follow from a token's logits and the experts that are chosen for it."""
 
@@ -85,13 +113,17 @@ def strided_convolution(X: Array, places: Array, keep: Array, W: Array, b: Array
 
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
+    "clamped_mixture_of_experts": of("3321323232", clamped_mixture),
     "gated_feed_forward": of("3222", gated),
+    "gated_shared_expert": of("332222", lambda X, E, WG, WU, WD, WS: E + sigmoid(X @ WS[:, :1]) * gated(X, WG, WU, WD)),
     "gemma_rms_norm": of("31", lambda X, g: rms_normal(X) * (1 + g)),
     "grouped_attention": of("3334334", grouped_attention),
     "latent_attention": of("332133213323", latent_attention),
+    "latent_key_attention": of("3333213323", latent_key_attention),
     "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
     "patch_embedding": of("624112", patch_embedding),
     "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
+    "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
     "sigmoid_mixture_of_experts": of(
         "332333", _experts(lambda logits, chosen: 2.5 * sigmoid(logits[chosen]) / sigmoid(logits[chosen]).sum())
     ),
@@ -102,6 +134,8 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
 
 WORDS: Mapping[str, Callable[..., Any]] = {
     "rms_normalize": rms_normal,
+    "at_most": lambda X, Z: np.where(X < Z, X, Z),
+    "softmax_with_sink": lambda X, z: softmax(np.concatenate([X, z[..., None]], axis=-1))[..., :-1],
     "proportion": lambda X: X / X.sum(-1, keepdims=True),
 }
 """And of every such word."""

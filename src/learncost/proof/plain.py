@@ -47,9 +47,12 @@ def sigmoid(x: Array) -> Array:
     return (1 + np.tanh(x / 2)) / 2
 
 
-def under_where(word: Callable[..., Array], x: Array) -> Array:
-    """A word of [a n] along n, row by row of the entries with n <= a; the others come out as zero."""
-    rows = [word(row[: a + 1]) for a, row in enumerate(x)]
+def under_where(word: Callable[..., Array], x: Array, *more: Array) -> Array:
+    """A word of [a n] along n, row by row of the entries with n <= a; the others come out as zero.
+
+    more   operands with one number a row
+    """
+    rows = [word(row[: a + 1], *(one[a] for one in more)) for a, row in enumerate(x)]
     if np.ndim(rows[0]) == 0:
         return np.array(rows)
     return np.stack([np.concatenate([row, np.zeros(x.shape[1] - len(row))])[: x.shape[1]] for row in rows])

@@ -111,7 +111,9 @@ def verify_word(entry: Entry) -> Iterator[Check]:
         yield from survived(name, of_large_numbers(layer.table, name, meaning))
     if name in UNDER_WHERE:
         masked = word_layer(entry, masked=True).table
-        yield from verify_table(masked, f"{name} under a where", lambda x: under_where(meaning, x), smallest=5)
+        yield from verify_table(
+            masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5
+        )
 
 
 def of_large_numbers(table: Table, name: str, meaning: Meaning) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from learncost.proof.report import Check
 from learncost.vocabulary import Entry
 
 # Operands that are numbers, and operands that the word asks for a logarithm, a root, a divisor or a condition of.
+ROWS = frozenset(("z",))  # operands with one number for all that the word acts along
 SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e"))
 
 
@@ -18,6 +19,7 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
     axes = () if entry.pointwise else ("n",)
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
     shapes: dict[str, tuple[str, ...]] = {name: () if name in SCALARS else ("a", "n") for name in operands}
+    shapes |= {name: ("a",) for name in operands if name in ROWS}
     left = ("a",) if entry.kind == "reduction" else ("a", "n")
     shapes |= {f"{name}.out": left for name in entry.outputs}
     right: tuple[Operand, ...] = (*(Term(name, shapes[name]) for name in operands), *entry.defaults)
@@ -45,6 +47,7 @@ def consistent(entry: Entry) -> Check:
     """Every line of a word's tables reads its operands and results with the axes that they have."""
     whole = ("_",) if entry.pointwise else ("_", "n")
     axes = {name: () if name in SCALARS else whole for name in entry.inputs}
+    axes |= {name: ("_",) for name in entry.inputs if name in ROWS}
     axes |= dict.fromkeys(entry.outputs, ("_",) if entry.kind == "reduction" else whole)
     axes |= {f"d{name}": own for name, own in axes.items()}
     body = _axes_after(entry.body, axes)

@@ -1,6 +1,8 @@
-"""Words of the models after 2019: norms without a mean, shares of a sum."""
+"""Words of the models after 2019: norms without a mean, shares of a sum, a sink of attention, a bound from above."""
 
 from __future__ import annotations
+
+import math
 
 from learncost.equation.table import Literal
 from learncost.vocabulary.entry import Entry, define
@@ -52,5 +54,49 @@ define(
         """,
         defaults=(Literal(1e-20),),
         source="x / sum x, the gates of DeepSeek-V3's experts: DeepSeek-AI 2024, equation (13)",
+    )
+)
+define(
+    Entry(
+        "softmax_with_sink",
+        ("X", "z"),
+        ("Y",),
+        body_text="""
+        a[_] = max[n](X[_ n])
+        m[_] = maximum(a[_], z[_])
+        C[_ n] = X[_ n] - m[_]
+        E[_ n] = exp(C[_ n])
+        s[_] = E[_ n]
+        D[_] = z[_] - m[_]
+        F[_] = exp(D[_])
+        w[_] = s[_] + F[_]
+        Y[_ n] = divide(E[_ n], w[_])
+        """,
+        gradient_text="""
+        c[_] = dY[_ n] Y[_ n]
+        G[_ n] = dY[_ n] - c[_]
+        dX[_ n] = Y[_ n] G[_ n]
+        q[_] = divide(F[_], w[_])
+        r[_] = q[_] c[_]
+        dz[_] = -1[] r[_]
+        """,
+        outside=-math.inf,
+        source="softmax with one more logit z, whose share is dropped: OpenAI 2025 (gpt-oss model card), section 2.2",
+    )
+)
+define(
+    Entry(
+        "at_most",
+        ("X", "Z"),
+        ("Y",),
+        body_text="""
+        C[_] = less(Z[_], X[_])
+        Y[_] = select(C[_], Z[_], X[_])
+        """,
+        gradient_text="""
+        dX[_] = select(C[_], 0[], dY[_])
+        """,
+        pointwise=True,
+        source="the smaller of X and a bound Z without a gradient; at the bound the gradient passes, as torch.clamp's",
     )
 )

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from counting import counting, tally_of
-from decoding import GPT2, MODELS, SIZES, SLIDING, Generation, latent, llama, sizes_of, tied
+from decoding import CAUSAL, GPT2, GROUPED, MODELS, SIZES, SLIDING, Generation, latent, llama, sizes_of, stack, tied
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from learncost.layers.layer import named
 from learncost.layers.rewrite import with_biases, with_transposed
@@ -59,6 +59,25 @@ def test_prompts_of_unequal_length():
     table, at, last = one.tables.prefill, np.arange(LENGTH), np.array([2, 6])
     logits = lc.run(table, one.given(table, at, at) | {"last": last}, one.counts)["P.L"]
     np.testing.assert_allclose(logits, one.at_once()[np.arange(2), last], rtol=1e-12)
+
+
+def test_blocks_of_blocks():
+    """Repeats in repeats: the cache has a stack for each."""
+    text = stack(GROUPED, where=CAUSAL, count="n_pair").replace(
+        "  repeat n_pair carry X:", "  repeat n_layer carry X:\n  repeat n_pair carry X:"
+    )
+    head, body = text.split("  repeat n_pair carry X:\n")
+    lines = body.splitlines()
+    inner = ["  " + line for line in lines if line.startswith("    ")]
+    after = [line for line in lines if not line.startswith("    ")]
+    model = lc.layer(head + "\n".join(["    repeat n_pair carry X:", *inner, *after]))
+    one = Generation(model, SIZES, LENGTH)
+    assert [kept.axes[:3] for kept in one.tables.cache] == [("n_layer", "n_pair", "B")] * 2
+    whole = one.at_once()
+    logits, cache = one.prompt(PROMPT)
+    np.testing.assert_allclose(logits, whole[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
+    logits, cache = one.step(cache, PROMPT, 1)
+    np.testing.assert_allclose(logits[:, 0], whole[:, PROMPT], rtol=1e-12, atol=1e-12)
 
 
 def run_price(one, table, new, length):

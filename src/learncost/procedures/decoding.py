@@ -1,0 +1,188 @@
+"""Decode: a forward table rewritten so that new tokens read the keys of earlier ones from a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from learncost.equation.count import Count, base
+from learncost.equation.scope import UNDER_WHERE
+from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Table, Tag, Term, Word, walk
+from learncost.procedures.keys import TOKENS, Keys, refusal
+from learncost.procedures.needed import needed
+
+CACHED, ALL = "C", "T"  # the axes of the positions in the cache, and of these with the new ones
+
+Axes: TypeAlias = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value of the cache as decode is given it, a stack where a repeat makes it.
+
+    `tokens` says whether it grows with the tokens decoded; if not, it has a position for every one of the encoder's.
+    `window` is the number of keys that a token sees at most, or a size's name; then the last window - 1 are kept.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    tokens: bool
+    window: str = ""
+
+    @property
+    def elements(self) -> Count:
+        """Elements of a position of a sequence, turns of repeats included."""
+        return Count.of(axis for axis in self.axes if axis != "B" and axis != self.positions)
+
+    @property
+    def positions(self) -> str:
+        """The axis of its positions."""
+        return named(CACHED, self.window) if self.tokens else next(a for a in self.axes if base(a) == "N")
+
+
+def cache(name: str) -> str:
+    """What the cached positions of a value are called."""
+    return f"{name}.cache"
+
+
+def named(axis: str, window: str) -> str:
+    """An axis of positions, for each window one of its own."""
+    return f"{axis}.{window}" if window else axis
+
+
+class Decoding:
+    """Decode's table, rewritten line by line.
+
+    lines of a cached value run over the new tokens, what they make is appended to the cache, its readers read all of it
+    """
+
+    def __init__(self, table: Table, name: str, several: bool) -> None:
+        self.given = table
+        self.name = name
+        self.several = several
+        self.keys = Keys(table, name)
+        self.outputs: list[str] = []
+        self.cached: list[tuple[str, bool, str]] = []  # name, whether it grows, window
+        self.seen: dict[str, tuple[str, ...]] = {}
+        self.settled: set[str] = set()  # values that are zero where a token does not see
+
+    def table(self) -> tuple[Table, tuple[Kept, ...]]:
+        """Decode's table and its cache."""
+        given = self.given
+        axes = self.declared(given.axes)
+        lines = self.statements(given.lines, axes)
+        axes |= self.seen
+        inputs = (*given.inputs, *(name for name, _, _ in self.cached), *self.seen)
+        constants = given.constants | self.seen.keys()
+        whole = replace(given, lines=lines, axes=axes, inputs=inputs, constants=constants)
+        found = needed(whole, (*given.outputs, *self.outputs))
+        # The cache of an encoder's own attention grows with no token, and nothing of a decoder reads it.
+        read = needed(found, given.outputs).inputs
+        kept = tuple(Kept(name, axes[name], grows, window) for name, grows, window in self.cached if name in read)
+        if not kept:
+            raise refusal(self.name, "nothing in it keeps keys of earlier tokens")
+        self.check(found)
+        return found, kept
+
+    def declared(self, axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        """The axes of every value, keys under their new name; those of a cached value are of the new positions."""
+        return {
+            name: tuple(
+                named(ALL, self.keys.windows[name, i])
+                if (name, i) in self.keys.windows and name not in self.keys.grows
+                else axis
+                for i, axis in enumerate(own)
+            )
+            for name, own in axes.items()
+        }
+
+    def statements(self, lines: Iterable[Statement], axes: Axes) -> tuple[Statement, ...]:
+        result: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Repeat):
+                result.append(self.repeat(line, axes))
+            elif line.name not in self.keys.places:
+                result.extend(self.line(line, axes))
+            elif line.name in self.keys.grows:
+                result.extend((*self.line(line, axes), self.appended(line, axes)))
+            else:
+                axes[cache(line.name)] = axes[line.name]
+                self.cached.append((cache(line.name), False, ""))
+        return tuple(result)
+
+    def repeat(self, line: Repeat, outer: Axes) -> Repeat:
+        axes = self.declared(line.axes)
+        given, grown = len(self.cached), len(self.outputs)
+        lines = self.statements(line.lines, axes)
+        each = tuple((name, name) for name, _, _ in self.cached[given:])
+        keep = tuple((name, name) for name in self.outputs[grown:])
+        outer |= {name: (line.count, *axes[name]) for name, _ in (*each, *keep)}
+        return replace(line, lines=lines, axes=axes, each=(*line.each, *each), keep=(*line.keep, *keep))
+
+    def appended(self, line: Line, axes: Axes) -> Line:
+        """The new positions of a value behind those in the cache."""
+        name, place = line.name, self.keys.places[line.name]
+        if (name, place) not in self.keys.windows:
+            raise refusal(self.name, f"the tokens of its {line.tag.layer.replace('_', ' ')} see later ones")
+        if set(self.keys.of(line)) & {line.left[0].axes[place]}:
+            raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
+        window = self.keys.windows[name, place]
+        own = axes[name]
+        cached, whole = ((*own[:place], named(axis, window), *own[place + 1 :]) for axis in (CACHED, ALL))
+        left = Term(f"{cache(name)}.2", whole)
+        axes[cache(name)], axes[left.name] = cached, whole
+        self.cached.append((cache(name), True, window))
+        self.outputs.append(left.name)
+        local = f"{line.tag.local}.cache"
+        tag = replace(line.tag, equation="", local=local, locals=(local, line.tag.local), cached=None)
+        right = (Term(cache(name), cached), Term(name, own))
+        return Word((left,), right, (), tag, "append", (whole[place],), "body", ("X", "Z"), ("Y",))
+
+    def line(self, line: Line, axes: Axes) -> Iterator[Line]:
+        keys = self.keys.of(line)
+        read = {name: f"{cache(name)}.2" if name in self.keys.grows else cache(name) for name in self.keys.places}
+        where = tuple(one for one in line.where if one.lower not in keys)
+        bounded = keys.keys() & {one.lower for one in line.where}
+        new = replace(line, where=where).renamed({}, {axis: named(ALL, window) for axis, window in keys.items()})
+        new = replace(new, right=tuple(term.renamed(read) for term in new.right))
+        if bounded and self.several:
+            window = keys[min(bounded)]
+            yield from self.seeing(new, window, next(o.upper for o in line.where if o.lower in bounded), axes)
+        else:
+            yield new
+
+    def seeing(self, line: Line, window: str, tokens: str, axes: Axes) -> Iterator[Line]:
+        """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
+        key = named(ALL, window)
+        if isinstance(line, Word) and line.word in UNDER_WHERE and key in line.axes:
+            term, mask = line.right[0], named("seen", window)
+            left = Term(f"{line.name}.seen", term.axes)
+            axes[left.name] = axes[term.name]
+            self.seen[mask] = (TOKENS, key)
+            right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
+            tag = Tag(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
+            tag = replace(tag, binding=line.tag.binding)
+            yield Word((left,), right, (), tag, "select", (), "body", ("C", "X", "Z"), ("Y",))
+            line = replace(line, right=(left, *line.right[1:]))
+            self.settled.add(line.name)
+        elif isinstance(line, Product) and any(term.name in self.settled for term in line.right):
+            self.settled.add(line.name)
+        elif isinstance(line, Product) and key not in line.left[0].loops:
+            raise refusal(self.name, f"several new tokens need a softmax over what they see, in line: {line}")
+        yield line
+
+    # What cannot be decoded.
+
+    def check(self, table: Table) -> None:
+        """A token reads nothing of another one but what is cached."""
+        for line, turns in walk(table.lines):
+            if isinstance(line, Word) and line.word == "append":
+                continue
+            left, right = ({axis for term in side for axis in term.loops} for side in (line.left, line.right))
+            tokens = {axis for axis in left | right if base(axis) == TOKENS}
+            acts = isinstance(line, Word) and any(base(axis) == TOKENS for axis in line.axes)
+            at = any(base(axis.axis) == TOKENS for term in line.right for axis in term.axes if isinstance(axis, Read))
+            if acts or at or len(tokens) > 1 or tokens - left or TOKENS in turns:
+                layer = line.tag.layer.replace("_", " ") or "it"
+                raise refusal(self.name, f"{layer} reads other positions and keeps nothing of them, in line: {line}")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from learncost.ledger.compare import Comparison as Comparison
     from learncost.ledger.compare import compare as compare
     from learncost.ledger.complexity import complexity as complexity
+    from learncost.ledger.conventions import Conventions as Conventions
+    from learncost.ledger.conventions import conventions as conventions
     from learncost.ledger.cost import cost as cost
     from learncost.ledger.record import Cost as Cost
     from learncost.ledger.rules import rules as rules
@@ -53,6 +55,8 @@ _PUBLIC = {
     "compare": "learncost.ledger.compare",
     "Comparison": "learncost.ledger.compare",
     "complexity": "learncost.ledger.complexity",
+    "conventions": "learncost.ledger.conventions",
+    "Conventions": "learncost.ledger.conventions",
     "cost": "learncost.ledger.cost",
     "Cost": "learncost.ledger.record",
     "derive": "learncost.layers.derive",

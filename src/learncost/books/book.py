@@ -83,7 +83,7 @@ BOOKS: Mapping[str, Book] = {
         ),
         Book(
             "causal-exact",
-            "matrix products, causal attention at the pairs that see each other",
+            "matrix products, causal attention at visible pairs",
             "as `matmul`; under a causal `where` M (M + 1) / 2 pairs of M positions",
             "matrix",
             causal="inside",
@@ -99,7 +99,7 @@ BOOKS: Mapping[str, Book] = {
         ),
         Book(
             "torch-flop-counter",
-            "matrix products as FlopCounterMode counts them on CUDA",
+            "products as FlopCounterMode counts on CUDA",
             "as `matmul`, with attention in fused kernels: 2 products forward, 5 backward, causal masks ignored; torch "
             "2.13.0, torch/utils/flop_counter.py, sdpa_flop_count and sdpa_backward_flop_count",
             "matrix",

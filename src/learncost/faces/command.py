@@ -26,6 +26,7 @@ ABOUT = "What learning costs a transformer: exact MACCs, FLOPs, parameters and b
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "cost": ("cost:cost", "The exact cost of one training step, by layer and macro-operation."),
     "compare": ("compare:compare", "Learning procedures side by side, and where one overtakes another."),
+    "conventions": ("conventions:conventions", "What each price book and counter says, and why they differ."),
     "formulas": ("formulas:formulas", "A layer's MACCs and FLOPs in the symbols of the paper."),
     "explain": ("explain:explain", "A layer line by line: forward, backward, update, what is kept."),
     "sweep": ("sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet."),

@@ -1,0 +1,170 @@
+"""One model under every convention: what each price book says of the same step, why they differ, what counters say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from learncost.books.book import every
+from learncost.equation.count import total
+from learncost.equation.errors import InputError
+from learncost.ledger.cost import Run, prepare
+from learncost.ledger.counters import Counter, counters
+from learncost.ledger.reasons import because
+from learncost.ledger.record import Amount
+from learncost.models.configuration import Configuration
+from learncost.readings.price import Book, Row, parameters
+
+SCHEMA = 1
+YARDSTICK = "matmul"
+"""The book that the others are held against."""
+
+PASSES = ("forward", "recomputation", "backward", "weight_update")
+"""What is counted: the optimizer's step is left aside, because most conventions know none."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """MACCs and FLOPs of the forward pass, and of forward, backward and weight update together."""
+
+    forward: Amount
+    whole: Amount
+
+    def __sub__(self, other: Counts) -> Counts:
+        pairs = ((self.forward, other.forward), (self.whole, other.whole))
+        return Counts(*(Amount(one.maccs - two.maccs, one.flops - two.flops) for one, two in pairs))
+
+    def __bool__(self) -> bool:
+        return any((self.forward.maccs, self.forward.flops, self.whole.maccs, self.whole.flops))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"forward": self.forward.to_dict(), "forward_and_backward": self.whole.to_dict()}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A term by which a book differs from matrix products alone, and what it comes to: more, or fewer."""
+
+    what: str
+    amount: Counts
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What one price book says; `refused` is why it says nothing of such a model. The reasons sum to the difference."""
+
+    book: Book
+    counts: Counts | None
+    difference: Counts | None
+    reasons: tuple[Reason, ...] = ()
+    refused: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"price_book": self.book.name, "title": self.book.title, "source": self.book.source}
+        if self.counts is None or self.difference is None:
+            return own | {"refused": self.refused}
+        reasons = [{"what": reason.what, **reason.amount.to_dict()} for reason in self.reasons]
+        return own | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What all conventions say of one step of backpropagation of one model."""
+
+    model: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    parameters: int
+    counted: str
+    conventions: tuple[Convention, ...]
+    counters: tuple[Counter, ...]
+
+    def __getitem__(self, name: str) -> Convention:
+        return next(one for one in self.conventions if one.book.name == name)
+
+    def ratio(self, name: str) -> float | None:
+        """FLOPs of forward and backward over those of matrix products alone."""
+        own, yardstick = self[name].counts, self[YARDSTICK].counts
+        if own is None or yardstick is None or not yardstick.whole.flops:
+            return None
+        return float(Fraction(own.whole.flops, yardstick.whole.flops))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conventions as data (schema 1)."""
+        names = ("model", "batch_size", "seq_len", "target_len", "parameters", "counted")
+        books = [one.to_dict() | {"ratio": self.ratio(one.book.name)} for one in self.conventions]
+        own = {name: getattr(self, name) for name in names}
+        return {"schema": SCHEMA, **own, "price_books": books, "counters": [one.to_dict() for one in self.counters]}
+
+    def __rich__(self) -> Any:
+        from learncost.ledger.show_conventions import conventions_table
+
+        return conventions_table(self)
+
+    def __str__(self) -> str:
+        from learncost.ledger.show_conventions import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from learncost.ledger.show_conventions import as_html
+
+        return as_html(self)
+
+
+def conventions(
+    model: str | Configuration,
+    batch_size: int | str = 1,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    **sizes: Any,
+) -> Conventions:
+    """What every price book and the common counters say of one step of backpropagation, and why they differ.
+
+    model   as for `cost`
+    Counts are MACCs and FLOPs, one MACC being two FLOPs, without the optimizer's step. Raises `InputError`.
+    """
+    run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, "sgd", 0.0, "fp32", sizes, ("bp",))
+    plain = run.rows("bp", run.book)
+    found = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
+    two_sided = run.model.two_sided
+    yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
+    return Conventions(
+        model=run.model.configuration.name,
+        batch_size=run.axes["B"],
+        seq_len=run.axes["N" if two_sided else "M"],
+        target_len=run.axes["M"] if two_sided else None,
+        parameters=parameters(run.model.table).at(run.axes),
+        counted=run.model.configuration.counted,
+        conventions=(yardstick, *found),
+        counters=counters(run, plain),
+    )
+
+
+def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
+    try:
+        rows = run.rows("bp", book)
+    except InputError as error:
+        return Convention(book, None, None, refused=str(error))
+    own = _counts(run, rows)
+    reasons = []
+    for what, more, less in because(run.model, book, rows, plain):
+        if amount := _counts(run, more) - _counts(run, less):
+            reasons.append(Reason(what, amount))
+    return Convention(book, own, own - _counts(run, plain), tuple(reasons))
+
+
+def _counts(run: Run, rows: Iterable[Row]) -> Counts:
+    kept = [row for row in rows if row.macro_operation in PASSES]
+    return Counts(_amount(run, (row for row in kept if row.macro_operation == "forward")), _amount(run, kept))
+
+
+def _amount(run: Run, rows: Iterable[Row]) -> Amount:
+    own = tuple(rows)
+    return Amount(
+        total(row.maccs for row in own).at(run.axes) if own else 0,
+        total(row.flops for row in own).at(run.axes) if own else 0,
+    )

@@ -1,0 +1,163 @@
+"""How conventions are shown: what every book says, why, what counters say; flat tables for Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from learncost.ledger.conventions import YARDSTICK, Conventions
+from learncost.ledger.sheet import Row, Sheet, number, styled
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+WIDTH = 100
+"""Columns of text where nothing says how many there are: four counts and a ratio beside a name."""
+
+
+class ConventionsTable:
+    """The renderable of rich."""
+
+    def __init__(self, found: Conventions) -> None:
+        self.found = found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from styled(_lines(self.found, min(options.max_width, WIDTH)))
+
+
+def conventions_table(found: Conventions) -> ConventionsTable:
+    """The conventions for rich."""
+    return ConventionsTable(found)
+
+
+def as_text(found: Conventions, width: int = WIDTH) -> str:
+    """The conventions as plain text."""
+    return "\n".join(line for line, _ in _lines(found, width))
+
+
+def as_html(found: Conventions) -> str:
+    """The conventions as self-contained HTML."""
+    return "".join(sheet.html() for sheet in sheets(found, 10**6))
+
+
+def as_markdown(found: Conventions) -> str:
+    """The conventions as tables of Markdown."""
+    return "\n\n".join(sheet.markdown() for sheet in sheets(found, 10**6))
+
+
+def as_csv(found: Conventions) -> str:
+    """Books, the reasons of their differences, counters: a row each, with whole numbers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ("forward_maccs", "forward_flops", "maccs", "flops", "attention_by_matmul", "attention_fused")
+    writer.writerow(("kind", "name", "what", *columns))
+    for one in found.conventions:
+        rows = [("price book", one.refused or one.book.title, one.counts)]
+        rows += [("difference", reason.what, reason.amount) for reason in one.reasons]
+        for kind, what, counts in rows:
+            amounts = (counts.forward, counts.whole) if counts else ()
+            values = [value for amount in amounts for value in (amount.maccs, amount.flops)] or [""] * 4
+            writer.writerow((kind, one.book.name, what, *values, "", ""))
+    for counter in found.counters:
+        own = (counter.name, f"{counter.unit}, {counter.version}: {counter.rule}")
+        writer.writerow(("counter", *own, *[""] * 4, counter.by_matmul, counter.fused))
+    return text.getvalue()
+
+
+def sheets(found: Conventions, width: int) -> tuple[Sheet, Sheet, Sheet]:
+    """What every book says; why; what counters say."""
+    return _books(found, width), _why(found, width), _counters(found, width)
+
+
+def _lines(found: Conventions, width: int) -> Iterator[tuple[str, str]]:
+    for place, sheet in enumerate(sheets(found, width)):
+        if place:
+            yield "", ""
+        yield from sheet.lines(width)
+
+
+def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:
+    """The sheet with every digit if it fits, else in billions with three decimals."""
+    found = make(number)
+    if found.width <= width:
+        return found
+    note = "In units of 10^9, rounded to three decimals; --format json has every digit."
+    found = make(_billions)
+    return replace(found, notes=(note, *found.notes))
+
+
+def _billions(value: int) -> str:
+    thousandths = round(abs(value), -6) // 10**6
+    return f"{'-' if value < 0 else ''}{thousandths // 1000:,}.{thousandths % 1000:03d}"
+
+
+def _books(found: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        rows = []
+        for one in found.conventions:
+            ratio = found.ratio(one.book.name)
+            cells: tuple[str, ...] = ("-",) * 5
+            if one.counts is not None:
+                amounts = (one.counts.forward, one.counts.whole)
+                counts = [written(value) for amount in amounts for value in (amount.maccs, amount.flops)]
+                cells = (*counts, "" if ratio is None else f"{ratio:.3f}")
+            rows.append(Row((one.book.name, *cells), "bold" if one.book.name == YARDSTICK else ""))
+        notes = (
+            "In all: forward, backward and the weights' gradients, without the optimizer's step. 1 MACC = 2 FLOPs.",
+            f"{found.parameters:,} parameters. Counted: {found.counted}.",
+        )
+        columns = ("price book", "MACCs, forward", "FLOPs, forward", "MACCs, in all", "FLOPs, in all", "of matmul")
+        return Sheet(_title(found), columns, tuple(rows), notes)
+
+    return _fitting(make, width)
+
+
+def _title(found: Conventions) -> str:
+    sides = "" if found.target_len is None else f" and {found.target_len:,}"
+    sequences = f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''} of {found.seq_len:,}{sides}"
+    return f"{found.model}, one step of backpropagation: {sequences} tokens, by every price book"
+
+
+def _why(found: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        def signed(value: int) -> str:
+            return f"+{written(value)}" if value > 0 else written(value) if value else "0"
+
+        rows = []
+        for one in found.conventions:
+            if one.difference is None or one.book.name == YARDSTICK:
+                continue
+            name = f"{one.book.name}: {one.book.title}"
+            totals = (signed(one.difference.forward.flops), signed(one.difference.whole.flops))
+            rows.append(Row((name, *totals), "bold"))
+            for reason in one.reasons:
+                amounts = (signed(reason.amount.forward.flops), signed(reason.amount.whole.flops))
+                rows.append(Row((reason.what, *amounts), "", 1))
+        title = "Why they differ: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
+        twice = "Formulas of publications take the backward pass as twice the forward one, as products are."
+        notes = (twice, *(f"{_sentence(one.refused)}." for one in found.conventions if one.refused))
+        return Sheet(title, ("", "forward", "in all"), tuple(rows), notes)
+
+    return _fitting(make, width)
+
+
+def _sentence(message: str) -> str:
+    return message[:1].upper() + message[1:]
+
+
+def _counters(found: Conventions, width: int) -> Sheet:
+    def make(written: Callable[[int], str]) -> Sheet:
+        rows = [
+            Row((f"{one.name} ({one.version})", one.unit, written(one.by_matmul), written(one.fused)))
+            for one in found.counters
+        ]
+        rules = dict.fromkeys(f"{one.name.partition(',')[0]}: {one.rule}." for one in found.counters)
+        columns = ("counter", "unit", "attention by matmul", "attention fused")
+        title = "What common counters report (forward, where they do not say in all)"
+        return Sheet(title, columns, tuple(rows), tuple(rules), frozenset({0, 1}))
+
+    return _fitting(make, width)

@@ -1,0 +1,263 @@
+"""`conventions`: reasons that sum to the difference, counters as they were measured, screens of every format."""
+
+import csv
+import io
+import json
+
+import pytest
+
+import learncost as lc
+from learncost.books.book import every
+from learncost.books.formula import formulas
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+
+GROUPED = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
+SLIDING = {
+    "model_type": "gemma2",
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+}
+SMALL = {"intermediate_size": 20, "num_hidden_layers": 2, "vocab_size": 50, "max_position_embeddings": 64}
+LLAMA_2_7B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def configuration(keys):
+    return configure("-", stdin=io.StringIO(json.dumps(keys)))
+
+
+SUBJECTS = {
+    "gpt2": ("gpt2", {}),
+    "bert": ("bert-base", {"seq_len": 32, "architecture": "BertForMaskedLM"}),
+    "encoder alone": ("bert-base", {"seq_len": 32}),
+    "two sides": ("transformer-base", {"seq_len": 24, "target_len": 10}),
+    "heads wider than the model": ("gpt3-xl", {"seq_len": 64, "batch_size": 3}),
+    "grouped": (configuration(GROUPED | SMALL), {"seq_len": 32}),
+    "windows": (configuration(SLIDING | SMALL | {"sliding_window": 8}), {"seq_len": 32}),
+}
+
+
+def four(counts):
+    return counts.forward.maccs, counts.forward.flops, counts.whole.maccs, counts.whole.flops
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_reasons_sum_to_the_difference_from_matrix_products(name):
+    """In all four numbers, for every book; a book's own number is that of `cost` without the optimizer's step."""
+    model, sizes = SUBJECTS[name]
+    found = lc.conventions(model, **sizes)
+    assert [one.book.name for one in found.conventions] == ["matmul", *(book for book in every() if book != "matmul")]
+    yardstick = found["matmul"].counts
+    for one in found.conventions:
+        if one.refused:
+            with pytest.raises(lc.InputError, match=f"price book {one.book.name} is a formula of"):
+                lc.cost(model, price_book=one.book, **sizes)
+            continue
+        cost = lc.cost(model, price_book=one.book, **sizes)
+        amounts = {macro: amount for macro, (_, amount) in cost.macro_operations.items() if macro != "optimizer_step"}
+        assert one.counts.forward == amounts["forward"]
+        assert one.counts.whole.flops == sum(amount.flops for amount in amounts.values())
+        sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in one.reasons), strict=True)]
+        assert four(one.difference) == tuple(a - b for a, b in zip(four(one.counts), four(yardstick), strict=True))
+        assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
+        assert all(any(four(reason.amount)) for reason in one.reasons)
+        assert len({reason.what for reason in one.reasons}) == len(one.reasons)
+
+
+def reasons(found, book):
+    return {reason.what: (reason.amount.forward.flops, reason.amount.whole.flops) for reason in found[book].reasons}
+
+
+def test_why_the_books_differ_about_gpt2():
+    """Each amount from the sizes: 12 layers, width 768, 12 heads, 1024 tokens, a vocabulary of 50257."""
+    found = lc.conventions("gpt2")
+    head = 2 * 1024 * 768 * 50257
+    scores = 2 * 12 * 1024 * 1024 * 768  # of one product of attention in all layers
+    assert head == 79_047_426_048
+    assert reasons(found, "kaplan") == {
+        "no products of scores and values": (-2 * scores, -6 * scores),
+        "no head": (-head, -3 * head),
+    }
+    assert reasons(found, "chinchilla") == {
+        "embedding as a product with one-hot rows": (head, 3 * head),
+        "attention: Softmax": (3 * 12 * 12 * 1024 * 1024, 9 * 12 * 12 * 1024 * 1024),
+    }
+    unmultiplied = 124_439_808 - 50257 * 768 - 12 * 12 * 768 * 768
+    assert reasons(found, "palm") == {
+        "parameters without a product (look-ups, norms, biases)": (2 * 1024 * unmultiplied, 6 * 1024 * unmultiplied)
+    }
+    assert reasons(found, "causal-half") == {"causal attention in half": (-scores, -3 * scores)}
+    assert reasons(found, "flash") == {
+        "causal attention in half": (-scores, -3 * scores),
+        "attention's scores computed again in backward": (0, scores // 2),
+    }
+    pairs = 12 * 12 * (1024 * 1023 // 2) * 2 * 64
+    assert reasons(found, "causal-exact") == {"pairs that causal attention hides": (-2 * pairs, -6 * pairs)}
+    assert reasons(found, "megatron") == reasons(found, "nanogpt") == {}
+    assert reasons(found, "paper")["embedding as a product with one-hot rows"][0] == head
+    # (29) with the slip E2 mended or not: the same where queries and keys are as many; E3 is left out by the total.
+    assert "left out of the publication's total: E3" in reasons(found, "paper")
+    assert found.ratio("matmul") == 1
+    assert found.ratio("causal-half") == pytest.approx(1 - 3 * scores / found["matmul"].counts.whole.flops)
+
+
+# A block of GPT-2 with its head: 2 sequences of 64 tokens, width 128, 4 heads, network 512, vocabulary 1000, written
+# with torch.matmul and with scaled_dot_product_attention on the CPU, as the counters themselves reported it.
+BLOCK = {
+    "n_layer": 1,
+    "n_embd": 128,
+    "n_head": 4,
+    "vocab_size": 1000,
+    "n_positions": 64,
+    "batch_size": 2,
+    "seq_len": 64,
+}
+MEASURED = {
+    "FlopCounterMode, CPU, forward": (87_293_952, 83_099_648),
+    "FlopCounterMode, CPU, in all": (261_881_856, 249_298_944),
+    "fvcore": (43_892_736, 41_795_584),
+    "ptflops, aten": (43_794_432, 41_697_280),
+    "calflops": (43_646_976, 41_549_824),
+    "thop": (41_746_432, 41_746_432),
+}
+
+
+def test_counters_as_they_were_measured():
+    found = lc.conventions("gpt2", **BLOCK)
+    assert found.parameters == 334_720
+    said = {one.name: (one.by_matmul, one.fused) for one in found.counters}
+    assert {name: said.pop(name) for name in MEASURED} == MEASURED
+    # On meta the fused kernel falls apart into products; on CUDA its backward has one product more.
+    assert said == {
+        "FlopCounterMode, meta, in all": (261_881_856, 261_881_856),
+        "FlopCounterMode, CUDA, in all": (261_881_856, 261_881_856 + 2 * 2 * 64 * 64 * 128),
+    }
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_flop_counter_mode_over_transformers(attention, device, dropout):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=128, n_head=4, vocab_size=1000, n_positions=64, attn_pdrop=dropout
+    )
+    config._attn_implementation = attention
+    with torch.device(device):
+        module = transformers.GPT2LMHeadModel(config)
+        tokens = torch.ones(2, 64, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=tokens, labels=tokens).loss.backward()
+    shown = {"cpu": "CPU", "meta": "meta"}[device]
+    said = {one.name: one for one in lc.conventions("gpt2", **BLOCK).counters}[f"FlopCounterMode, {shown}, in all"]
+    fused = attention == "sdpa" and not dropout  # with dropout the CPU has no fused kernel
+    assert counter.get_total_flops() == (said.fused if fused else said.by_matmul)
+
+
+# Published numbers of one Llama.
+
+
+def of_kinds(book, **sizes):
+    found = lc.cost(configuration(LLAMA_2_7B), price_book=book, by="kind", seq_len=8192, **sizes)
+    return {kind: sum(row.flops for row in found.rows if row.kind == kind) for kind in ("linear", "attention")}
+
+
+def test_maxtext_llama_2_7b():
+    """MaxText's pull request 1988, 4 sequences of 8192: weights 1299.00 TFLOP, attention 422.21, and 211.11 in half."""
+    full, half = of_kinds("matmul", batch_size=4), of_kinds("causal-half", batch_size=4)
+    assert round(full["linear"] / 1e12, 2) == round(half["linear"] / 1e12, 2) == 1299.00
+    assert round(full["attention"] / 1e12, 2) == 422.21
+    assert round(half["attention"] / 1e12, 2) == 211.11
+
+
+@pytest.mark.parametrize(
+    ("book", "teraflops", "formula"),
+    [
+        ("matmul", 105.6, lambda s, h, n: 12 * s * s * h * n),
+        ("causal-half", 52.8, lambda s, h, n: 6 * s * s * h * n),
+        ("causal-exact", 52.8, lambda s, h, n: 6 * s * (s + 1) * h * n),
+        ("flash", 61.6, lambda s, h, n: 7 * s * s * h * n),
+        ("torch-flop-counter", 123.1, lambda s, h, n: 14 * s * s * h * n),
+    ],
+)
+def test_attention_of_llama_2_7b_under_causal_conventions(book, teraflops, formula):
+    """Forward and backward of one sequence of 8192 tokens: 12 s^2 h L in full, halves, flash 7/12 of it."""
+    found = of_kinds(book)["attention"]
+    assert found == formula(8192, 4096, 32)
+    assert round(found / 1e12, 1) == teraflops
+
+
+def test_palm_and_torchtitan_count_the_whole_square():
+    """PaLM's 12 L H Q T a token is attention in full, also with grouped heads wider than the model."""
+    for keys in (LLAMA_2_7B, GROUPED | SMALL):
+        rows = {}
+        for book in ("palm", "matmul"):
+            found = lc.cost(configuration(keys), price_book=book, by="kind", seq_len=64)
+            rows[book] = sum(row.flops for row in found.rows if row.kind == "attention")
+        assert rows["palm"] == rows["matmul"]
+
+
+# The command.
+
+
+def run(capsys, *arguments):
+    code = main(["conventions", *arguments])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-base", "gpt3-175b", "transformer-big"])
+def test_the_screen_is_no_wider_than_100_columns_and_names_every_book(model, capsys):
+    code, out, err = run(capsys, model, "--seq-len", "512")
+    assert (code, err) == (0, "")
+    assert all(len(line) <= 100 for line in out.splitlines())
+    assert all(f"\n{book} " in out for book in every())
+    assert "Why they differ" in out
+    assert "What common counters report" in out
+    assert str(lc.conventions(model, seq_len=512)) == out.rstrip("\n")
+
+
+def test_formats(capsys):
+    found = lc.conventions("gpt2", seq_len=128, batch_size=2)
+    flags = ("gpt2", "--seq-len", "128", "--batch-size", "2")
+    assert json.loads(run(capsys, *flags, "--json")[1]) == found.to_dict()
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *flags, "--format", "csv")[1])))
+    books = {row["name"]: int(row["flops"]) for row in rows if row["kind"] == "price book"}
+    assert books == {one.book.name: one.counts.whole.flops for one in found.conventions}
+    assert sum(row["kind"] == "counter" for row in rows) == len(found.counters)
+    out = run(capsys, *flags, "--format", "md")[1]
+    assert out.count("| --- |") + out.count("| ---: |") > 2
+    assert f"{books['palm']:,}" in out
+    assert "<table>" in found._repr_html_()
+
+
+def test_refused_formulas_say_why_in_the_screen_and_in_the_data(capsys):
+    out = " ".join(run(capsys, "transformer-base", "--seq-len", "16")[1].split())
+    assert "Price book megatron is a formula of one stack of blocks" in out
+    found = lc.conventions("transformer-base", seq_len=16)
+    assert {one.book.name for one in found.conventions if one.refused} == set(formulas())
+    assert (
+        "has an encoder and a decoder" in next(b for b in found.to_dict()["price_books"] if "refused" in b)["refused"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("gpt5",), "unknown model"),
+        (("gpt2", "--seq-len", "0"), "seq_len"),
+        (("gpt2", "--price-book", "run"), "unknown flag"),
+        (("gpt2", "--format", "latex"), "format must be one of table, json, csv, md"),
+    ],
+)
+def test_what_is_wrong_is_one_line(flags, message, capsys):
+    code, out, err = run(capsys, *flags)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err

@@ -26,6 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from low_rank import adapt, blocks_of, learn_only, parameters_of  # noqa: E402
 
 BATCH, LENGTH = 2, 5
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "bert": "BertForMaskedLM",
+    "llama": "LlamaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+}
 
 
 def flops_of(module):
@@ -56,10 +62,14 @@ def tiny(model_type, tied, chance):
     else:
         keys = {"hidden_size": d, "num_attention_heads": h, "num_hidden_layers": layers, "intermediate_size": f}
         keys |= {"max_position_embeddings": 7}
+    if model_type in ("llama", "gemma2"):
+        groups = chance.choice([n for n in (1, 2, 3) if h % n == 0])
+        keys |= {"num_key_value_heads": groups, "head_dim": 2 * chance.randint(1, 3)}
+        keys["num_hidden_layers"] += keys["num_hidden_layers"] % 2  # gemma2 has windows in every other layer
     keys |= {"vocab_size": v, "tie_word_embeddings": tied, "pad_token_id": None, "bos_token_id": None}
     config = transformers.AutoConfig.for_model(model_type, eos_token_id=None, **keys)
     config._attn_implementation = "eager"
-    config.architectures = [{"gpt2": "GPT2LMHeadModel", "bert": "BertForMaskedLM"}[model_type]]
+    config.architectures = [ARCHITECTURES[model_type]]
     return config
 
 
@@ -106,7 +116,7 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("model_type", ["gpt2", "bert"])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
 @pytest.mark.parametrize("case", FROZEN)
 def test_frozen(case, model_type, tied, tmp_path):
     how, chosen = FROZEN[case]
@@ -115,6 +125,14 @@ def test_frozen(case, model_type, tied, tmp_path):
     module = module_of(config)
     if case == "biases of the last 2":  # the pattern also means the biases that stand outside of the blocks
         how = {**how, "train": "attn.b*,mlp.b*,ln_1.b,ln_2.b"}
+    if not chosen(module):  # Llama and Gemma 2 have no biases
+        with pytest.raises(lc.InputError, match=r"has no (biases|weights called 'attn.b)"):
+            ours(str(tmp_path), **how)
+        return
+    if model_type == "gemma2" and "train_layers" in how:
+        with pytest.raises(lc.InputError, match="no single stack of layers"):  # two kinds of layers by turns
+            ours(str(tmp_path), **how)
+        return
     learn_only(module, chosen(module).__contains__)
     assert ours(str(tmp_path), **how) == theirs(module)
 
@@ -123,13 +141,16 @@ LORA = {
     "gpt2": {"c_attn": ["c_attn"], "c_proj": ["c_proj"], "c_fc,mlp.c_proj": ["c_fc", "mlp.c_proj"]},
     "bert": {"query,value": ["query", "value"], "dense": ["dense"], "lm_head": ["decoder"]},
 }
+LORA["llama"] = LORA["gemma2"] = {"q_proj,v_proj": ["q_proj", "v_proj"], "lm_head": ["lm_head"]}
 LINEAR = {"gpt2": ["c_attn", "c_proj", "c_fc"], "bert": ["query", "key", "value", "dense"]}
+LINEAR["llama"] = LINEAR["gemma2"] = [*(f"{n}_proj" for n in "qkvo"), "gate_proj", "up_proj", "down_proj"]
 CASES = [(kind, names, ends) for kind, own in LORA.items() for names, ends in own.items()]
 CASES += [(kind, "all-linear", ends) for kind, ends in LINEAR.items()]
+# The layers of Gemma 2, of two kinds by turns, cannot be named one by one.
+CASES = [(*case, layers) for case in CASES for layers in (None, "0,2", "last 1") if case[0] != "gemma2" or not layers]
 
 
-@pytest.mark.parametrize("layers", [None, "0,2", "last 1"])
-@pytest.mark.parametrize(("model_type", "names", "ends"), CASES)
+@pytest.mark.parametrize(("model_type", "names", "ends", "layers"), CASES)
 def test_lora(model_type, names, ends, layers, tmp_path):
     chance = random.Random(f"{model_type} {names} {layers}")
     config, rank = tiny(model_type, False, chance), chance.randint(1, 4)

@@ -13,13 +13,16 @@ import learncost as lc
 from counting import counting, tally_of
 from learncost.layers.split import unmarked
 from learncost.models.adaptation import adaptation, adapted
+from learncost.models.configuration import configure
+from learncost.models.model import build
 from learncost.procedures.backpropagation import backpropagation, recomputed
 from learncost.readings.run import execute, infer_sizes
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-from foreign_models import in_float64  # noqa: E402
+import test_modern_models as llama  # noqa: E402
+from foreign_models import angles, in_float64  # noqa: E402
 from low_rank import adapt, blocks_of, learn_only  # noqa: E402
 from test_transformers import ARCHITECTURES, UNTIED_BIAS, batch_of, ours, pair, places  # noqa: E402
 
@@ -168,3 +171,48 @@ def test_a_model_split_everywhere_is_the_same_function():
         expected = whole[f"d{unmarked(name)}"]
         expected = expected[list(turns_of(name, count))] if "@" in name else expected
         np.testing.assert_array_equal(split[f"d{name}"], expected)
+
+
+def test_low_rank_paths_of_grouped_queries(tmp_path):
+    """Llama: each projection's path by heads and groups, in the second block alone, and its norms learning."""
+    config = llama.module_of("llama").config
+    config.num_hidden_layers, config.architectures = 3, ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    module = llama.shaken(transformers.LlamaForCausalLM(config))
+    h, g, k = (llama.SIZES[axis] for axis in "hgk")
+    where = llama.block_places(h, g, k)
+    arrays = {"wte": module.model.embed_tokens.weight, "ln_f": module.model.norm.weight}
+    arrays = {name: parameter.detach().numpy() for name, parameter in arrays.items()}
+    arrays["head.W"] = module.lm_head.weight.detach().numpy().T
+    plain = build(configure(str(tmp_path)))
+    ends = {"WQ": "q_proj", "WK": "k_proj", "WV": "v_proj", "WO": "o_proj"}
+    model = adapted(plain, adaptation("ln_1", [1], ",".join(ends.values()), RANK, ALPHA))
+    theirs = dict(module.named_parameters())
+    for name in model.table.weights:
+        if (base := unmarked(name)) in where and base in plain.table.weights:
+            place, view = where[base]
+            arrays[name] = np.stack([view(theirs[place.format(turn)].detach().numpy()) for turn in turns_of(name, 3)])
+    adapt(module, ends.values(), RANK, ALPHA, {1})
+    module.model.layers[1].input_layernorm.requires_grad_(True)
+    learning = {"ln_1@1": module.model.layers[1].input_layernorm.weight}
+    for weight, end in ends.items():
+        path = getattr(module.model.layers[1].self_attn, end)
+        learning |= {f"attn.{weight}.A@1": path.A.weight, f"attn.{weight}.B@1": path.B.weight}
+    assert set(learning) == set(model.trained)
+
+    def seen(name, array):
+        return array.T.reshape(shape_of(model, name)) if array.ndim > 1 else array[None]
+
+    arrays |= {name: seen(name, parameter.detach().numpy()) for name, parameter in learning.items()}
+    tokens = np.random.default_rng(3).integers(1, llama.SIZES["v"], (2, 5))
+    share = np.full(tokens.shape, -1.0 / (2 * 4))
+    share[:, -1] = 0
+    given = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(5, k)}
+    found = lc.run(backpropagation(model).step, {**arrays, **given, "dloss": np.array(1.0)})
+    loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
+    loss.backward()
+    for name, parameter in learning.items():
+        np.testing.assert_allclose(
+            found[f"d{name}"], seen(name, parameter.grad.numpy()), TOLERANCE, TOLERANCE, err_msg=name
+        )

@@ -9,39 +9,7 @@ from learncost.models.families import FAMILIES
 
 Modules = Mapping[str, tuple[str, ...]]
 
-# transformers' modules: the end of their path, and our weights that they hold. A module with several weights is one
-# matrix there: its low-rank path has one A.
-_GPT2: Modules = {
-    "attn.c_attn": ("attn.WQ", "attn.WK", "attn.WV"),
-    "attn.c_proj": ("attn.WO",),
-    "mlp.c_fc": ("mlp.W1",),
-    "mlp.c_proj": ("mlp.W2",),
-}
-_FAMILIES: Mapping[str, Modules] = {
-    "gpt2": _GPT2,
-    "openai-gpt": _GPT2,
-    "bert": {
-        "attention.self.query": ("attn.WQ",),
-        "attention.self.key": ("attn.WK",),
-        "attention.self.value": ("attn.WV",),
-        "attention.output.dense": ("attn.WO",),
-        "intermediate.dense": ("mlp.W1",),
-        "output.dense": ("mlp.W2",),
-        "pooler.dense": ("pooler.W",),
-        "transform.dense": ("transform.W",),
-    },
-    "distilbert": {
-        "attention.q_lin": ("attn.WQ",),
-        "attention.k_lin": ("attn.WK",),
-        "attention.v_lin": ("attn.WV",),
-        "attention.out_lin": ("attn.WO",),
-        "ffn.lin1": ("mlp.W1",),
-        "ffn.lin2": ("mlp.W2",),
-        "vocab_transform": ("transform.W",),
-    },
-}
-
-# What any model's projections may be called: ends of our names.
+# What projections are called where a family's file does not say it: ends of our names.
 _ANY: Modules = {
     "q_proj": ("WQ",),
     "k_proj": ("WK",),
@@ -60,8 +28,11 @@ _ANY: Modules = {
 
 
 def modules_of(family: str) -> Modules:
-    """The modules of a family's transformers model that hold the projections: end of the path -> our weights."""
-    return getattr(FAMILIES.get(family), "modules", None) or _FAMILIES.get(family, {})
+    """The `[modules]` of a family: the end of a module's path in transformers -> our weights that it holds.
+
+    A module with several weights is one matrix there: its low-rank path has one A.
+    """
+    return FAMILIES[family].modules if family in FAMILIES else {}
 
 
 def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:

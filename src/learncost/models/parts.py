@@ -85,13 +85,14 @@ class Parts:
         return int(repeat.count) if repeat.count.isdigit() else self.model.sizes[repeat.count]
 
     def biases(self) -> tuple[str, ...]:
-        """What is only ever added, and not looked up."""
-        found = []
-        for weight in self.table.weights:
-            readers = [line for line in self.lines if weight in line.reads]
-            if all(isinstance(line, Sum) and not _looks_up(line, weight) for line in readers):
-                found.append(weight)
-        return tuple(found)
+        """What is only ever added to values, and not looked up; not a gain that is kept as its distance from one."""
+
+        def adds(line: Line, weight: str) -> bool:
+            values = [term for term in line.right if isinstance(term, Term) and term.name != weight]
+            return isinstance(line, Sum) and bool(values) and not _looks_up(line, weight)
+
+        readers = {weight: [line for line in self.lines if weight in line.reads] for weight in self.table.weights}
+        return tuple(weight for weight, lines in readers.items() if all(adds(line, weight) for line in lines))
 
     def stretches(self, layers: str) -> tuple[tuple[int, int], ...] | None:
         """The layers that learn, counted through all repeats; None where nothing is said."""

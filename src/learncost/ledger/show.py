@@ -199,7 +199,7 @@ def learning(cost: Cost) -> str:
     if cost.trained == "all":
         return ""
     share = 100 * cost.trained_parameters / cost.parameters
-    return f", of which {cost.trained_parameters:,} learn ({share:.{2 if share < 1 else 1}f} %): {cost.trained}"
+    return f", of which {cost.trained_parameters:,} learn ({share:.3g} %): {cost.trained}"
 
 
 def convention(price_book: str) -> str:

@@ -13,6 +13,7 @@ from learncost.models.wording import nearest, shown
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
+_OUTPUT_LAYERS = ("head", "classifier", "score", "spans")
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
 
@@ -195,8 +196,8 @@ class Parts:
 
 def _is_projection(line: Line, weight: str) -> bool:
     """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
-    layer = line.tag.layer
-    return is_linear(line, weight) and layer != "head" and "convolution" not in layer and not weight.endswith(".WR")
+    layer, router = line.tag.layer, weight.endswith(".WR")
+    return is_linear(line, weight) and layer not in _OUTPUT_LAYERS and "convolution" not in layer and not router
 
 
 def _looks_up(line: Line, weight: str) -> bool:

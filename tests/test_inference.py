@@ -234,6 +234,34 @@ def test_what_is_printed(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_gemma_2_whose_window_is_no_longer_than_the_text(tmp_path):
+    """Every other of 26 layers sees 4096 tokens; 4 heads of 256, keys and values: 2 x 4 x 256 elements a layer."""
+    layer, width = 2 * 4 * 256, 4
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2", "sliding_window": 4096}')
+    model = str(tmp_path)
+    found = lc.cost(model, "decode", context=8000)
+    assert found.cache.elements == 26 * layer
+    assert found.cache.windows == ((4096, 13 * layer),)
+    assert found.cache.bytes == width * 13 * layer * (8000 + 4095)
+    for short in (lc.cost(model, "decode", context=100), lc.cost(model, "prefill", seq_len=100)):
+        assert short.cache.windows == ()
+        assert short.cache.bytes == width * 26 * layer * 100
+    # The window takes keys away: 4001 of 8001 each, with 4 FLOPs for an element of each of the 8 heads of 256.
+    whole = lc.cost(model, "decode", "matmul", context=8000, sliding_window=8001).total.flops
+    windowed = lc.cost(model, "decode", "matmul", context=8000).total.flops
+    assert whole - windowed == 13 * (8001 - 4096) * 4 * 8 * 256
+
+
+def test_llama_3_8b(tmp_path):
+    """131,072 bytes a token at 16 bit: 32 layers of 8 heads of 128, keys and values (Llama Team 2024, table 3)."""
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    sizes |= {"intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    found = lc.cost(str(tmp_path), "decode", context=8191, dtype="bf16", batch_size=2).to_dict()
+    assert found["cache"]["bytes_per_token"] == 131_072
+    assert found["cache"]["bytes"] == 2 * 8191 * 131_072
+
+
 def test_a_dense_mask_keeps_everything():
     """A window that is a mask from outside is priced as it runs: over all keys."""
     tables = inference(rewritten(with_visible, "visible"))

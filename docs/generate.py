@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from learncost.books.book import BOOKS
+from learncost.books.book import BOOKS, every
 from learncost.books.errata import errata
+from learncost.books.formula import formulas as formula_books
 from learncost.equation.count import base
 from learncost.faces.explain import explain
 from learncost.faces.formulas import formulas
@@ -140,10 +141,22 @@ def books_page() -> str:
         for (layer, line), said in book.overrides.items():
             counts = (print_reading.mathml(c, display=False) for c in (said.maccs, said.flops))
             lines.setdefault((layer, f"`{line}`", *counts, said.source), []).append(f"`{book.name}`")
-    books = ((f"`{b.name}`", b.title, b.source) for b in BOOKS.values())
+    books = ((f"`{b.name}`", b.title, b.source) for b in every().values())
+    rows = (
+        (
+            f"`{name}`",
+            row.name,
+            f"`{row.flops}`",
+            ", ".join(f"{k} {v}" for k, v in own.letters.items() if k in row.flops),
+        )
+        for name, own in formula_books().items()
+        for row in own.rows
+    )
     return "\n".join(
         (
             table(("price book", "what it counts", "source"), books),
+            "The rows of formulas, FLOPs of the forward pass of a step; backward takes twice as many:\n",
+            table(("price book", "operation", "FLOPs", "letters, as axes or what is read off the model"), rows),
             "What a book says of a word, in FLOPs per element of the result:\n",
             table(("word", "forward", "gradient", "Jacobian", "source", "books"), _with_books(words)),
             "What a book says of one line instead of its rule:\n",

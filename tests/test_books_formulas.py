@@ -2,14 +2,19 @@
 
 import random
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 import learncost as lc
-from learncost.books.formula import formulas, value
+import test_modern_models
+from learncost.books.formula import formulas, priced, value
 from learncost.equation.count import Count
 from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.readings.price import parameters
 
 PETAFLOP_DAY = 10**15 * 86_400
 
@@ -204,6 +209,26 @@ def test_refusals(book, model, more, message, capsys):
 def test_lines_have_no_price_in_a_formula():
     with pytest.raises(lc.InputError, match="palm is a formula of whole models"):
         lc.price(lc.layer("a(X) -> Y\n  Y[B] = X[B] X[B]"), {"B": 2}, "palm")
+
+
+def mixture():
+    """Mixtral in small: 4 experts of which a token meets 2."""
+    keys = test_modern_models.MIXTRAL.format(head="head.W"), test_modern_models.attention()
+    table = test_modern_models.model(*keys).table
+    return replace(build(configure("gpt2")), table=table, sizes=test_modern_models.sizes_of("mixtral"))
+
+
+def test_a_mixture_of_experts_has_the_parameters_that_a_token_meets():
+    """Table D.1 speaks of active parameters: two of four experts of three matrices in two blocks are left aside."""
+    model = mixture()
+    axes = {**model.sizes, "B": 1, "M": 1}
+    d, f = axes["d"], axes["f"]
+    rows = priced(model, formulas()["gpt3"].book, "bp")
+    met = parameters(model.table).at(axes) - 2 * 2 * 3 * d * f
+    assert sum(row.flops.at(axes) for row in rows) == 6 * met
+    for book in set(formulas()) - {"gpt3"}:
+        with pytest.raises(lc.InputError, match="a formula of dense models: gpt2 has experts"):
+            priced(model, formulas()[book].book, "bp")
 
 
 @pytest.mark.parametrize("book", sorted(formulas()))

@@ -10,9 +10,9 @@ from importlib.resources import files
 
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Term, Word, walk
+from learncost.equation.table import Line, Product, Read, Word, walk
 from learncost.layers.products import matrix_maccs
-from learncost.models.model import Model
+from learncost.models.model import RUN_AXES, Model
 from learncost.readings.price import Book, Row, kind, parameters
 
 FORMULA = "formula"
@@ -120,6 +120,7 @@ class Reading:
         named: Mapping[str, Callable[[], Count]] = {
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
+            "active parameters": lambda: self.active,
             "heads": lambda: self.heads,
             "attention matrices": lambda: self.matrices(attention=True),
             "other matrices": lambda: self.matrices(attention=False),
@@ -149,7 +150,7 @@ class Reading:
         return total(
             Count.of(turns)
             for line, turns in self.lines
-            if isinstance(line, Word) and line.word == "softmax" and line.tag.layer in layers
+            if isinstance(line, Word) and line.word.startswith("softmax") and line.tag.layer in layers
         )
 
     @cached_property
@@ -157,6 +158,28 @@ class Reading:
         """The width of all heads of all blocks: the products of scores and values have twice as many MACCs a pair."""
         whole = total(matrix_maccs(line) * Count.of(turns) for line, turns in self.attention)
         return Count({_without(monomial, ("B", "M", "M")): n // 2 for monomial, n in whole.terms.items()})
+
+    @cached_property
+    def active(self) -> Count:
+        """The parameters that one token meets: of the experts' weights those that it is led to."""
+        table = self.model.table
+        count = parameters(table)
+        for name, read in self.experts.items():
+            own = [axis for axis in read.at.loops if axis not in RUN_AXES]
+            met = [axis for one in table.axes[name] for axis in (own if one == read.axis else (one,))]
+            count = count - Count.of(table.axes[name]) + Count.of(met)
+        return count
+
+    @cached_property
+    def experts(self) -> Mapping[str, Read]:
+        """Weights that matrix products read at an index, with this axis."""
+        found = {}
+        for line, _ in self.lines:
+            for term in line.right if isinstance(line, Product) and matrix_maccs(line) else ():
+                for axis in term.axes if term.name in self.model.table.weights else ():
+                    if isinstance(axis, Read):
+                        found[term.name] = axis
+        return found
 
     def matrices(self, attention: bool) -> Count:
         """The parameters of the blocks' matrices: those of attention, or the others."""
@@ -187,17 +210,7 @@ def _several_stacks(reading: Reading) -> str:
 
 
 def _experts(reading: Reading) -> str:
-    weights = reading.model.table.weights
-    met = any(
-        isinstance(line, Product)
-        and matrix_maccs(line)
-        and isinstance(term, Term)
-        and term.indexed
-        and term.name in weights
-        for line, _ in reading.lines
-        for term in line.right
-    )
-    return "has experts, of which a token meets a few" if met else ""
+    return "has experts, of which a token meets a few" if reading.experts else ""
 
 
 def _other_blocks(reading: Reading) -> str:

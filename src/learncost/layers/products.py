@@ -84,7 +84,7 @@ def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, seen: Count) 
 
 
 class Scores:
-    """Follows the gradient of attention's scores, from that of the softmax to the products that read it.
+    """Follows the gradient of attention's scores, from that of a softmax to the products that read it.
 
     What computes the scores again in its backward pass, as flash attention does, has one product more for each that
     made them, of the same volume as the product of their gradient with one of its factors.
@@ -95,7 +95,7 @@ class Scores:
 
     def again(self, line: Line, attends: bool) -> bool:
         """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
-        if isinstance(line, Word) and line.word == "softmax" and line.part == "gradient":
+        if isinstance(line, Word) and line.word.startswith("softmax") and line.part == "gradient":
             self._gradients.add(line.name)
             return False
         read = self._gradients.intersection(line.reads)

@@ -88,7 +88,7 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
 def _word(word: str) -> str:
     if "normalize" in word:
         return "normalization"
-    return word if word in ("softmax", "log_softmax", "tanh", "select") else "activations"
+    return "softmax" if word.startswith("softmax") else word if word == "log_softmax" else "activations"
 
 
 # Formulas.

@@ -1,5 +1,6 @@
 """What inference costs: printed closed forms, the command line, and what is refused."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,9 @@ from learncost.equation.count import Count, total
 from learncost.faces.command import main
 from learncost.layers.layer import named
 from learncost.layers.rewrite_attention import with_visible
+from learncost.models.configuration import configure
+from learncost.models.families import FAMILIES
+from learncost.models.model import build
 from learncost.procedures.inference import inference
 
 GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 10}
@@ -260,6 +264,31 @@ def test_llama_3_8b(tmp_path):
     found = lc.cost(str(tmp_path), "decode", context=8191, dtype="bf16", batch_size=2).to_dict()
     assert found["cache"]["bytes_per_token"] == 131_072
     assert found["cache"]["bytes"] == 2 * 8191 * 131_072
+
+
+def decoders():
+    """Every family with tokens that see earlier ones alone, and sizes of its own."""
+    for name in FAMILIES:
+        try:
+            if build(configure("-", {}, io.StringIO(json.dumps({"model_type": name})))).causal:
+                yield name
+        except lc.InputError:  # without sizes of its own
+            continue
+
+
+@pytest.mark.parametrize("family", list(decoders()))
+def test_every_family_decodes_what_a_position_of_its_prompt_costs(family, tmp_path):
+    """Of N tokens with N keys each, in a product of matrices all cost the same: N steps after N - 1 are the prompt.
+
+    But for the head, which the prompt has once. A cache that is made of something smaller is decompressed in each step.
+    """
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    model, tokens = str(tmp_path), 61
+    prompt = lc.cost(model, "prefill", "matmul", seq_len=tokens)
+    step = lc.cost(model, "decode", "matmul", context=tokens - 1)
+    assert step.cache.elements * 4 * (tokens - 1) == step.cache.bytes
+    rest = [cost.total.flops - sum(row.flops for row in cost.rows if row.layer == "head") for cost in (prompt, step)]
+    assert (tokens * rest[1] > rest[0]) if step.cache.remade else (tokens * rest[1] == rest[0])
 
 
 def test_a_dense_mask_keeps_everything():

@@ -12,6 +12,7 @@ from learncost.layers.rewrite_attention import (
     with_relative_bias,
     with_rotary,
     with_scale,
+    with_sinks,
     with_softcap,
     with_visible,
     without_scale,
@@ -126,6 +127,7 @@ MODELS = {
     "relative bias": lambda: rewritten(lambda own: with_relative_bias(without_scale(own)), "bucket"),
     "softcap": lambda: rewritten(lambda own: with_visible(with_softcap(own, 0.8)), "visible"),
     "latent": latent,
+    "sinks": lambda: rewritten(lambda own: with_sinks(with_alibi(own)), "slope distance"),
     "mixture of experts": mixture,
     "encoder-decoder": lambda: tied(TWO_SIDED),
 }

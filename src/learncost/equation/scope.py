@@ -11,7 +11,7 @@ from learncost.equation.parse import Block, Call, Header, Parsed
 from learncost.equation.table import Carry, Condition, Line, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 
 # Words that may act along an axis of a `where`: they read what is outside as minus infinity.
-UNDER_WHERE = frozenset(("softmax", "log_softmax", "max"))
+UNDER_WHERE = frozenset(("softmax", "softmax_with_sink", "log_softmax", "max"))
 
 Axes = Mapping[str, tuple[str, ...]]
 Check = Callable[[Line], Line]

@@ -203,10 +203,15 @@ def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...
 def _several_stacks(reading: Reading) -> str:
     if reading.model.two_sided:
         return "has an encoder and a decoder"
-    pairs = [matrix_maccs(line).terms for line, _ in reading.attention]
-    alike = all(list(monomial).count("M") == 2 for terms in pairs for monomial in terms)
-    even = all(n % 2 == 0 for n in total(matrix_maccs(x) * Count.of(t) for x, t in reading.attention).terms.values())
-    return "" if pairs and alike and even else "has another kind of attention"
+    volumes = [monomial for line, _ in reading.attention for monomial in matrix_maccs(line).terms]
+    among = volumes and all(monomial.count("M") == 2 for monomial in volumes)
+    return "" if among else "has another kind of attention"
+
+
+def _widths_of_heads(reading: Reading) -> str:
+    whole = total(matrix_maccs(line) * Count.of(turns) for line, turns in reading.attention)
+    even = all(coefficient % 2 == 0 for coefficient in whole.terms.values())
+    return "" if even else "has keys and values of different widths"
 
 
 def _experts(reading: Reading) -> str:
@@ -233,6 +238,7 @@ def _no_head(reading: Reading) -> str:
 _NEEDS: Mapping[str, Callable[[Reading], str]] = {
     "one stack": _several_stacks,
     "dense": _experts,
+    "one width": _widths_of_heads,
     "standard blocks": _other_blocks,
     "standard widths": _other_widths,
     "head": _no_head,
@@ -242,6 +248,7 @@ _NEEDS: Mapping[str, Callable[[Reading], str]] = {
 _MEANT = {
     "one stack": "one stack of blocks with attention among its tokens",
     "dense": "dense models",
+    "one width": "heads with one width for queries, keys and values",
     "standard blocks": "blocks with multi-head attention and a feed-forward network of two matrices",
     "standard widths": "heads together as wide as the model and a network four times as wide",
     "head": "language models with their head",

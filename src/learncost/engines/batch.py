@@ -10,6 +10,8 @@ import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
+from learncost.models.expression import evaluate
+from learncost.models.families import FAMILIES
 from learncost.models.model import Model, run_sizes
 
 
@@ -122,6 +124,8 @@ class Batch:
     ) -> None:
         name, vocabulary = configuration.name, configuration.sizes["vocab_size"]
         self.width = configuration.sizes["hidden_size"]
+        offset = FAMILIES[configuration.family].offset
+        self.first = evaluate(offset, configuration.values) if offset else 0
         causal = model.causal
         self.own = tokens_of(tokens, mask, vocabulary, causal)
         self.other: Tokens | None = None
@@ -167,7 +171,7 @@ class Batch:
         if last == "tokens":
             return tokens.array
         if last == "index":
-            return np.arange(length)
+            return np.arange(length) + self.first
         if last == "S":
             return sinusoids(length, self.width)
         if last == "types":

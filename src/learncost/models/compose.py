@@ -218,8 +218,17 @@ class _Composition:
                 text = _whole_word(inside).sub(own[0], text)
                 self.stacks.setdefault(stack, []).append(own[1])
                 pairs.append("=".join(own))
-            lines += [self.named(line, name) for line in text.splitlines() if line.strip()]
+            lines += [self.named(self.inner(line), name) for line in text.splitlines() if line.strip()]
         return [f"{indent}repeat {count[0]} {carry}{' each ' + ' '.join(pairs) if pairs else ''}:", *lines]
+
+    def inner(self, line: str) -> str:
+        """A line; where it begins a repeat inside of a block, its size goes by its symbol and is a count too."""
+        match = _REPEAT.match(line)
+        if not match:
+            return line
+        size = match[2]
+        self.counts.append((SYMBOLS.get(size, size), self.values[size]))
+        return line.replace(size, self.counts[-1][0], 1)
 
     def named(self, line: str, name: str) -> str:
         """A line whose own weights have the block's name before theirs."""

@@ -101,7 +101,7 @@ class Family:
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
-    one that the model always reads.
+    one that the model always reads, `offset` for the row of the positions' table at which they begin.
     """
 
     name: str
@@ -118,6 +118,7 @@ class Family:
     default: str = ""
     optional: frozenset[str] = frozenset()
     nullable: frozenset[str] = frozenset()
+    nulls: Mapping[str, str] = field(default_factory=dict)  # what sizes with a default follow from where null is given
     spellings: Mapping[str, str] = field(default_factory=dict)  # of this family alone
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     dropout: Mapping[str, float] = field(default_factory=dict)
@@ -129,6 +130,7 @@ class Family:
     limit: str = ""
     length: str = "max_position_embeddings"
     fixed: str = ""
+    offset: str = ""
     target_length: str = ""
 
     @property

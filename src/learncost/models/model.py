@@ -148,6 +148,8 @@ def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
 
 
 def _in_block(line: Statement, block: str) -> Statement:
+    if isinstance(line, Repeat):
+        return replace(line, lines=tuple(_in_block(own, block) for own in line.lines))
     assert isinstance(line, Line)
     return replace(line, tag=replace(line.tag, block=block))
 

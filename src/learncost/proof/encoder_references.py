@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import of, softmax
+from learncost.proof.plain import gelu, of, sigmoid, softmax
 
 Array = Any
 
@@ -37,11 +37,27 @@ def span_loss(P: Array, ends: Array, share: Array) -> Array:
     return sum(P[row, ends[row, end], end] * share[row, end] for row, end in np.ndindex(ends.shape))
 
 
+def discriminator(X: Array, W: Array, b: Array, V: Array, c: Array) -> Array:
+    """Dense, GELU, dense."""
+    return gelu(X @ W + b) @ V + c
+
+
+def binary_loss(P: Array, sign: Array, share: Array) -> Array:
+    """The logarithm of the right answer's probability."""
+    return np.sum(np.log(sigmoid(P * sign)) * share)
+
+
 LAYERS: Mapping[str, Callable[..., Array]] = {
+    "binary_loss": of("333", binary_loss),
     "classifier": of("221", classifier),
+    "discriminator": of("32121", discriminator),
+    "embedding_projection": of("321", lambda X, W, b: X @ W + b),
     "score": of("312", score),
     "sequence_loss": of("211", sequence_loss),
     "span_loss": of("322", span_loss),
     "spans": of("321", spans),
 }
 """A foreign implementation of every such layer."""
+
+WORDS: Mapping[str, Callable[..., Any]] = {"log_sigmoid": lambda X: -np.logaddexp(0, -X)}
+"""And of every such word."""

@@ -208,5 +208,6 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "momentum": momentum,
     "adamw": adamw,
     **modern_references.WORDS,
+    **encoder_references.WORDS,
 }
 """A foreign implementation of every word."""

@@ -91,20 +91,36 @@ def given(
     )
 
 
-def with_norms(layer: Layer, gains: Mapping[str, str], along: tuple[str, ...] = ("k",), epsilon: float = 1e-6) -> Layer:
+def with_norms(
+    layer: Layer,
+    gains: Mapping[str, str],
+    along: tuple[str, ...] = ("k",),
+    epsilon: float = 1e-6,
+    shifts: Mapping[str, str] = {},
+    from_one: bool = False,
+) -> Layer:
     """Root mean square norms of queries and keys: {"Q": "gQ", "K": "gK"}. Qwen3 norms each head, OLMo 2 all of them.
 
-    A value is normed along those of the axes that it has; its gain has the same.
+    A value is normed along those of the axes that it has; its gain has the same. With `shifts`, {"Q": "sQ", "K": "sK"},
+    it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference from one, as in Gemma 3.
     """
     for name, gain in gains.items():
         own = tuple(axis for axis in layer.table.axes[name] if axis in along)
 
         def refine(step: Step, left: Term, raw: Term, own: tuple[str, ...] = own, gain: str = gain) -> Iterable[Line]:
-            normal = Term(f"{left.name}.normal", left.axes)
-            yield step.word(normal, "rms_normalize", raw, Literal(epsilon), axes=own)
-            yield step.product(left, normal, Term(gain, own))
+            normal, factor = Term(f"{left.name}.normal", left.axes), Term(gain, own)
+            shift = shifts.get(left.name)
+            yield step.word(normal, "normalize" if shift else "rms_normalize", raw, Literal(epsilon), axes=own)
+            if from_one:
+                factor = Term(f"{gain}.whole", own)
+                yield step.sum(factor, Term(gain, own), Literal(1))
+            grown = Term(f"{left.name}.grown", left.axes) if shift else left
+            yield step.product(grown, normal, factor)
+            if shift:
+                yield step.sum(left, grown, Term(shift, own))
 
-        layer = given(refined(layer, name, "projected", refine), weights={gain: own})
+        more = {gain: own} | ({shifts[name]: own} if name in shifts else {})
+        layer = given(refined(layer, name, "projected", refine), weights=more)
     return layer
 
 

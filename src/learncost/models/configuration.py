@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -145,7 +145,7 @@ def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[
     Files are read leniently, because Hugging Face's hold dozens of keys that say nothing about the structure.
     """
     collected: dict[str, Given] = {}
-    for spelling, given in values.items():
+    for spelling, given in _flat(family, values):
         if spelling == "id2label" and isinstance(given.value, dict):  # one name for each class: their number
             spelling, given = "num_labels", Given(f"{spelling}'s length", len(given.value), given.where)
         canonical = _canonical(family, spelling)
@@ -164,6 +164,16 @@ def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[
                 continue
         collected[canonical] = given
     return collected
+
+
+def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+    """The keys and, under `key.inner`, those of nested objects that the family knows by such a name."""
+    for spelling, given in values.items():
+        yield spelling, given
+        if isinstance(given.value, dict):
+            for inner, value in given.value.items():
+                if (name := f"{spelling}.{inner}") in family.spellings.keys() | family.refused.keys():
+                    yield name, Given(name, value, given.where)
 
 
 def _canonical(family: Family, spelling: str) -> str | None:
@@ -212,7 +222,8 @@ def _sizes(
             continue
         if given[size].value is None and size in family.derived.keys() | family.optional:
             continue  # null says nothing, and these have no default that it could take away
-        sizes[size] = given[size].size()
+        null = family.nulls.get(size) if given[size].value is None else None
+        sizes[size] = evaluate(null, sizes) if null else given[size].size()
     missing = [s for s in family.sizes if s not in sizes and s not in family.derived.keys() | family.optional]
     if missing:
         flags = " ".join(f"--{size.replace('_', '-')} N" for size in missing)

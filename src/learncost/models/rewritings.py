@@ -51,7 +51,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "epsilon": with_epsilon,  # a number
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # a weight that is stored the other way round, or several
-    "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number}
+    "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
     "rotary": lambda layer, names: with_rotary(layer, *names),  # [queries, keys]
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import of, sigmoid, softmax
+from learncost.proof.plain import normal, of, sigmoid, softmax
 
 Array = Any
 
@@ -121,7 +121,9 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "latent_attention": of("332133213323", latent_attention),
     "latent_key_attention": of("3333213323", latent_key_attention),
     "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
+    "norm_without_shift": of("31", lambda X, g: normal(X) * g),
     "patch_embedding": of("624112", patch_embedding),
+    "projection": of("32", lambda X, W: X @ W),
     "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
     "sigmoid_mixture_of_experts": of(

@@ -65,7 +65,7 @@ def compare(
     procedures
         Of bp, recompute, pepita and mempepita, with commas between; by default all that the model can be trained by.
     price_book
-        Whose macro-operations are shown: run, matmul, paper or paper-corrected.
+        Whose macro-operations are shown: run, matmul, paper or another (learncost list price-books).
     batch_size
         Sequences in a step.
     seq_len

@@ -66,7 +66,7 @@ def cost(
     procedure
         bp, recompute, pepita or mempepita; of inference prefill or decode.
     price_book
-        What one operation costs: run, matmul, paper or paper-corrected.
+        What one operation costs: run, matmul, paper, palm or another (learncost list price-books).
     batch_size
         Sequences in a step.
     seq_len

@@ -48,7 +48,7 @@ def sweep(
     procedure
         bp, recompute, pepita, mempepita: one or more with commas between, or all.
     price_book
-        run, matmul, paper, paper-corrected: one or more with commas between, or all.
+        run, matmul, paper or others (learncost list price-books), with commas between, or all that price lines.
     output
         A file ending in .csv or .parquet (which needs the extra `sweep`); without it CSV goes to standard output.
     by

@@ -97,7 +97,7 @@ def cost(
 
     model       a preset, a path to a config.json or its folder, `-`, or encoder, decoder, encoder-decoder with sizes
     procedure   bp, recompute, pepita, mempepita; of inference prefill, decode
-    price_book  run, matmul, paper, paper-corrected
+    price_book  run, matmul, paper, causal-half, palm, ...: `learncost list price-books`
     seq_len     tokens in a sequence; an encoder's length N where there is a decoder too (`target_len`, M)
     tokens      of a whole training run
     optimizer   sgd, momentum, adamw

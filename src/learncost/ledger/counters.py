@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.books.book import BOOKS
-from learncost.equation.count import ZERO, Count, total
+from learncost.equation.count import Count, total
 from learncost.equation.table import Product, Sum, Term, Word, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import Run
@@ -68,16 +68,18 @@ def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
     found = [
         torch("CPU, forward", 2 * whole, 2 * linear),
         torch("CPU, in all", both, unseen),
-        torch("meta, in all", both, both),
         torch("CUDA, in all", both, fused),
+    ]
+    if _experts(run):  # they choose by values, which meta has none of, and their weights are in no nn.Linear
+        return tuple(found)
+    return (
+        *found,
+        torch("meta, in all", both, both),
         Counter("fvcore", "3378afe", "MACs", whole + norms, linear + norms, _FVCORE),
         Counter("ptflops, aten", "0.7.5", "MACs", whole + biases, linear + biases, _PTFLOPS),
         Counter("calflops", "0.3.2", "MACs", whole, linear, _CALFLOPS),
-    ]
-    if not _experts(run):
-        thop = linear + norms // 5 * 4
-        found.append(Counter("thop", "43c064a", "MACs", thop, thop, _THOP))
-    return tuple(found)
+        Counter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
+    )
 
 
 def _sum(run: Run, counts: Iterable[Count]) -> int:
@@ -104,15 +106,12 @@ def _biases(run: Run) -> Iterable[Count]:
                 yield Count.of((*line.left[0].loops, *turns))
 
 
-def _experts(run: Run) -> Count:
-    """MACCs of products with weights that are read at an index."""
+def _experts(run: Run) -> bool:
+    """Whether products read weights at an index."""
     table = run.model.table
-    return (
-        total(
-            matrix_maccs(line)
-            for line, _ in walk(table.lines)
-            if isinstance(line, Product)
-            and any(isinstance(term, Term) and term.indexed and term.name in table.weights for term in line.right)
-        )
-        or ZERO
+    return any(
+        isinstance(line, Product)
+        and matrix_maccs(line)
+        and any(isinstance(term, Term) and term.indexed and term.name in table.weights for term in line.right)
+        for line, _ in walk(table.lines)
     )

@@ -141,14 +141,20 @@ def _why(found: Conventions, width: int) -> Sheet:
                 rows.append(Row((reason.what, *amounts), "", 1))
         title = "Why they differ: FLOPs more (+) or fewer (-) than the matrix products of `matmul`"
         twice = "Formulas of publications take the backward pass as twice the forward one, as products are."
-        notes = (twice, *(f"{_sentence(one.refused)}." for one in found.conventions if one.refused))
+        notes = (twice, *_refusals(found))
         return Sheet(title, ("", "forward", "in all"), tuple(rows), notes)
 
     return _fitting(make, width)
 
 
-def _sentence(message: str) -> str:
-    return message[:1].upper() + message[1:]
+def _refusals(found: Conventions) -> Iterator[str]:
+    """Why books say nothing of the model, those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for one in found.conventions:
+        if one.refused:
+            reasons.setdefault(one.refused.removeprefix(f"price book {one.book.name} is "), []).append(one.book.name)
+    for reason, names in reasons.items():
+        yield f"{', '.join(names)}: {reason}."
 
 
 def _counters(found: Conventions, width: int) -> Sheet:

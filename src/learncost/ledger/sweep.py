@@ -146,7 +146,7 @@ def sweep(
 
     model          as for `cost`
     procedure      one or more of bp, recompute, pepita, mempepita; "all"
-    price_book     one or more of run, matmul, paper, paper-corrected; "all"
+    price_book     one or more of `learncost list price-books`; "all" that price lines
     batch_size, seq_len, target_len, sizes
                    a whole number or an array, list or range of them, in any spelling of the size; batch_size is 1
                    where it is left out, the lengths are as for `cost`

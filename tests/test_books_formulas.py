@@ -1,5 +1,6 @@
 """Formula books: every row against the publication's own expression, written out here, and its published figures."""
 
+import io
 import random
 import re
 from dataclasses import replace
@@ -230,6 +231,24 @@ def test_a_mixture_of_experts_has_the_parameters_that_a_token_meets():
     for book in set(formulas()) - {"gpt3"}:
         with pytest.raises(lc.InputError, match="a formula of dense models: gpt2 has experts"):
             priced(model, formulas()[book].book, "bp")
+
+
+@pytest.mark.parametrize("book", ["kaplan", "gpt3", "palm"])
+def test_parameters_that_blocks_share_are_no_measure_of_their_work(book):
+    """ALBERT's twelve layers run one block's weights twelve times."""
+    model = configure("-", stdin=io.StringIO('{"model_type": "albert"}'))
+    with pytest.raises(lc.InputError, match="has blocks that share their weights"):
+        lc.cost(model, price_book=book, seq_len=8)
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_neox", "gptj", "opt"])
+def test_standard_blocks_of_other_families(family):
+    """Two norms or one, in parallel or not, rotary or ALiBi: the matrices are Megatron's, and so is the count."""
+    model = configure("-", stdin=io.StringIO(f'{{"model_type": "{family}"}}'))
+    found = {
+        book: lc.cost(model, price_book=book, seq_len=64).total.flops for book in ("megatron", "matmul", "nanogpt")
+    }
+    assert found["megatron"] == found["matmul"] == found["nanogpt"]
 
 
 def test_palm_wants_heads_of_one_width():

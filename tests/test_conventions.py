@@ -11,6 +11,7 @@ from learncost.books.book import every
 from learncost.books.formula import formulas
 from learncost.faces.command import main
 from learncost.models.configuration import configure
+from learncost.models.families import FAMILIES
 
 GROUPED = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10}
 SLIDING = {
@@ -67,6 +68,22 @@ def test_reasons_sum_to_the_difference_from_matrix_products(name):
         assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
         assert all(any(four(reason.amount)) for reason in one.reasons)
         assert len({reason.what for reason in one.reasons}) == len(one.reasons)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"encoder", "decoder", "encoder-decoder", "gpt3-jiang"}))
+def test_every_family_has_its_conventions(family):
+    """By the defaults of its model type: reasons that sum and have names, a screen of 100 columns."""
+    try:
+        model = configuration({"model_type": family})
+        found = lc.conventions(model, seq_len=64)
+    except lc.InputError as error:  # images and sounds have no length to choose, a few types no defaults
+        pytest.skip(str(error))
+    for one in found.conventions:
+        if not one.refused:
+            sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in one.reasons), strict=True)]
+            assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
+            assert not any("other sizes" in reason.what for reason in one.reasons), one.book.name
+    assert all(len(line) <= 100 for line in str(found).splitlines())
 
 
 def reasons(found, book):

@@ -218,11 +218,22 @@ def _experts(reading: Reading) -> str:
     return "has experts, of which a token meets a few" if reading.experts else ""
 
 
+def _shared_weights(reading: Reading) -> str:
+    table = reading.model.table
+    shared = any(
+        name in table.weights and not set(turns) <= set(table.axes[name])
+        for line, turns in reading.lines
+        if isinstance(line, Product) and matrix_maccs(line)
+        for name in line.reads
+    )
+    return "has blocks that share their weights" if shared else ""
+
+
 def _other_blocks(reading: Reading) -> str:
-    blocks = reading.blocks
-    heads = blocks * Count.of(("d", "h", "k"), 4) == reading.matrices(attention=True)
-    network = blocks * Count.of(("d", "f"), 2) == reading.matrices(attention=False)
-    return "" if heads and network else "has other matrices in its blocks"
+    sizes, blocks = reading.model.sizes, reading.blocks  # in numbers: one head of queries for each of keys is an axis
+    heads = blocks * Count.of(("d", "h", "k"), 4) - reading.matrices(attention=True)
+    network = blocks * Count.of(("d", "f"), 2) - reading.matrices(attention=False)
+    return "has other matrices in its blocks" if heads.at(sizes) or network.at(sizes) else ""
 
 
 def _other_widths(reading: Reading) -> str:
@@ -238,6 +249,7 @@ def _no_head(reading: Reading) -> str:
 _NEEDS: Mapping[str, Callable[[Reading], str]] = {
     "one stack": _several_stacks,
     "dense": _experts,
+    "own weights": _shared_weights,
     "one width": _widths_of_heads,
     "standard blocks": _other_blocks,
     "standard widths": _other_widths,
@@ -248,6 +260,7 @@ _NEEDS: Mapping[str, Callable[[Reading], str]] = {
 _MEANT = {
     "one stack": "one stack of blocks with attention among its tokens",
     "dense": "dense models",
+    "own weights": "blocks that have each their own weights",
     "one width": "heads with one width for queries, keys and values",
     "standard blocks": "blocks with multi-head attention and a feed-forward network of two matrices",
     "standard widths": "heads together as wide as the model and a network four times as wide",

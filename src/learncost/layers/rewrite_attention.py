@@ -211,6 +211,18 @@ def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
     return given(layer, weights={"relative": ("b", *heads)})
 
 
+def with_bias(layer: Layer, name: str = "S") -> Layer:
+    """Scores with a bias that comes in as the last input, made once for many blocks, as in T5: bias[h M N]."""
+    _, *axes = layer.table.axes[name]
+
+    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
+        yield step.sum(left, raw, Term("bias", tuple(axes)))
+
+    table = refined(layer, name, "unbiased", refine).table
+    more = replace(table, axes={**table.axes, "bias": tuple(axes)}, inputs=(*table.inputs, "bias"))
+    return replace(layer, table=more)
+
+
 def with_visible(layer: Layer, name: str = "S") -> Layer:
     """Attention only where visible[M N] holds: sliding windows, chunks, documents. Dense, so charged in full."""
     query, key = layer.table.axes[name][-2:]

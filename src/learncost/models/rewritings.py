@@ -9,6 +9,7 @@ from learncost.layers.layer import Layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
 from learncost.layers.rewrite_attention import (
     with_alibi,
+    with_bias,
     with_norms,
     with_relative_bias,
     with_rotary,
@@ -60,6 +61,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "sinks": with_sinks,  # the weight
     "no_scale": lambda layer, _: without_scale(layer),
     "alibi": lambda layer, _: with_alibi(layer),
+    "bias": lambda layer, _: with_bias(layer),
     "relative_bias": lambda layer, _: with_relative_bias(layer),
     "visible": lambda layer, _: with_visible(layer),
 }

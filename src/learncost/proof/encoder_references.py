@@ -52,6 +52,10 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "classifier": of("221", classifier),
     "discriminator": of("32121", discriminator),
     "embedding_projection": of("321", lambda X, W, b: X @ W + b),
+    "last_pooler": of(
+        "3121", lambda X, last, W, b: np.stack([np.tanh(own[at] @ W + b) for own, at in zip(X, last, strict=True)])
+    ),
+    "relative_positions": of("22", lambda bucket, W: np.stack([head[bucket] for head in W.T])),
     "score": of("312", score),
     "sequence_loss": of("211", sequence_loss),
     "span_loss": of("322", span_loss),

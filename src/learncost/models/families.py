@@ -101,7 +101,8 @@ class Family:
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
-    one that the model always reads, `offset` for the row of the positions' table at which they begin.
+    one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are weights
+    that are stored and counted, but never learn.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Family:
     length: str = "max_position_embeddings"
     fixed: str = ""
     offset: str = ""
+    frozen: tuple[str, ...] = ()
     target_length: str = ""
 
     @property
@@ -190,7 +192,7 @@ def _family(name: str, table: dict[str, Any]) -> Family:
     }
     sizes = {**dict.fromkeys((*table.pop("required", ()), *table.get("optional", ()))), **table.pop("sizes")}
     chosen["sizes"] = {size: sizes[size] for size in sorted(sizes, key=_place)}
-    for key in ("blocks", "inputs", "shared"):
+    for key in ("blocks", "inputs", "shared", "frozen"):
         chosen[key] = tuple(table.pop(key, ()))
     for key in ("optional", "nullable"):
         chosen[key] = frozenset(table.pop(key, ()))

@@ -82,12 +82,16 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     """
     chosen = plan(configuration)
     table, axes = _build(chosen, dropout, padding)
-    every = FAMILIES[configuration.family].axes
+    family = FAMILIES[configuration.family]
+    every = family.axes
     rules = {axis: every[axis] for axis in axes if axis in every}
     values = configuration.values
     sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}
+    if family.fixed:
+        sizes["N" if family.two_sided else "M"] = evaluate(family.fixed, values)
     masks = tuple(name for name in table.inputs if name.endswith(".mask"))
-    return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules)
+    trained = tuple(name for name in table.weights if name not in family.frozen) if family.frozen else None
+    return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules, trained=trained)
 
 
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:

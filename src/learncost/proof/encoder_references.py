@@ -49,6 +49,7 @@ def binary_loss(P: Array, sign: Array, share: Array) -> Array:
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
     "binary_loss": of("333", binary_loss),
+    "class_pooler": of("321", lambda X, W, b: np.tanh(X[:, 0] @ W + b)),
     "classifier": of("221", classifier),
     "discriminator": of("32121", discriminator),
     "embedding_projection": of("321", lambda X, W, b: X @ W + b),

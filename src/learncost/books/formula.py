@@ -65,6 +65,8 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
     if procedure != "bp" and not (procedure == "recompute" and formula.recomputes):
         known = "bp and recompute" if formula.recomputes else "bp"
         raise InputError(f"price book {book.name} is a formula of {known}: it says nothing of {procedure}")
+    if set(model.learning) != set(model.table.weights):
+        raise InputError(f"price book {book.name} is a formula of models that learn as a whole, not of parts of them")
     reading = Reading(model)
     for need in formula.needs:
         if what := _NEEDS[need](reading):

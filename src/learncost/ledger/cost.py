@@ -6,25 +6,25 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
-from learncost.books.formula import FORMULA
-from learncost.books.formula import priced as by_formula
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.record import Amount, Cost, LedgerRow
-from learncost.models.adaptation import Adaptation, adaptation, adapted, said
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
-from learncost.procedures.inference import INFERENCE
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES, Procedure, step
+from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS, PROCEDURES, Procedure, step
 from learncost.procedures.procedure import procedure as find_procedure
+from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
+
+if TYPE_CHECKING:
+    from learncost.models.adaptation import Adaptation
 
 LARGEST_TRAINING = 10**18  # tokens
 BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
@@ -36,6 +36,11 @@ _SHOWN = {
     "plain_norm": "norm",
     "feed_forward_without_biases": "feed_forward",
     "masked_lm_transform": "head",
+    "clamped_mixture_of_experts": "mixture_of_experts",
+    "sigmoid_mixture_of_experts": "mixture_of_experts",
+    "softmax_mixture_of_experts": "mixture_of_experts",
+    "gated_shared_expert": "shared_experts",
+    "latent_key_attention": "latent_attention",
 }
 
 
@@ -66,7 +71,9 @@ def rows_of(model: Model, name: str, book: str | Book, optimizer: str = "sgd", m
     if name in ("pepita", "mempepita") and not model.learns:
         step(model, name)  # refuses with its own message
     found = find_book(book)
-    if found.rule == FORMULA:
+    if found.rule == "formula":
+        from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
+
         return by_formula(model, found, name)
     if BOOKS.get(found.name) is found:
         return _priced(_Structure(model), name, found.name, optimizer, mode)
@@ -112,7 +119,7 @@ def cost(
     Numbers may be text, as flags are. Raises `InputError`.
     """
     named_one("procedure", procedure, {**PROCEDURES, **INFERENCE})
-    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
+    wanted = _adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
 
@@ -196,10 +203,23 @@ def prepare(
     else:
         configuration = configure(model, sizes)
     built = build(configuration, dropout=probability > 0)
+    learning = "all"
     if wanted is not None:
+        from learncost.models.adaptation import adapted, said
+
         built = adapted(built, wanted)
+        learning = said(built, wanted)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    return Run(built, axes, book, optimizer, dtype, tokens, "all" if wanted is None else said(built, wanted))
+    return Run(built, axes, book, optimizer, dtype, tokens, learning)
+
+
+def _adaptation(*given: object) -> Adaptation | None:
+    """What learns, where anything is said about it."""
+    if all(value is None for value in given):
+        return None
+    from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
+
+    return adaptation(*given)
 
 
 def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
@@ -240,6 +260,7 @@ def ledger(
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
         parameters=parameters(model.table).at(axes),
+        active_parameters=active_parameters(model.table).at(axes),
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(whole.maccs, whole.flops),
         macro_operations=macros,

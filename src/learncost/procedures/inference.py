@@ -17,17 +17,6 @@ from learncost.layers.layer import Layer, marked
 from learncost.procedures.decoding import ALL, CACHED, Axes, Decoding, Kept, cache, named
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
-from learncost.procedures.procedure import Procedure
-
-_SOURCE = "Pope et al. 2022, Efficiently scaling transformer inference, section 2"
-
-INFERENCE: Mapping[str, Procedure] = {
-    procedure.name: procedure
-    for procedure in (
-        Procedure("prefill", "the prompt's forward pass, which fills the cache", {"forward": 1}, _SOURCE),
-        Procedure("decode", "the forward pass of new tokens with the cache", {"forward": 1}, _SOURCE),
-    )
-}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
 from learncost.models.model import Model
 from learncost.procedures.backpropagation import backpropagation, recomputed
-from learncost.procedures.forward_learning import forward_learning
 from learncost.procedures.optimizer import optimizer, with_optimizer
 
 MACRO_OPERATIONS = (
@@ -57,6 +56,16 @@ PROCEDURES: Mapping[str, Procedure] = {
     )
 }
 
+_SERVING = "Pope et al. 2022, Efficiently scaling transformer inference, section 2"
+
+INFERENCE: Mapping[str, Procedure] = {
+    procedure.name: procedure
+    for procedure in (
+        Procedure("prefill", "the prompt's forward pass, which fills the cache", {"forward": 1}, _SERVING),
+        Procedure("decode", "the forward pass of new tokens with the cache", {"forward": 1}, _SERVING),
+    )
+}
+
 
 def procedure(name: str) -> Procedure:
     """A learning procedure by its name; an unknown one is refused with those that exist."""
@@ -75,6 +84,10 @@ def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = 
     if chosen.name in ("pepita", "mempepita"):
         if model.trained is not None:
             raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for bp and recompute")
+        from learncost.procedures.forward_learning import (
+            forward_learning,  # only where it is asked for: start-up counts
+        )
+
         table = forward_learning(model, chosen.name == "mempepita", mode)
         gradients = {weight: f"d{weight}" for weight in model.table.weights}
     else:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Read, Word, walk
+from learncost.equation.table import Line, Product, Word, walk
 from learncost.layers.products import matrix_maccs
-from learncost.models.model import RUN_AXES, Model
+from learncost.models.model import Model
+from learncost.readings.active import active_parameters, choices
 from learncost.readings.price import Book, Row, kind, parameters
 
 FORMULA = "formula"
@@ -164,24 +165,12 @@ class Reading:
     @cached_property
     def active(self) -> Count:
         """The parameters that one token meets: of the experts' weights those that it is led to."""
-        table = self.model.table
-        count = parameters(table)
-        for name, read in self.experts.items():
-            own = [axis for axis in read.at.loops if axis not in RUN_AXES]
-            met = [axis for one in table.axes[name] for axis in (own if one == read.axis else (one,))]
-            count = count - Count.of(table.axes[name]) + Count.of(met)
-        return count
+        return active_parameters(self.model.table)
 
     @cached_property
-    def experts(self) -> Mapping[str, Read]:
-        """Weights that matrix products read at an index, with this axis."""
-        found = {}
-        for line, _ in self.lines:
-            for term in line.right if isinstance(line, Product) and matrix_maccs(line) else ():
-                for axis in term.axes if term.name in self.model.table.weights else ():
-                    if isinstance(axis, Read):
-                        found[term.name] = axis
-        return found
+    def experts(self) -> Collection[str]:
+        """The weights that tokens choose among."""
+        return choices(self.model.table)
 
     def matrices(self, attention: bool) -> Count:
         """The parameters of the blocks' matrices: those of attention, or the others."""

@@ -83,7 +83,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Cost:
-    """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers."""
+    """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers.
+
+    Of the `parameters` one token meets the `active_parameters`: all, where there are no experts to choose among.
+    """
 
     model: str
     procedure: str
@@ -105,6 +108,7 @@ class Cost:
     context: int | None = None  # tokens in the cache before a step of decode
     cache: Cache | None = None
     last_only: bool = False  # whether the head runs on the last position of a sequence alone
+    active_parameters: int = 0
     trained_parameters: int = 0
     trained: str = "all"
 
@@ -135,6 +139,7 @@ class Cost:
             "optimizer": self.optimizer,
             "counted": self.counted,
             "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
             "trained_parameters": self.trained_parameters,
             "trained": self.trained,
             "total": self.total.to_dict(),

@@ -178,7 +178,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("Rounded to fit; --format json has every digit.")
     if any(row.outside_paper for row in cost.rows):
         notes.append("* has lines that the publication does not have, priced as they run.")
-    notes.append(f"{cost.parameters:,} parameters{learning(cost)}. Counted: {cost.counted}.")
+    notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
     optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
     notes.append(f"{convention(cost.price_book)}.{optimizer}")
     if cost.cache:
@@ -192,6 +192,13 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
             f"{maccs:,} MACCs, {flops:,} FLOPs."
         )
     return tuple(notes)
+
+
+def active(cost: Cost) -> str:
+    """How many of the parameters a token meets, where it is not all of them."""
+    if cost.active_parameters == cost.parameters:
+        return ""
+    return f", of which {cost.active_parameters:,} are active for a token"
 
 
 def learning(cost: Cost) -> str:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, styled
-from learncost.ledger.show import convention, learning, title, words
+from learncost.ledger.show import active, convention, learning, title, words
 from learncost.procedures.procedure import MACRO_OPERATIONS
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     heading = title(first).replace(f"one step of {first.procedure}", "one step")
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
     notes += [f"{convention(comparison.price_book)}. Optimizer: {first.optimizer}."]
-    notes.append(f"{first.parameters:,} parameters{learning(first)}. Counted: {first.counted}.")
+    notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
     if first.training:
         notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
     if comparison.left_out:

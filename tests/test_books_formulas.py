@@ -197,6 +197,8 @@ def test_training_of_gpt3(model, sizes, millions, flops, days):
         ("megatron", "bert-base", (), "with their head: bert-base has none"),
         ("megatron", "gpt3-xl", (), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072 together"),
         ("kaplan", "gpt2", ("--procedure", "pepita"), "says nothing of pepita"),
+        ("gpt3", "gpt2", ("--train", "head"), "gpt3 is a formula of models that learn as a whole"),
+        ("palm", "gpt2", ("--lora", "attention"), "palm is a formula of models that learn as a whole"),
         ("palm", "gpt2", ("--procedure", "recompute"), "palm is a formula of bp: it says nothing of recompute"),
     ],
 )

@@ -52,7 +52,8 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         bias = Term(biases[weight.name], tuple(a for a in left.axes if a in weight.axes))
         linear = Term(f"{left.name}.linear", left.axes)
         axes[bias.name], axes[linear.name] = bias.declared, left.declared
-        weights.insert(weights.index(weight.name) + 1, bias.name)
+        if bias.name not in weights:  # the weight may stand in several products
+            weights.insert(weights.index(weight.name) + 1, bias.name)
         tag = Tag(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
         tag = replace(tag, binding=line.tag.binding)
         product = replace(line, left=(linear,), tag=replace(line.tag, local=linear.name))

@@ -200,11 +200,12 @@ def _says(given: Given | None) -> bool:
 
 
 def _settings(family: Family, given: Mapping[str, Given]) -> dict[str, Any]:
-    """The family's settings: given ones checked, then defaults. Null turns off what can be turned off."""
+    """The family's settings: given ones checked, then defaults. Null, or -1 for a number, turns off what can be."""
     settings = {}
     for name, default in family.settings.items():
         one = given.get(name)
-        if one is None or (one.value is None and name in family.nullable):
+        off = (None, -1) if type(default) is int else (None,)
+        if one is None or (one.value in off and name in family.nullable):
             value = default if one is None else type(default)()
             settings[name] = family.activations[value] if name == "activation" else value
         else:

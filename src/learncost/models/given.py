@@ -91,7 +91,9 @@ class Given:
         return value
 
     def text(self) -> str:
-        """A word."""
+        """A word, or several with bars between them, which may come as a list."""
+        if isinstance(self.value, list) and self.value and all(isinstance(word, str) for word in self.value):
+            return "|".join(self.value)
         if not isinstance(self.value, str):
             raise InputError(f"{self.label} must be a text, not {shown(self.value)}")
         return self.value

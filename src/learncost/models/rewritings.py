@@ -20,6 +20,7 @@ from learncost.layers.rewrite_attention import (
     without_scale,
 )
 from learncost.layers.rewrite_experts import with_factor, without_word
+from learncost.layers.rewrite_disentangled import with_content_to_position, with_position_to_content
 
 
 def _words(layer: Layer, words: Mapping[str, str]) -> Layer:
@@ -63,6 +64,8 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "alibi": lambda layer, _: with_alibi(layer),
     "bias": lambda layer, _: with_bias(layer),
     "relative_bias": lambda layer, _: with_relative_bias(layer),
+    "content_to_position": lambda layer, given: with_content_to_position(layer, **given),  # {weight, scale}
+    "position_to_content": lambda layer, given: with_position_to_content(layer, **given),
     "visible": lambda layer, _: with_visible(layer),
 }
 """By name: from a layer and an argument to a layer."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof.plain import gelu, of, sigmoid, softmax
+from learncost.proof.plain import gelu, normal, of, sigmoid, softmax
 
 Array = Any
 
@@ -57,6 +57,8 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
         "3121", lambda X, last, W, b: np.stack([np.tanh(own[at] @ W + b) for own, at in zip(X, last, strict=True)])
     ),
     "relative_positions": of("22", lambda bucket, W: np.stack([head[bucket] for head in W.T])),
+    "relative_rows": of("12", lambda rows, W: np.stack([W[row] for row in rows])),
+    "row_norm": of("211", lambda X, g, b: normal(X) * g + b),
     "score": of("312", score),
     "sequence_loss": of("211", sequence_loss),
     "span_loss": of("322", span_loss),

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.positions import at_positions
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
-from learncost.models.expression import evaluate
-from learncost.models.families import FAMILIES
 from learncost.models.model import Model, run_sizes
 
 
@@ -123,9 +122,7 @@ class Batch:
         gradients: Mapping[str, Any] | None = None,
     ) -> None:
         name, vocabulary = configuration.name, configuration.sizes["vocab_size"]
-        self.width = configuration.sizes["hidden_size"]
-        offset = FAMILIES[configuration.family].offset
-        self.first = evaluate(offset, configuration.values) if offset else 0
+        self.configuration, self.width = configuration, configuration.sizes["hidden_size"]
         causal = model.causal
         self.own = tokens_of(tokens, mask, vocabulary, causal)
         self.other: Tokens | None = None
@@ -170,8 +167,8 @@ class Batch:
             return self.keep(name.endswith("N")) / self.count
         if last == "tokens":
             return tokens.array
-        if last == "index":
-            return np.arange(length) + self.first
+        if (fixed := at_positions(self.configuration, last, np.arange(length), self.sizes)) is not None:
+            return fixed
         if last == "S":
             return sinusoids(length, self.width)
         if last == "types":

@@ -32,6 +32,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet."),
     "rules": ("rules:rules", "Rules of thumb set against the exact numbers."),
     "complexity": ("complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."),
+    "train": ("train:train", "Train a language model on text files, in a folder that transformers loads."),
+    "sample": ("sample:sample", "Let a trained model go on with a text."),
     "verify": ("verify:verify", "Run the tables and prove the counts and the gradients."),
     "errata": ("errata:errata", "What the publications print wrong, and what it does to a total."),
     "list": ("lists:listing", "Models, sizes, price books, procedures, layers, words and more."),

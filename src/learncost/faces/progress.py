@@ -1,0 +1,76 @@
+"""How a training goes, on standard error: a bar on a terminal, a line for each validation elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from learncost.training.loop import Report, Step
+
+
+@contextmanager
+def reporter() -> Iterator[Report]:
+    """Who is told; nothing of it is left on the screen but lines."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TextColumn("{task.fields[facts]}"), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
+        yield Bar(progress)
+
+
+def _facts(step: Step) -> str:
+    text = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
+    text += f"  MFU {step.mfu:.1%}" if step.mfu is not None else ""
+    return text
+
+
+def _validation(step: Step) -> str:
+    return f"step {step.step:,}: {_facts(step)}, validation {step.bits_per_byte:.3f} bits per byte"
+
+
+class Lines:
+    """For files and pipes."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def begin(self, step: int, steps: int) -> None:
+        self.say(f"step {step:,} of {steps:,}")
+
+    def stepped(self, step: Step) -> None:
+        if step.bits_per_byte is not None:
+            self.say(_validation(step))
+
+    def sampled(self, step: int, text: str) -> None:
+        """Samples are in samples.txt."""
+
+
+class Bar:
+    """For a terminal."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None, facts="")
+
+    def say(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+
+    def begin(self, step: int, steps: int) -> None:
+        self._progress.update(self._task, description="training", completed=step, total=steps)
+
+    def stepped(self, step: Step) -> None:
+        self._progress.update(self._task, completed=step.step, facts=_facts(step))
+        if step.bits_per_byte is not None:
+            self._progress.console.print(_validation(step))
+
+    def sampled(self, step: int, text: str) -> None:
+        self._progress.console.print(text, markup=False, style="dim")

@@ -1,0 +1,53 @@
+"""`learncost sample RUN`: a trained model goes on with a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from learncost.faces.flags import Name, Number
+from learncost.faces.train import number
+from learncost.models.model import build
+from learncost.training.folder import Folder
+from learncost.training.generate import Decoder, Sampling
+from learncost.training.generate import sample as compose
+from learncost.training.options import DTYPES
+
+
+def sample(
+    run: str,
+    /,
+    *,
+    prompt: Name = "",
+    tokens: Number = "200",
+    temperature: Number = "0.8",
+    top_k: Number = "0",
+    top_p: Number = "1",
+    seed: Number = "0",
+) -> str:
+    """Let a trained model go on with a text, with a cache of keys and values; it ends where the document would.
+
+    Parameters
+    ----------
+    run
+        The folder of a run of learncost train.
+    prompt
+        The text to go on with; without one a document is begun.
+    tokens
+        At most so many are written.
+    temperature
+        Above 1 bolder, below 1 more careful; 0 takes the likeliest token always.
+    top_k
+        Only the k likeliest tokens; 0: all.
+    top_p
+        Only the likeliest tokens that together have this probability.
+    seed
+        Another one gives another text.
+    """
+    numbers = {"tokens": tokens, "top_k": top_k, "seed": seed, "temperature": temperature, "top_p": top_p}
+    how = Sampling(
+        **{name: number(name, value, name in ("tokens", "top_k", "seed")) for name, value in numbers.items()}
+    )
+    folder = Folder(Path(run))
+    options, configuration = folder.options(), folder.configuration()
+    decoder = Decoder(configuration, folder.weights(build(configuration)), DTYPES[options.dtype])
+    return prompt + compose(decoder, folder.tokenizer(), prompt, how)

@@ -1,0 +1,178 @@
+"""`learncost train PATH...`: a model learns text, in a folder that others can load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Number, Value, refuse_unknown
+from learncost.faces.progress import reporter
+from learncost.training.interrupt import asked_to_stop
+from learncost.training.loop import Result, go_on, start
+from learncost.training.options import Options
+
+INTERRUPTED = 130
+
+WHOLE = ("batch_size", "seq_len", "warm_up", "seed", "steps", "validate_every", "save_every", "sample_every")
+REAL = (
+    *("learning_rate", "final_learning_rate", "weight_decay", "dropout", "clip", "minutes", "validation_share"),
+    "peak_flops",
+)
+CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops")
+"""What may differ when a run resumes; everything else would make it another run."""
+
+
+def train(
+    *paths: str,
+    resume: Name | None = None,
+    out: Name | None = None,
+    model: Name | None = None,
+    from_: Name | None = None,
+    tokenizer: Name | None = None,
+    engine: Name | None = None,
+    procedure: Name | None = None,
+    mode: Name | None = None,
+    optimizer: Name | None = None,
+    dtype: Name | None = None,
+    batch_size: Number | None = None,
+    seq_len: Number | None = None,
+    learning_rate: Number | None = None,
+    final_learning_rate: Number | None = None,
+    warm_up: Number | None = None,
+    weight_decay: Number | None = None,
+    dropout: Number | None = None,
+    clip: Number | None = None,
+    seed: Number | None = None,
+    steps: Number | None = None,
+    minutes: Number | None = None,
+    validate_every: Number | None = None,
+    save_every: Number | None = None,
+    sample_every: Number | None = None,
+    validation_share: Number | None = None,
+    prompt: Name | None = None,
+    peak_flops: Number | None = None,
+    **sizes: Value,
+) -> str | int:
+    """Train a language model on text files, or on all text files in folders.
+
+    Parameters
+    ----------
+    paths
+        Files in UTF-8, and folders; everything else in them is skipped, and counted.
+    resume
+        The folder of a run to go on with, from its last checkpoint.
+    out
+        The folder to make; by default run-1, run-2 ...
+    model
+        nano (the default) or small, a preset (learncost list models), or a config.json; sizes as flags change it.
+    from_
+        --from FOLDER: start from a checkpoint of transformers, of gpt2 or llama.
+    tokenizer
+        bytes, or a tokenizer.json of Hugging Face; by default the checkpoint's own, else bytes.
+    engine
+        What runs the steps: numpy.
+    procedure
+        bp (the default), recompute, pepita or mempepita.
+    mode
+        Of pepita and mempepita: stable (the default) or paper.
+    optimizer
+        adamw (the default), momentum or sgd.
+    dtype
+        fp32 (the default) or fp64.
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence.
+    learning_rate
+        The highest, after the warm-up; then half a cosine down.
+    final_learning_rate
+        The share of it that is left at the end; by default 0.1.
+    warm_up
+        Steps in which the learning rate rises; by default a tenth of all, at most 100.
+    weight_decay
+        By default 0.01.
+    dropout
+        A probability; by default 0.
+    clip
+        The largest norm of all gradients together; 0, the default, leaves them alone.
+    seed
+        Of weights, batches, dropout and samples; by default 0.
+    steps
+        By default as many as fit in --minutes, measured before the first.
+    minutes
+        By default 2. With --steps too, the run stops there, saved.
+    validate_every
+        Steps; by default a tenth of all.
+    save_every
+        Steps between checkpoints; by default a tenth of all.
+    sample_every
+        Steps; by default a quarter of all.
+    validation_share
+        Of the documents, those that are not learned from; by default 0.05.
+    prompt
+        How samples begin; by default a new line.
+    peak_flops
+        Of the machine in a second, such as 2e11: adds the share that matrix products use (MFU).
+    sizes
+        Any size or setting of the model: --num-hidden-layers 4, --hidden-size 256.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    own = {name: value for name, value in given.items() if name not in ("paths", "resume", "out", "from_", "sizes")}
+    options = own | {name: number(name, own[name], name in WHOLE) for name in (*WHOLE, *REAL) if name in own}
+    with reporter() as report, asked_to_stop() as stop:
+        if resume is not None:
+            fixed = [*(["PATH"] if paths else []), *(n for n in ("out", "from_") if n in given), *sizes]
+            fixed += [name for name in options if name not in CHANGEABLE]
+            if fixed:
+                flag = fixed[0] if fixed[0] == "PATH" else f"--{fixed[0].strip('_').replace('_', '-')}"
+                raise InputError(f"--resume goes on as the run began: leave {flag} out, or begin anew without --resume")
+            result = go_on(Path(resume), report, stop, **options)
+        else:
+            known = [name.strip("_").replace("_", "-") for name in train.__annotations__]
+            options |= {"paths": paths, "start": from_, "sizes": refuse_unknown(sizes, known)}
+            result = start(Options(**options), Path(out) if out else _free(), report, stop)
+    if result.stopped:
+        print(_stopped(result), file=sys.stderr)
+        return INTERRUPTED if stop() else 0
+    return _summary(result)
+
+
+def number(name: str, value: str, whole: bool) -> Any:
+    """What a flag says, as a number. Raises InputError."""
+    try:
+        return int(value) if whole else float(value)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise InputError(f"{name.replace('_', '-')} must be {kind}, not {value!r}") from None
+
+
+def _free() -> Path:
+    """The first name that is not taken."""
+    number = 1
+    while Path(f"run-{number}").exists():
+        number += 1
+    return Path(f"run-{number}")
+
+
+def _stopped(result: Result) -> str:
+    return (
+        f"saved after step {result.steps:,} of {result.options.steps:,}; "
+        f"learncost train --resume {result.folder} goes on"
+    )
+
+
+def _summary(result: Result) -> str:
+    options, lines = result.options, []
+    lines.append(f"{result.folder}: {options.model}, {result.parameters:,} parameters, {result.steps:,} steps")
+    if result.last is None:
+        lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
+    elif result.validated is not None:
+        tokens = result.steps * (options.batch_size or 0) * (options.seq_len or 0)
+        lines.append(
+            f"validation: {result.validated.bits_per_byte:.3f} bits per byte, "
+            f"loss {result.validated.validation_loss:.3f}, after {tokens:,} tokens; {result.seconds:.0f} s"
+        )
+    lines.append(f"learncost sample {result.folder} --prompt TEXT lets it write")
+    return "\n".join(lines)

@@ -1,0 +1,114 @@
+"""What runs the steps of a training. An engine is chosen by name; NumPy's is the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from learncost.books.book import book
+from learncost.engines.numpy_engine import Training
+from learncost.equation.errors import InputError, named_one
+from learncost.models.configuration import Configuration
+from learncost.models.model import run_sizes
+from learncost.readings.price import price
+from learncost.training.options import DTYPES, Options
+
+Arrays = dict[str, Any]
+
+
+class Engine(Protocol):
+    """Weights, the optimizer's state, and steps that change them.
+
+    `weights` and `state` are NumPy arrays by name: of the weights of the model's table (those of a repeat are stacks),
+    and of the optimizer, called `weight.part`. `steps` counts; everything that is drawn (dropout) follows from the seed
+    and from it, so that these three are all that a checkpoint holds.
+    """
+
+    @property
+    def weights(self) -> Arrays:
+        """The weights as they are now."""
+
+    @property
+    def state(self) -> Arrays:
+        """What the optimizer remembers."""
+
+    @property
+    def steps(self) -> int:
+        """How many were taken."""
+
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        """Go on from there."""
+
+    def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
+        """One step on a batch [B, M]; the loss before it, in nats a token."""
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        """The loss of a batch, without dropout; nothing is learned."""
+
+    def flops(self, batch_size: int, seq_len: int) -> int:
+        """The FLOPs of a step's matrix products, as priced."""
+
+
+class NumPyEngine:
+    """The tables that are priced, executed by the interpreter that defines them: exact, and slow."""
+
+    def __init__(self, configuration: Configuration, options: Options) -> None:
+        if options.clip:
+            raise InputError("the numpy engine does not clip gradients: leave --clip out")
+        self._training = Training(
+            configuration,
+            options.procedure,
+            options.optimizer,
+            learning_rate=options.learning_rate or 0.0,
+            weight_decay=options.weight_decay,
+            dropout=options.dropout,
+            mode=options.mode,
+            seed=options.seed,
+            dtype=DTYPES[options.dtype],
+        )
+
+    @property
+    def weights(self) -> Arrays:
+        return self._training.weights
+
+    @property
+    def state(self) -> Arrays:
+        return self._training.state
+
+    @property
+    def steps(self) -> int:
+        return self._training.steps
+
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        own = self._training
+        for kind, given, mine in (("weight", weights, own.weights), ("optimizer's state", state, own.state)):
+            for name, array in mine.items():
+                if name not in given:
+                    raise InputError(f"the {kind} {name} is missing")
+                if given[name].shape != array.shape:
+                    raise InputError(f"the {kind} {name} is {given[name].shape}, but must be {array.shape}")
+        own.weights = {name: np.array(weights[name], own.dtype) for name in own.weights}
+        own.state = {name: np.array(state[name], own.dtype) for name in own.state}
+        own.steps = steps
+
+    def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
+        self._training.learning_rate = learning_rate
+        return self._training.step(tokens, targets)
+
+    def loss(self, tokens: Any, targets: Any) -> float:
+        return float(self._training.forward(tokens, targets)["loss"])
+
+    def flops(self, batch_size: int, seq_len: int) -> int:
+        sizes = run_sizes(self._training.model, batch_size, seq_len, None)
+        return int(price(self._training.table(), sizes, book("matmul")).flops)
+
+
+ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {"numpy": NumPyEngine}
+"""Every engine, the one that is taken where none is named first."""
+
+
+def engine(configuration: Configuration, options: Options) -> Engine:
+    """The engine that the options name, with initial weights."""
+    return named_one("engine", options.engine or next(iter(ENGINES)), ENGINES)(configuration, options)

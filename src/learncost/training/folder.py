@@ -1,0 +1,145 @@
+"""The folder of a run, and its checkpoints.
+
+A checkpoint is two files: optimizer-STEP.safetensors, written first, and model.safetensors, whose renaming is the
+moment at which the checkpoint is complete. Only then is the optimizer's file of the one before it deleted. So whenever
+a run is killed, there is one complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration, configure
+from learncost.models.model import Model
+from learncost.training import hugging_face
+from learncost.training.files import TEMPORARY, cannot_write, read_arrays, read_json, write_arrays, write_json
+from learncost.training.options import Options, from_dict
+from learncost.training.tokenizer import Tokenizer, tokenizer
+
+OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
+TOKENIZER = "tokenizer.json"
+LOGS = ("metrics.jsonl", "samples.txt")
+OURS = "learncost"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training goes on: weights by our names, the optimizer's state, steps, and how long the logs were."""
+
+    weights: Mapping[str, Any]
+    state: Mapping[str, Any]
+    steps: int
+    logs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def advice(self) -> str:
+        """What to do where a file of it is damaged."""
+        return "put a copy in its place, or train anew with another --out"
+
+    @property
+    def again(self) -> str:
+        """How to go on."""
+        return f"learncost train --resume {self.path}"
+
+    # The beginning.
+
+    def begin(self, options: Options, config: Mapping[str, Any]) -> None:
+        """Make the folder; the options are written last, and with them it is a run. Raises InputError."""
+        if (self.path / OPTIONS).exists():
+            raise InputError(f"{self.path} holds a run already: {self.again} continues it, or give another --out")
+        if self.path.is_dir() and any(
+            p for p in self.path.iterdir() if p.name not in (CONFIG, TOKENIZER) and p.suffix != TEMPORARY
+        ):
+            raise InputError(f"{self.path} is not empty and no run: give another --out")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        write_json(self.path / CONFIG, config)
+        write_json(self.path / OPTIONS, options.to_dict())
+
+    def options(self) -> Options:
+        """What the run was told. Raises InputError where there is no run."""
+        path = self.path / OPTIONS
+        if not path.exists():
+            raise InputError(
+                f"{self.path} is no run: it has no {OPTIONS}; learncost train PATH --out {self.path} starts one"
+            )
+        return from_dict(read_json(path, self.advice), str(path))
+
+    def rewrite(self, options: Options) -> None:
+        """Other options in place of the first ones."""
+        write_json(self.path / OPTIONS, options.to_dict())
+
+    def configuration(self) -> Configuration:
+        """The model of the run."""
+        return configure(str(self.path / CONFIG))
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run: its own copy of a file, or bytes."""
+        own = self.path / TOKENIZER
+        return tokenizer(str(own) if own.exists() else "bytes")
+
+    # Checkpoints.
+
+    def save(self, model: Model, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int, last: int) -> None:
+        """A checkpoint, which takes the place of the one before it, of step `last`. Raises InputError."""
+        kept = f"the checkpoint of step {last:,} is kept: free some space, then {self.again}"
+        ours = model.configuration.family not in hugging_face.layouts()
+        theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
+        optimizer = self._optimizer(steps)
+        write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
+        facts = {"steps": steps, "logs": {name: self._length(name) for name in LOGS}}
+        write_arrays(self.path / WEIGHTS, theirs, {"format": "pt", OURS: json.dumps(facts)}, kept)
+        for old in (*self.path.glob("optimizer-*.safetensors"), *self.path.glob(f"*{TEMPORARY}")):
+            if old != optimizer:
+                old.unlink(missing_ok=True)
+
+    def load(self, model: Model) -> Checkpoint | None:
+        """The last checkpoint, None before the first. Raises InputError for a damaged or a foreign one."""
+        if not (self.path / WEIGHTS).exists():
+            return None
+        weights, facts, steps = self._read(self.path / WEIGHTS)
+        state, _, _ = self._read(self._optimizer(steps), steps)
+        if model.configuration.family in hugging_face.layouts():
+            weights = hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
+        logs = facts.get("logs", {})
+        return Checkpoint(weights, state, steps, {name: int(logs.get(name, 0)) for name in LOGS})
+
+    def weights(self, model: Model) -> Mapping[str, Any]:
+        """The weights of the last checkpoint. Raises InputError."""
+        if not (self.path / WEIGHTS).exists():
+            raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
+        weights, _, _ = self._read(self.path / WEIGHTS)
+        ours = model.configuration.family not in hugging_face.layouts()
+        return weights if ours else hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
+
+    def _read(self, path: Path, expected: int | None = None) -> tuple[dict[str, Any], dict[str, Any], int]:
+        arrays, metadata = read_arrays(path, self.advice)
+        try:
+            facts = json.loads(metadata[OURS])
+            steps = int(facts["steps"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{path} was not saved by learncost train; {self.advice}") from None
+        if expected is not None and steps != expected:
+            raise InputError(f"{path} is of step {steps}, not of {expected}; {self.advice}")
+        return arrays, facts, steps
+
+    def _optimizer(self, steps: int) -> Path:
+        return self.path / f"optimizer-{steps}.safetensors"
+
+    def _length(self, name: str) -> int:
+        path = self.path / name
+        return path.stat().st_size if path.exists() else 0

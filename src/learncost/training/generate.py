@@ -1,0 +1,148 @@
+"""A model writes: prefill of the prompt, then token by token with the cache of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.positions import at_positions
+from learncost.equation.errors import InputError
+from learncost.layers.lower import lower
+from learncost.models.configuration import Configuration
+from learncost.models.model import build
+from learncost.procedures.inference import inference
+from learncost.readings.run import execute
+from learncost.training.tokenizer import Tokenizer
+
+
+class Decoder:
+    """The logits of the token after those that were given, one sequence at a time.
+
+    The tables are those that `cost --procedure prefill` and `decode` price, run on NumPy. Where a model has learned
+    positions and they are used up, the second half of the text is read again as if it were the beginning.
+    """
+
+    def __init__(self, configuration: Configuration, weights: Mapping[str, Any], dtype: Any = np.float32) -> None:
+        model = build(configuration)
+        self._tables = inference(model.table, configuration.name)
+        self._configuration, self._sizes = configuration, dict(model.sizes)
+        self._weights = {name: np.asarray(array, dtype) for name, array in weights.items()}
+        self._prefill, self._decode = lower(self._tables.prefill), lower(self._tables.decode)
+        learned = "index" in model.table.inputs
+        self._most = configuration.sizes.get("max_position_embeddings", 0) if learned else 0
+        self._tokens: list[int] = []
+        self._cache: dict[str, Any] = {}
+
+    def begin(self, tokens: Sequence[int]) -> Any:
+        """The logits [v] after a text, which is not empty."""
+        if not len(tokens):
+            raise InputError("there is nothing to begin with: the prompt is empty")
+        if self._most and len(tokens) > self._most:
+            tokens = tokens[-self._most :]
+        self._tokens = list(tokens)
+        values = self._given(self._prefill, tokens, 0) | {"last": np.array([len(tokens) - 1])}
+        return self._run(self._prefill, values, {"M": len(tokens)}, len(tokens))
+
+    def next(self, token: int) -> Any:
+        """The logits [v] after one more token."""
+        before = len(self._tokens)
+        if self._most and before == self._most:
+            return self.begin([*self._tokens[before // 2 + 1 :], token])
+        self._tokens.append(token)
+        values = self._given(self._decode, [token], before) | self._cache
+        return self._run(self._decode, values, self._tables.lengths(self._sizes, before, 1), before + 1)
+
+    def _given(self, table: Any, tokens: Sequence[int], before: int) -> dict[str, Any]:
+        values = {name: self._weights[name] for name in table.weights}
+        values["tokens"] = np.array([tokens], np.int64)
+        places = np.arange(before, before + len(tokens))
+        for name in table.inputs:
+            array = at_positions(self._configuration, name, places, self._sizes)
+            if array is not None:
+                values[name] = array if array.dtype.kind in "iub" else array.astype(self._dtype)
+        return values
+
+    @property
+    def _dtype(self) -> Any:
+        return next(iter(self._weights.values())).dtype
+
+    def _run(self, table: Any, values: dict[str, Any], lengths: Mapping[str, int], length: int) -> Any:
+        execute(table, values, {**self._sizes, "B": 1, **lengths})
+        self._cache = {one.name: self._cut(one, values[_made(one.name, values)], length) for one in self._tables.cache}
+        (logits,) = (name for name in table.outputs if not name.partition(".cache")[1])
+        return values[logits].reshape(-1)
+
+    def _cut(self, kept: Any, value: Any, length: int) -> Any:
+        """A window's cache holds the last positions only."""
+        most = self._tables.lengths(self._sizes, length, 1)[kept.positions]
+        place = kept.axes.index(kept.positions)
+        return value.take(np.arange(value.shape[place])[-most:], place) if value.shape[place] > most else value
+
+
+def _made(name: str, values: Mapping[str, Any]) -> str:
+    """The grown cache, where decode made one."""
+    return f"{name}.2" if f"{name}.2" in values else name
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    temperature  divides the logits; 0 takes the likeliest token always
+    top_k        only the k likeliest; 0: all
+    top_p        only the likeliest that together have this probability (Holtzman et al. 2020, nucleus sampling)
+    """
+
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, inside, right in (
+            ("tokens", self.tokens >= 1, "a whole number from 1"),
+            ("temperature", 0 <= self.temperature < np.inf, "a number from 0"),
+            ("top_k", self.top_k >= 0, "a whole number from 0"),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0 to 1"),
+            ("seed", self.seed >= 0, "a whole number from 0"),
+        ):
+            if not inside:
+                raise InputError(f"{name} must be {right}, not {getattr(self, name)!r}")
+
+    def choose(self, logits: Any, draw: float) -> int:
+        """The token at the place `draw`, from 0 to 1, of the tokens that may be chosen, likeliest first."""
+        order = np.argsort(-logits, kind="stable")
+        if self.temperature == 0:
+            return int(order[0])
+        if self.top_k:
+            order = order[: self.top_k]
+        scaled = logits[order].astype(np.float64) / self.temperature
+        chances = np.exp(scaled - scaled[0])
+        sums = np.cumsum(chances / chances.sum())
+        if self.top_p < 1:
+            sums = sums[: int(np.searchsorted(sums, self.top_p)) + 1]
+        place = int(np.searchsorted(sums, draw * sums[-1], side="right"))
+        return int(order[min(place, len(sums) - 1)])
+
+
+def continuation(decoder: Decoder, prompt: Sequence[int], end: int, how: Sampling) -> Iterator[int]:
+    """The tokens after the prompt, up to the end of the document, which is not among them."""
+    draws = np.random.Generator(np.random.Philox(how.seed))
+    logits = decoder.begin(prompt)
+    for at in range(how.tokens):
+        token = how.choose(logits, float(draws.random()))
+        if token == end:
+            return
+        yield token
+        if at + 1 < how.tokens:
+            logits = decoder.next(token)
+
+
+def sample(decoder: Decoder, own: Tokenizer, prompt: str, how: Sampling) -> str:
+    """The text after the prompt; without a prompt a document is begun."""
+    tokens = [int(token) for token in own.encode(prompt.encode())] or [own.end]
+    return own.decode(list(continuation(decoder, tokens, own.end, how)))

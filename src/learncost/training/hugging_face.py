@@ -1,0 +1,151 @@
+"""Weights and configurations as transformers keeps them, read and written."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.weights import shape
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration
+from learncost.models.model import Model
+from learncost.training.files import read_arrays, read_json
+
+Arrays = Mapping[str, Any]
+
+ADVICE = "give the folder of a checkpoint as transformers saves it"
+WEIGHTS, INDEX, TORCH = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the weights of a family stand in a checkpoint: layouts.toml says what the fields mean."""
+
+    source: str
+    bare: str
+    turned: tuple[str, ...]
+    tensors: Mapping[str, tuple[str, ...]]
+    keys: Mapping[str, str]
+
+    def of(self, model: Model) -> Iterator[tuple[str, tuple[str, ...], int | None]]:
+        """Every tensor of a model: its name, our weights, the number of the block."""
+        for name, ours in self.tensors.items():
+            if not set(ours) <= set(model.table.weights):
+                continue
+            if "{}" not in name:
+                yield name, ours, None
+                continue
+            for block in range(model.sizes[model.table.axes[ours[0]][0]]):
+                yield name.format(block), ours, block
+
+
+@cache
+def layouts() -> Mapping[str, Layout]:
+    """Every family whose checkpoints can be read and written."""
+    text = Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")
+    return {
+        family: Layout(**{**table, "turned": tuple(table["turned"])}) for family, table in tomllib.loads(text).items()
+    }
+
+
+def layout(family: str) -> Layout:
+    """The layout of a family's checkpoints. Raises InputError."""
+    if family not in layouts():
+        raise InputError(
+            f"checkpoints of {family} cannot be read: the layouts of {', '.join(layouts())} are known, no others"
+        )
+    return layouts()[family]
+
+
+def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
+    """The tensors of a checkpoint, from our weights."""
+    own, result = layout(model.configuration.family), {}
+    for name, ours, block in own.of(model):
+        parts = [weights[one] if block is None else weights[one][block] for one in ours]
+        joined = np.concatenate(
+            [_flat(part, name, model.table.axes[one]) for part, one in zip(parts, ours, strict=True)], -1
+        )
+        result[name] = joined.T if name.endswith(own.turned) else joined
+    return result
+
+
+def from_theirs(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
+    """Our weights, from the tensors of a checkpoint; `where` names it in an InputError."""
+    own = layout(model.configuration.family)
+    found: dict[str, list[Any]] = {}
+    for name, ours, block in own.of(model):
+        given = tensors.get(name, tensors.get(name.removeprefix(own.bare)))
+        if given is None:
+            raise InputError(f"{where} has no tensor {name}")
+        given = given.T if name.endswith(own.turned) else given
+        shapes = [shape(model.table, one, model.sizes)[block is not None :] for one in ours]
+        flat = [_flat(np.empty(one), name, model.table.axes[w]).shape for one, w in zip(shapes, ours, strict=True)]
+        whole = (*flat[0][:-1], sum(one[-1] for one in flat))
+        if given.shape != whole:
+            raise InputError(f"{where}: {name} is {given.shape}, but by config.json it must be {whole}")
+        parts = np.split(given, np.cumsum([one[-1] for one in flat])[:-1], -1)
+        for one, part, size in zip(ours, parts, shapes, strict=True):
+            found.setdefault(one, []).append(part.reshape(size))
+    if missing := set(model.table.weights) - set(found):
+        raise InputError(f"{where}: it is not known where a checkpoint of this model has {min(missing)}")
+    stacked = {name for name in found if model.table.axes[name][0] in _counts(model)}
+    return {name: np.stack(found[name]) if name in stacked else found[name][0] for name in model.table.weights}
+
+
+def _counts(model: Model) -> set[str]:
+    """The axes of stacks: the counts of repeats."""
+    return {axis for axis in model.sizes if axis.startswith("n_")}
+
+
+def _flat(array: Any, name: str, axes: tuple[str, ...]) -> Any:
+    """A vector, or inputs by outputs: the width of the model is all of the one or all of the other."""
+    if array.ndim == 1 or name.endswith(".bias"):
+        return array.reshape(-1)
+    inner = axes[-array.ndim :]
+    return array.reshape(array.shape[0], -1) if inner[0] == "d" else array.reshape(-1, array.shape[-1])
+
+
+def read(model: Model, folder: Path) -> dict[str, Any]:
+    """Our weights from a folder that transformers saved: one file, or several with an index. Raises InputError."""
+    if (folder / INDEX).is_file():
+        names = read_json(folder / INDEX, ADVICE).get("weight_map", {})
+        files = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
+    else:
+        files = [WEIGHTS]
+        if not (folder / WEIGHTS).exists() and (folder / TORCH).exists():
+            raise InputError(f"{folder / TORCH} is a pickle, which is not read: save it as safetensors")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        tensors |= read_arrays(folder / Path(file).name, ADVICE)[0]
+    return from_theirs(model, tensors, str(folder))
+
+
+def config(configuration: Configuration, end: int, dropout: float) -> dict[str, Any]:
+    """The keys of a config.json that transformers and `configure` read alike.
+
+    end      the token that ends a document
+    dropout  of all that the family has
+    """
+    keys = layouts()[configuration.family].keys if configuration.family in layouts() else {}
+    values: dict[str, Any] = {**configuration.sizes, **configuration.settings}
+    if "activation" in values:
+        values["activation"] = _ACTIVATIONS.get(str(values["activation"]), values["activation"])
+    return {
+        "model_type": configuration.family,
+        "architectures": [configuration.architecture],
+        **{keys.get(name, name): value for name, value in values.items()},
+        **dict.fromkeys(configuration.dropout, dropout),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": "float32",
+    }
+
+
+_ACTIVATIONS = {"gelu_tanh": "gelu_new"}
+"""Our words that transformers calls otherwise."""

@@ -1,0 +1,42 @@
+"""Files that grow while a run goes on: metrics, a line of JSON for each step, and samples."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from learncost.training.files import cannot_write
+
+
+class Log:
+    """A file that is only added to; what was written after the last checkpoint is cut off when a run resumes."""
+
+    def __init__(self, path: Path, length: int, kept: str) -> None:
+        self._path, self._kept = path, kept
+        try:
+            self._file = path.open("ab")
+            if path.stat().st_size > length:
+                os.truncate(path, length)
+        except OSError as error:
+            raise cannot_write(path, error, kept) from None
+
+    def add(self, text: str) -> None:
+        """Write a text, at once. Raises InputError."""
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self._path, error, self._kept) from None
+
+    def settle(self) -> None:
+        """Bring everything to the disk, before a checkpoint counts on it."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self._path, error, self._kept) from None
+
+    def close(self) -> None:
+        """No more is added."""
+        with suppress(OSError):  # what could not be written was reported when it was added
+            self._file.close()

@@ -1,0 +1,225 @@
+"""A training from its beginning, or from its last checkpoint, to its end: one way for both.
+
+`start` writes what the run was told into its folder, `go_on` does everything that the folder does not have yet. So a
+run that was killed at any moment goes on where its last checkpoint is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.models.model import build
+from learncost.training import corpus, hugging_face
+from learncost.training.begin import begin
+from learncost.training.corpus import Corpus
+from learncost.training.engine import Engine, engine
+from learncost.training.folder import LOGS, Folder
+from learncost.training.generate import Decoder, Sampling, sample
+from learncost.training.log import Log
+from learncost.training.options import DTYPES, MINUTES, Options
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known after a step; of the validation only where it was done. `seconds` are the step's own."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+    seconds: float
+    mfu: float | None = None
+    validation_loss: float | None = None
+    bits_per_byte: float | None = None
+
+    def line(self) -> str:
+        """The line of metrics.jsonl."""
+        return json.dumps({name: value for name, value in vars(self).items() if value is not None}) + "\n"
+
+
+class Report(Protocol):
+    """Who is told how a training goes."""
+
+    def say(self, text: str) -> None:
+        """Something has begun or is finished."""
+
+    def begin(self, step: int, steps: int) -> None:
+        """The steps begin, after `step` of `steps`."""
+
+    def stepped(self, step: Step) -> None:
+        """A step is done."""
+
+    def sampled(self, step: int, text: str) -> None:
+        """The model wrote something."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended: its steps and the last of them, `stopped` before the end or not."""
+
+    folder: Path
+    options: Options
+    steps: int
+    parameters: int
+    seconds: float
+    last: Step | None
+    validated: Step | None
+    stopped: bool
+
+
+def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] = lambda: False) -> Result:
+    """Train as the options say, in a new folder. Raises InputError."""
+    begin(options, Folder(path))
+    return go_on(path, report, stop)
+
+
+def go_on(path: Path, report: Report, stop: Callable[[], bool] = lambda: False, **changes: Any) -> Result:
+    """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
+
+    stop     asked after every step; the run is saved where it says yes
+    changes  options in place of the run's own, such as more steps
+    """
+    return _Run(Folder(path), report, changes).to_the_end(stop)
+
+
+class _Run:
+    """A run with everything that it needs to take steps."""
+
+    def __init__(self, folder: Folder, report: Report, changes: dict[str, Any]) -> None:
+        self.folder, self.report = folder, report
+        found = folder.options()
+        self.options = replace(found, **changes)
+        self.configuration = folder.configuration()
+        self.model = build(self.configuration)
+        self.tokenizer = folder.tokenizer()
+        self.corpus = self._corpus()
+        self.engine: Engine = engine(self.configuration, self.options)
+        checkpoint = folder.load(self.model)
+        if checkpoint is not None:
+            self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
+        elif self.options.start is not None:
+            self.engine.load(hugging_face.read(self.model, Path(self.options.start)), self.engine.state, 0)
+        if self.options.steps is None:
+            self._measure()
+        if self.options != found:
+            folder.rewrite(self.options)
+        lengths = checkpoint.logs if checkpoint is not None else dict.fromkeys(LOGS, 0)
+        self.saved = self.engine.steps if checkpoint is not None else -1
+        kept = f"{self._kept()}: free some space, then {folder.again}"
+        self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+
+    def _corpus(self) -> Corpus:
+        options, path = self.options, self.folder.path
+        if not (path / corpus.FACTS).exists():
+            self.report.say("reading the documents")
+            corpus.prepare(options.paths, self.tokenizer, options.validation_share, path)
+        found = corpus.load(path, self.folder.advice)
+        assert options.seq_len is not None
+        if len(found.training) <= options.seq_len or len(found.validation) < 2:
+            raise InputError(
+                f"{len(found.training):,} tokens are too few for sequences of {options.seq_len}: give more text, or a "
+                "smaller --seq-len"
+            )
+        return found
+
+    def _batch(self, step: int) -> tuple[Any, Any]:
+        options = self.options
+        assert options.batch_size is not None
+        assert options.seq_len is not None
+        return self.corpus.batch(options.batch_size, options.seq_len, options.seed, step)
+
+    def _measure(self) -> None:
+        """As many steps as fit in the minutes: a few are timed, then the weights are put back."""
+        own, minutes = self.engine, self.options.minutes or MINUTES
+        self.report.say("measuring a step")
+        weights, state = ({name: np.array(array) for name, array in of.items()} for of in (own.weights, own.state))
+        times: list[float] = []
+        while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
+            began = perf_counter()
+            own.step(*self._batch(len(times)), 0.0)
+            times.append(perf_counter() - began)
+        own.load(weights, state, 0)
+        # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
+        steps = max(1, int(0.9 * 60 * minutes / float(np.median(times[1:]))))
+        self.options = replace(self.options.resolved(steps), minutes=None)
+
+    def to_the_end(self, stop: Callable[[], bool]) -> Result:
+        """Step by step, with what is due after some of them."""
+        options, own = self.options.resolved(self.options.steps or 1), self.engine
+        assert options.steps is not None
+        began, stopped = perf_counter(), False
+        step: Step | None = None
+        validated: Step | None = None
+        self.report.begin(own.steps, options.steps)
+        if self.saved < 0:
+            self._save()
+        while own.steps < options.steps and not stopped:
+            step = self._step(options)
+            late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
+            stopped = (stop() or late) and own.steps < options.steps
+            last = own.steps == options.steps
+            if last or _due(own.steps, options.validate_every):
+                step = validated = self._validated(step)
+            self.metrics.add(step.line())
+            self.report.stepped(step)
+            if last or _due(own.steps, options.sample_every):
+                self._sample()
+            if last or stopped or _due(own.steps, options.save_every):
+                self._save()
+        for log in (self.metrics, self.samples):
+            log.close()
+        parameters = sum(array.size for array in own.weights.values())
+        seconds = perf_counter() - began
+        return Result(self.folder.path, options, own.steps, parameters, seconds, step, validated, stopped)
+
+    def _step(self, options: Options) -> Step:
+        own, at = self.engine, self.engine.steps
+        rate, batch = options.rate(at), self._batch(at)
+        began = perf_counter()
+        loss = own.step(*batch, rate)
+        seconds = perf_counter() - began
+        if not math.isfinite(loss):
+            raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
+        flops = own.flops(*batch[0].shape) if options.peak_flops else 0
+        mfu = flops / seconds / options.peak_flops if options.peak_flops else None
+        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu)
+
+    def _kept(self) -> str:
+        return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"
+
+    def _validated(self, step: Step) -> Step:
+        """With the loss on the windows that validate, eight at a time."""
+        assert self.options.seq_len is not None
+        tokens, targets = self.corpus.check(self.options.seq_len)
+        places = range(0, len(tokens), 8)
+        losses = [self.engine.loss(tokens[at : at + 8], targets[at : at + 8]) for at in places]
+        loss = float(np.average(losses, weights=[len(tokens[at : at + 8]) for at in places]))
+        bits = loss / math.log(2) / self.corpus.bytes_per_token
+        return replace(step, validation_loss=loss, bits_per_byte=bits)
+
+    def _sample(self) -> None:
+        decoder = Decoder(self.configuration, self.engine.weights, DTYPES[self.options.dtype])
+        how = Sampling(tokens=200, seed=self.options.seed)
+        text = sample(decoder, self.tokenizer, self.options.prompt, how)
+        self.samples.add(f"--- step {self.engine.steps}\n{self.options.prompt}{text}\n")
+        self.report.sampled(self.engine.steps, text)
+
+    def _save(self) -> None:
+        for log in (self.metrics, self.samples):
+            log.settle()
+        own = self.engine
+        self.folder.save(self.model, own.weights, own.state, own.steps, max(self.saved, 0))
+        self.saved = own.steps
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

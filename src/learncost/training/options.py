@@ -1,0 +1,165 @@
+"""What a training is told: checked once, kept in the run's folder as training.json."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError, named_one
+
+DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
+
+MINUTES = 2.0
+"""How long a training lasts that is told neither steps nor minutes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train; what is None follows from the model or from the number of steps, see `resolved`.
+
+    steps      None: as many as fit in `minutes`, measured before the first one
+    minutes    stops after as many, saved
+    start      the folder of a checkpoint of Hugging Face to start from
+    peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
+    """
+
+    paths: tuple[str, ...] = ()
+    model: str = "nano"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    tokenizer: str | None = None
+    engine: str | None = None
+    procedure: str = "bp"
+    mode: str = "stable"
+    optimizer: str = "adamw"
+    dtype: str = "fp32"
+    batch_size: int | None = None
+    seq_len: int | None = None
+    learning_rate: float | None = None
+    final_learning_rate: float = 0.1
+    warm_up: int | None = None
+    weight_decay: float = 0.01
+    dropout: float = 0.0
+    clip: float = 0.0
+    seed: int = 0
+    steps: int | None = None
+    minutes: float | None = None
+    validate_every: int | None = None
+    save_every: int | None = None
+    sample_every: int | None = None
+    validation_share: float = 0.05
+    prompt: str = "\n"
+    peak_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in _LIMITS and value is not None:
+                _check(one.name, value, *_LIMITS[one.name])
+        named_one("type", self.dtype, DTYPES)
+
+    def resolved(self, steps: int) -> Options:
+        """With the number of steps, and what follows from it: warm-up, and how often what is done."""
+        return replace(
+            self,
+            steps=steps,
+            warm_up=min(100, steps // 10) if self.warm_up is None else self.warm_up,
+            validate_every=self.validate_every or max(1, steps // 10),
+            save_every=self.save_every or max(1, steps // 10),
+            sample_every=self.sample_every or max(1, steps // 4),
+        )
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, the first being 0: a linear warm-up, then half a cosine down to
+        `final_learning_rate` of the highest (Loshchilov & Hutter 2017, equation (5), without restarts)."""
+        assert self.learning_rate is not None
+        warm_up, steps = self.warm_up or 0, self.steps or 1
+        if step < warm_up:
+            return self.learning_rate * (step + 1) / warm_up
+        part = min(1.0, (step - warm_up) / max(1, steps - warm_up))
+        lowest = self.final_learning_rate
+        return self.learning_rate * (lowest + (1 - lowest) * (1 + math.cos(math.pi * part)) / 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {**asdict(self), "paths": list(self.paths), "sizes": dict(self.sizes)}
+
+
+def from_dict(values: Mapping[str, Any], where: str) -> Options:
+    """The options that a training.json holds; `where` names it in the InputError."""
+    known = {one.name for one in fields(Options)}
+    if unknown := values.keys() - known:
+        raise InputError(f"{where} has an option {min(unknown)!r}, which this version does not know")
+    try:
+        return Options(**{**values, "paths": tuple(values.get("paths", ()))})
+    except TypeError:
+        raise InputError(f"{where} is damaged: an option has a value of another kind") from None
+
+
+# Lowest, whether that itself is allowed, highest, whether it is a whole number.
+_LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
+    "batch_size": (1, True, 2**31, True),
+    "seq_len": (1, True, 2**31, True),
+    "learning_rate": (0, False, math.inf, False),
+    "final_learning_rate": (0, True, 1, False),
+    "warm_up": (0, True, 2**53, True),
+    "weight_decay": (0, True, math.inf, False),
+    "dropout": (0, True, 1, False),
+    "clip": (0, True, math.inf, False),
+    "seed": (0, True, 2**63, True),
+    "steps": (1, True, 2**53, True),
+    "minutes": (0, False, math.inf, False),
+    "validate_every": (1, True, 2**53, True),
+    "save_every": (1, True, 2**53, True),
+    "sample_every": (1, True, 2**53, True),
+    "validation_share": (0, False, 1, False),
+    "peak_flops": (0, False, math.inf, False),
+}
+
+
+def _check(name: str, value: Any, lowest: float, included: bool, highest: float, whole: bool) -> None:
+    kind = "a whole number" if whole else "a number"
+    bounds = f"{'from' if included else 'above'} {lowest:g}" + (f" to {highest:g}" if highest <= 1 else "")
+    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    inside = number and (lowest <= value if included else lowest < value) and value <= highest and value < math.inf
+    if not inside:
+        raise InputError(f"{name} must be {kind} {bounds}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model to train: its keys of a config.json, and the options that suit it."""
+
+    about: str
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+@cache
+def presets() -> Mapping[str, Preset]:
+    """The models that are there to be trained, by name."""
+    text = Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+    return {name: Preset(**table) for name, table in tomllib.loads(text).items()}
+
+
+USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e-4}
+"""For a model that is no preset; the learning rate is of the order of those in Brown et al. 2020, table 2.1."""
+
+
+def suited(options: Options, positions: int) -> Options:
+    """With batch size, sequence length and learning rate of the preset, or the usual ones.
+
+    positions   how many the model has; 0 where it does not matter
+    """
+    own = presets()[options.model].options if options.model in presets() else USUAL
+    given = {name: value for name, value in own.items() if getattr(options, name) is None}
+    if "seq_len" in given and positions:
+        given["seq_len"] = min(given["seq_len"], positions)
+    if options.start and "learning_rate" in given:
+        given["learning_rate"] = given["learning_rate"] / 10  # what is trained already is changed with care
+    return replace(options, **given)

@@ -29,8 +29,8 @@ def choices(table: Table) -> Mapping[str, Read]:
 def active_parameters(table: Table) -> Count:
     """The parameters that one token meets: t of e experts, of everything else all.
 
-    Embeddings count in full, as in the publications of Mixtral (12.9B), Qwen3-30B-A3B (3.3B) and DeepSeek-V2 (21B);
-    that of gpt-oss leaves the input's embedding out (3.6B).
+    Embeddings count in full, as in the publications of Mixtral (12.9B) and Qwen1.5-MoE (2.7B);
+    those of gpt-oss (3.6B) and DeepSeek leave that of the input out.
     """
     chosen = choices(table)
 

@@ -1,0 +1,154 @@
+"""Mixtures of experts as they were published: parameters in all, and those that are active for a token.
+
+Publications count the active ones in two ways. Mistral AI and Qwen take all but the experts that a token does not meet,
+as `active_parameters` does. OpenAI (gpt-oss model card, under table 1) and, by their digits, DeepSeek-AI leave the
+input's embedding out, of which a token reads one row.
+"""
+
+import json
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+import pytest
+
+import learncost as lc
+from hugging_face import module_of, read
+from learncost.models.configuration import configure
+from learncost.models.families import FAMILIES
+from learncost.models.model import build
+from learncost.models.presets import presets
+from learncost.readings.active import active_parameters, choices
+from learncost.readings.price import parameters
+
+ROWS = json.loads((Path(__file__).parent / "published" / "experts.json").read_text())
+EXACT = [row for row in ROWS if "value" in row]
+ROUNDED = [row for row in ROWS if "active" in row]
+TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+
+
+def counts(model):
+    """Parameters in all, active ones, and those of the input's embedding."""
+    built = build(configure(model))
+    sizes = built.sizes
+    active = active_parameters(built.table).at(sizes)
+    return parameters(built.table).at(sizes), active, sizes["v"] * sizes["d"]
+
+
+@pytest.mark.parametrize("row", EXACT, ids=lambda row: row["model"])
+def test_published_to_the_unit(row):
+    """DeepSeek-V3's file holds one bias for each expert of each sparse block, by which experts are chosen: a buffer."""
+    buffers = 58 * 256 if "buffers" in row["what"] else 0
+    assert counts(row["model"])[0] + buffers == row["value"]
+
+
+@pytest.mark.parametrize("row", ROUNDED, ids=lambda row: row["model"])
+def test_published_in_billions(row):
+    total, active, embedding = counts(row["model"])
+    if "input embedding out" in row["what"]:
+        active -= embedding
+
+    def billions(number, text, rounding):
+        return str((Decimal(number) / 10**9).quantize(Decimal(text), rounding))
+
+    assert billions(total, row["total"], ROUND_HALF_UP) == row["total"]
+    rounding = ROUND_DOWN if "digits cut" in row["what"] else ROUND_HALF_UP
+    assert billions(active, row["active"], rounding) == row["active"]
+
+
+def test_every_preset_is_held_to_its_publication():
+    assert {one.name for one in presets() if one.family in TYPES} == {row["model"] for row in ROUNDED}
+
+
+def test_active_parameters_by_hand():
+    """Mixtral: of eight experts of three matrices in each block six are not met. gpt-oss: their biases neither."""
+    total, active, _ = counts("mixtral-8x7b")
+    assert total - active == 32 * 6 * 3 * 4096 * 14336
+    total, active, _ = counts("gpt-oss-20b")
+    assert total - active == 24 * 28 * (3 * 2880 * 2880 + 2 * 2880 + 2880)
+    # DeepSeek-V3: 58 sparse blocks with 8 of 256 experts; the shared one always serves.
+    total, active, _ = counts("deepseek-v3")
+    assert total - active == 58 * 248 * 3 * 7168 * 2048
+
+
+def test_all_parameters_are_active_where_there_is_no_choice():
+    """Look-ups of embeddings, types and positions are none."""
+    for model in ("gpt2", "bert-base-uncased"):
+        table = build(configure(model)).table
+        assert not choices(table)
+        assert active_parameters(table) == parameters(table)
+
+
+def test_what_cost_says():
+    found = lc.cost("mixtral-8x7b", seq_len=128)
+    total, active, _ = counts("mixtral-8x7b")
+    assert (found.parameters, found.active_parameters) == (total, active)
+    assert found.to_dict()["active_parameters"] == active
+    assert "46,702,792,704 parameters, of which 12,879,925,248 are active for a token." in " ".join(str(found).split())
+    assert "active" not in str(lc.cost("gpt2", seq_len=128))
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_a_file_with_nothing_but_its_type(family):
+    """The defaults are those of transformers' configuration class, and all that it writes reads as the same."""
+    transformers = pytest.importorskip("transformers")
+    # This class has no default for the experts of a token, and its model cannot run without one.
+    keys = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}
+    config = transformers.AutoConfig.for_model(family, **keys)
+    short, whole = read({"model_type": family, **keys}), read(config.to_dict())
+    assert short.sizes == whole.sizes
+    # transformers writes out which blocks have a window, and no window where none is used.
+    implied = ("sliding_window", "layer_types")
+    assert all(whole.settings[name] == value for name, value in short.settings.items() if name not in implied)
+    assert build(short).table == build(whole).table
+    assert build(short).sizes == build(whole).sizes
+    for name, size in short.sizes.items():
+        if name == "head_dim":  # Qwen's two classes have none: the modules divide
+            assert size == (getattr(config, name, None) or config.hidden_size // config.num_attention_heads)
+        else:
+            assert getattr(config, name) == size, name
+    named = {"activation": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
+    for name, value in short.settings.items():
+        if name not in implied:
+            assert getattr(config, named.get(name, name)) == value, name
+
+
+def test_experts_per_token_have_no_default_in_deepseek_v2():
+    with pytest.raises(lc.InputError, match="needs num_experts_per_tok: give --num-experts-per-tok N"):
+        read({"model_type": "deepseek_v2"})
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gpt_oss", "swiglu_limit", 6.0),
+        ("gpt_oss", "swiglu_alpha", 1.0),
+        ("deepseek_v2", "moe_layer_freq", 2),
+        ("deepseek_v2", "scoring_func", "sigmoid"),
+        ("deepseek_v3", "scoring_func", "softmax"),
+        ("qwen2_moe", "decoder_sparse_step", 0),
+        ("qwen3_moe", "num_experts", 0),
+        ("mixtral", "num_local_experts", 2.5),
+        ("deepseek_v3", "q_lora_rank", -2),
+        ("deepseek_v3", "first_k_dense_replace", "three"),
+    ],
+)
+def test_what_would_be_other_mathematics_is_refused(family, key, value):
+    with pytest.raises(lc.InputError, match=key) as error:
+        read({"model_type": family, "num_experts_per_tok": 2, key: value})
+    assert "\n" not in str(error.value)
+
+
+def test_modules_that_predict_further_tokens_are_not_counted():
+    """transformers has none in its model either."""
+    pytest.importorskip("transformers")
+    values = {"model_type": "deepseek_v3", "num_nextn_predict_layers": 3}
+    theirs = sum(parameter.numel() for parameter in module_of(values, "DeepseekV3ForCausalLM").parameters())
+    assert parameters(build(read(values)).table).at(build(read(values)).sizes) == theirs == 671_026_404_352
+
+
+def test_names_of_projections():
+    """Fused projections there are weights apart here."""
+    modules = FAMILIES["deepseek_v3"].modules
+    assert modules["kv_b_proj"] == ("attn.WUK", "attn.WUV")
+    assert modules["kv_a_proj_with_mqa"] == ("attn.WDK", "attn.WKR")
+    assert modules["q_b_proj"] == ("attn.WUQ", "attn.WQR")

@@ -23,6 +23,14 @@ def base(axis: str) -> str:
     return axis.rstrip("'")
 
 
+def least(axis: str, others: Iterable[str]) -> str:
+    """The name of a size that is the lesser of an axis's and of the points of others: `min(e, B M t)`.
+
+    Of e rows that B M t numbers choose, no more are touched than there are, and no more than are chosen.
+    """
+    return f"min({base(axis)}, {' '.join(map(base, others))})"
+
+
 @dataclass(frozen=True)
 class Count:
     """A polynomial such as 2 B M d + 5 B M N h: a mapping from monomials to coefficients."""
@@ -84,8 +92,24 @@ class Count:
                     value = value * sizes[name]
                 total = total + value
         except KeyError:
-            return self._partly(sizes)
+            lesser = self._lesser(sizes)
+            return self.at({**sizes, **lesser}) if lesser else self._partly(sizes)
         return total if common == 1 else self._whole(total, common)
+
+    def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes among its own that are the lesser of two (`least`), where the two are known."""
+        found = {}
+        for name in self.sizes - sizes.keys():
+            one, _, many = name.removeprefix("min(").removesuffix(")").partition(", ")
+            names = many.split()
+            if names and (sizes.keys() >= {one, *names} or (one.isdigit() and sizes.keys() >= set(names))):
+                product: Any = 1
+                for factor in names:
+                    product = product * sizes[factor]
+                size = int(one) if one.isdigit() else sizes[one]
+                # One is at most the other in 0 or 1 of the cases: arrays go element by element.
+                found[name] = size * (size <= product) + product * (size > product)
+        return found
 
     def _whole(self, total: Any, common: int) -> Any:
         """The value of the polynomial times `common`, divided by it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -183,11 +183,19 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
 
 
 def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
-    """The elements of an operand; of one read at an index, those that are read, and the index."""
+    """The elements of an operand; of one read at an index, as many as may be read, and the index."""
     if not term.indexed:
         return int(np.size(values[term.name]))
-    inner = [axis.at for axis in term.axes if isinstance(axis, Read) and isinstance(axis.at, Term)]
-    return math.prod(shape(term.loops, sizes)) + sum(_touched(at, values, sizes) for at in inner)
+    reads = [axis for axis in term.axes if isinstance(axis, Read)]
+    direct = [axis for axis in term.axes if isinstance(axis, str)]
+    places = [min(size_of((r.axis,), sizes), size_of([a for a in r.at.loops if a not in direct], sizes)) for r in reads]
+    inner = [read.at for read in reads if isinstance(read.at, Term)]
+    return size_of(direct, sizes) * math.prod(places) + sum(_touched(at, values, sizes) for at in inner)
+
+
+def size_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """The points of axes."""
+    return math.prod(shape(tuple(axes), sizes))
 
 
 # Gradients.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import ZERO, Count, total
+from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, each_line, walk
 from learncost.layers.alone import alone, shape
@@ -166,10 +167,20 @@ def kind(line: Line, table: Table) -> str:
 
 
 def elements(line: Line) -> Count:
-    """Elements read and written by a line, each operand once. An alias moves nothing."""
+    """Elements read and written by a line, each operand once. An alias moves nothing.
+
+    Of an axis that is read at an index as many places are touched as the index has numbers, at most all of them.
+    """
     if alias(line):
         return ZERO
-    return total(Count.of(term.loops) for operand in (*line.left, *line.right) for term in _touched(operand))
+    return total(_places(term) for operand in (*line.left, *line.right) for term in _touched(operand))
+
+
+@lru_cache(maxsize=4096)
+def _places(term: Term) -> Count:
+    direct = [axis for axis in term.axes if isinstance(axis, str)]
+    reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in term.axes if isinstance(r, Read)]
+    return Count.of((*direct, *(least(axis, own) for axis, own in reads if own)))
 
 
 def _touched(operand: Operand) -> list[Term]:

@@ -101,8 +101,8 @@ class Family:
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
-    one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are weights
-    that are stored and counted, but never learn.
+    one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are
+    weights that are stored and counted, but never learn.
     """
 
     name: str

@@ -19,8 +19,8 @@ from learncost.layers.rewrite_attention import (
     with_visible,
     without_scale,
 )
-from learncost.layers.rewrite_experts import with_factor, without_word
 from learncost.layers.rewrite_disentangled import with_content_to_position, with_position_to_content
+from learncost.layers.rewrite_experts import with_factor, without_word
 
 
 def _words(layer: Layer, words: Mapping[str, str]) -> Layer:

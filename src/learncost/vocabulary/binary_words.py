@@ -27,6 +27,6 @@ define(
         dX[_] = dY[_] Q[_]
         """,
         pointwise=True,
-        source="log 1/(1 + exp(-x)) = -max(-x, 0) - log(1 + exp(-|x|)), without overflow; its derivative 1 - sigmoid(x)",
+        source="log 1/(1 + exp(-x)) = -max(-x, 0) - log(1 + exp(-|x|)), stable; its derivative is 1 - sigmoid(x)",
     )
 )

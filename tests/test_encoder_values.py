@@ -1,0 +1,276 @@
+"""Encoders, encoder-decoders and ViT: loss or outputs, and every gradient, against transformers' own modules."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+from encoder_places import PLACES, H
+from foreign_models import in_float64, numpy_of, shaken
+from hugging_face import read
+from learncost.models.model import build, run_sizes
+
+transformers = pytest.importorskip("transformers")
+from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position  # noqa: E402
+from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
+
+__all__ = ["in_float64"]
+
+B, M, N, V = 2, 5, 6, 17
+
+# What a model reads, ours and transformers'.
+
+
+def labelled(architecture, draw, length):
+    """Labels of one class among three, of tokens (some have none), or of positions."""
+    count = {"labels": B, "targets": B * length}
+    tokens = draw.integers(0, V if "MaskedLM" in architecture or "Conditional" in architecture else 3, (B, length))
+    if architecture.endswith("ForPreTraining") and not architecture.startswith("Electra"):
+        tokens = draw.integers(0, V, (B, length))
+    classes = draw.integers(0, 2, B)
+    share = np.full((B, length), -1 / count["targets"])
+    classified = {"labels": classes, "share": np.full(B, -1 / B)}
+    if architecture.endswith("QuestionAnswering"):
+        ends = draw.integers(0, length, (B, 2))
+        theirs = {"start_positions": ends[:, 0], "end_positions": ends[:, 1]}
+        return {"ends": ends, "share": np.full((B, 2), -1 / (2 * B))}, theirs
+    if architecture.endswith(("SequenceClassification", "ImageClassification")):
+        return classified, {"labels": classes}
+    if architecture == "ElectraForPreTraining":
+        replaced = draw.integers(0, 2, (B, length))
+        return {"sign": 2.0 * replaced[..., None] - 1, "share": share[..., None]}, {"labels": replaced}
+    if architecture.endswith("ForPreTraining"):
+        ours = {"targets": tokens, "share": share, "labels": classes, "label_share": np.full(B, -1 / B)}
+        name = "sentence_order_label" if architecture.startswith("Albert") else "next_sentence_label"
+        return ours, {"labels": tokens, name: classes}
+    # One token has no label.
+    share[0, 1], tokens[0, 1] = 0, -100
+    return {"targets": np.maximum(tokens, 0), "share": share * share.size / (share.size - 1)}, {"labels": tokens}
+
+
+def windows(length, places):
+    """The three places beside each, and which of them are inside."""
+    at = np.asarray(places)[:, None] + np.arange(-1, 2)
+    return np.clip(at, 0, length - 1), ((at >= 0) & (at < length)).astype(float)
+
+
+def distances(kind, module, sizes):
+    """Rows of relative positions, and the row for every query and key."""
+    config = module.config
+    if kind == "deberta":
+        whole = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+        span = min(M, whole)
+        rows, far = np.arange(whole - span, whole + span), np.arange(M)[:, None] - np.arange(M)
+    else:
+        span = sizes["a"] // 2
+        whole = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+        square = torch.zeros(1, M, 1)
+        far = build_relative_position(square, square, getattr(config, "position_buckets", -1), whole)[0].numpy()
+        rows = np.arange(2 * span)
+    return {"rows": rows, "delta": np.clip(far + span, 0, 2 * span - 1)}
+
+
+def inputs_of(kind, architecture, model, module, draw, sizes):
+    """Ours and theirs; token numbers stay clear of the padding's, whose row has no gradient at transformers."""
+    config = module.config
+    length = sizes["M"]
+    ours, theirs = labelled(architecture, draw, length) if model.learns else ({}, {})
+    if kind == "vit":
+        pixels = draw.normal(size=(B, sizes["c"], sizes["i"] * sizes["y"], sizes["j"] * sizes["x"]))
+        image = pixels.reshape(B, sizes["c"], sizes["i"], sizes["y"], sizes["j"], sizes["x"])
+        places = 1 + np.arange(sizes["i"] * sizes["j"]).reshape(sizes["i"], sizes["j"])
+        return {**ours, "image": image, "places": places}, {**theirs, "pixel_values": pixels}
+    tokens = draw.integers(3, V, (B, length))
+    ours |= {
+        "tokens": tokens,
+        "index": np.arange(length),
+        "decoder.tokens": tokens,
+        "types": draw.integers(0, 2, (B, M)),
+    }
+    if not model.two_sided:
+        theirs |= {"input_ids": tokens}
+        if kind in ("roberta", "xlm-roberta"):
+            ours["index"] = ours["index"] + config.pad_token_id + 1
+        if "types" in model.table.inputs:
+            theirs["token_type_ids"] = ours["types"]
+        if "rows" in model.table.inputs:
+            ours |= distances(kind, module, sizes)
+        ours["places"], ours["keep"] = windows(M, range(M))
+    elif kind == "whisper":
+        features = draw.normal(size=(B, config.num_mel_bins, 2 * N))
+        ours |= {"features": features.transpose(0, 2, 1), "encoder.index": np.arange(N), "decoder.index": np.arange(M)}
+        ours["first.places"], ours["first.keep"] = windows(2 * N, range(2 * N))
+        ours["second.places"], ours["second.keep"] = windows(2 * N, range(0, 2 * N, 2))
+        theirs |= {"input_features": features, "decoder_input_ids": tokens}
+    else:
+        source = draw.integers(3, V, (B, sizes["N"]))
+        theirs |= {"input_ids": source, "decoder_input_ids": tokens}
+        ours |= {
+            "encoder.tokens": source,
+            "encoder.index": np.arange(sizes["N"]) + 2,
+            "decoder.index": np.arange(M) + 2,
+        }
+        if architecture == "BartForSequenceClassification":  # the last token of each side ends the sequence
+            source[:, -1] = config.eos_token_id
+            ours["last"] = np.full(B, length - 1)
+        if kind == "t5":
+            for side, n, both in (("encoder", N, True), ("decoder", M, False)):
+                far = torch.tensor(np.arange(n) - np.arange(n)[:, None])
+                numbers = config.relative_attention_num_buckets, config.relative_attention_max_distance
+                ours[f"{side}.bucket"] = T5Attention._relative_position_bucket(far, both, *numbers).numpy()
+    return {name: array for name, array in ours.items() if name in model.table.inputs}, theirs
+
+
+def gathered(name, place, arrays, axes, sizes):
+    """The parameters of all turns as one stack."""
+    pattern, view = place
+    turns = pattern.count("{}")
+    counts = [sizes[axis] for axis in axes[:turns]]
+    first = 1 if name.startswith("rest.") else 0
+    found = [pattern.format(*(i + first for i in at)) for at in itertools.product(*map(range, counts))]
+    missing = [one for one in found if one not in arrays]
+    if missing:  # a bare model's names have no prefix
+        found = [one.partition(".")[2] for one in found]
+    values = [view(arrays[one]) for one in found]
+    return found, np.stack(values).reshape(*counts, *values[0].shape) if turns else values[0]
+
+
+def compare(kind, architecture, keys, outputs=()):
+    model = build(read({"model_type": kind, "architectures": [architecture], **keys}))
+    config = transformers.AutoConfig.for_model(kind, **keys)
+    config._attn_implementation = "eager"
+    module = getattr(transformers, architecture)(config)
+    if kind == "t5" and not model.configuration.tied:  # transformers 5 ties what v1.1 and Flan publish apart
+        module.lm_head.weight = torch.nn.Parameter(torch.empty_like(module.lm_head.weight))
+    shaken(module)
+    draw = np.random.default_rng(5)
+    sides = (N, M) if model.two_sided else (None if kind == "vit" else M, None)
+    if architecture == "BartForSequenceClassification":
+        sides = (M, M)
+    sizes = run_sizes(model, B, *sides)
+    ours, theirs = inputs_of(kind, architecture, model, module, draw, sizes)
+    result = module(**{name: torch.tensor(array) for name, array in theirs.items()})
+    table, places = model.table, PLACES[kind](architecture)
+    if model.learns:
+        loss, seeds = result.loss, {"dloss": np.ones(())}
+    else:
+        seeds = {f"d{n}": draw.normal(size=result[o].shape) for n, o in zip(table.outputs, outputs, strict=True)}
+        loss = sum((torch.tensor(s) * result[o]).sum() for s, o in zip(seeds.values(), outputs, strict=True))
+    loss.backward()
+    parameters = dict(module.named_parameters(remove_duplicate=False))  # a tied one goes by both names
+    arrays = {name: numpy_of(parameter) for name, parameter in parameters.items()}
+    gradients = {name: numpy_of(p.grad) for name, p in parameters.items() if p.grad is not None}
+    stacks = {w: gathered(w, places[w], arrays, table.axes[w], sizes) for w in table.weights}
+    assert {id(parameters[n]) for names, _ in stacks.values() for n in names} == set(map(id, module.parameters()))
+    found = lc.run(table, {**ours, **{w: array for w, (_, array) in stacks.items()}, **seeds}, sizes)
+    if model.learns:
+        np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-9)
+    for name, output in zip(table.outputs, outputs, strict=False):
+        np.testing.assert_allclose(found[name], numpy_of(result[output]), rtol=1e-9, atol=1e-9)
+    for weight in model.learning:
+        _, gradient = gathered(weight, places[weight], gradients, table.axes[weight], sizes)
+        np.testing.assert_allclose(found[f"d{weight}"], gradient, rtol=1e-9, atol=1e-9, err_msg=weight)
+    return SimpleNamespace(model=model, module=module, gradients=gradients)
+
+
+SMALL = {
+    "hidden_size": 12, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": V,
+    "max_position_embeddings": 11, "layer_norm_eps": 1e-4,
+}  # fmt: skip
+RELATIVE = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
+T5 = {
+    "d_model": 12, "d_kv": 5, "num_heads": H, "d_ff": 7, "num_layers": 2, "num_decoder_layers": 3, "vocab_size": V,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 5,
+}  # fmt: skip
+BART = {
+    "d_model": 12, "encoder_attention_heads": 3, "decoder_attention_heads": 2, "encoder_layers": 2, "decoder_layers": 3,
+    "encoder_ffn_dim": 7, "decoder_ffn_dim": 9, "vocab_size": V, "max_position_embeddings": 11,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2,
+}  # fmt: skip
+WHISPER = {key: value for key, value in BART.items() if not key.startswith(("max", "forced"))} | {
+    "max_source_positions": N, "max_target_positions": 8, "num_mel_bins": 4, "decoder_start_token_id": 2,
+}  # fmt: skip
+VIT = {
+    "hidden_size": 12, "num_attention_heads": H, "num_hidden_layers": 2, "intermediate_size": 7, "image_size": 6,
+    "patch_size": 3, "num_channels": 2, "layer_norm_eps": 1e-4,
+}  # fmt: skip
+
+HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+ENCODERS = {
+    "bert": ("Bert", (*HEADS, "ForPreTraining"), SMALL),
+    "roberta": ("Roberta", HEADS, SMALL),
+    "xlm-roberta": ("XLMRoberta", HEADS, SMALL | {"pad_token_id": 2}),
+    "distilbert": (
+        "DistilBert",
+        HEADS,
+        {"dim": 12, "n_heads": H, "n_layers": 2, "hidden_dim": 7, "vocab_size": V, "max_position_embeddings": 11},
+    ),
+    "electra": ("Electra", (*HEADS, "ForPreTraining"), SMALL | {"embedding_size": 5}),
+    "albert": (
+        "Albert",
+        (*HEADS, "ForPreTraining"),
+        SMALL | {"embedding_size": 5, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    ),
+    "deberta": ("Deberta", HEADS, SMALL | RELATIVE | {"max_relative_positions": 4, "pooler_hidden_size": 12}),
+    "deberta-v2": (
+        "DebertaV2",
+        HEADS,
+        SMALL | RELATIVE | {"position_buckets": 2, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "head"), [(kind, head) for kind, (_, heads, _) in ENCODERS.items() for head in heads])
+def test_encoders(kind, head):
+    prefix, _, keys = ENCODERS[kind]
+    labels = {} if head in ("ForMaskedLM", "ForQuestionAnswering", "ForPreTraining") else {"num_labels": 3}
+    compare(kind, prefix + head, keys | labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("deberta", {}),
+        ("deberta", {"relative_attention": True, "pos_att_type": ["c2p"], "type_vocab_size": 2}),
+        ("deberta", {"relative_attention": True, "pos_att_type": ["p2c"], "max_relative_positions": 3}),
+        ("deberta", {"embedding_size": 5, "legacy": True}),
+        ("deberta-v2", {}),
+        ("deberta-v2", {**RELATIVE, "conv_kernel_size": 3}),
+        ("deberta-v2", {**RELATIVE, "pos_att_type": ["p2c"], "conv_kernel_size": 3, "conv_act": "gelu"}),
+        ("deberta-v2", {**RELATIVE, "pos_att_type": ["c2p"], "max_relative_positions": 3, "position_buckets": 2}),
+        ("electra", {"embedding_size": 12}),
+        ("albert", {"embedding_size": 5}),
+    ],
+)
+def test_switches_of_encoders(kind, keys):
+    compare(kind, ENCODERS[kind][0] + "ForMaskedLM", SMALL | keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "keys"),
+    [
+        ("t5", "T5ForConditionalGeneration", T5),
+        ("t5", "T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        ("t5", "T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-silu"}),
+        ("bart", "BartForConditionalGeneration", BART),
+        ("bart", "BartForConditionalGeneration", BART | {"scale_embedding": True, "activation_function": "relu"}),
+        ("bart", "BartForSequenceClassification", BART),
+        ("whisper", "WhisperForConditionalGeneration", WHISPER),
+        ("whisper", "WhisperForConditionalGeneration", WHISPER | {"scale_embedding": True}),
+    ],
+)
+def test_encoder_decoders(kind, architecture, keys):
+    found = compare(kind, architecture, keys)
+    # What does not learn at transformers does not learn here: the sines of Whisper's encoder.
+    frozen = [name for name, parameter in found.module.named_parameters() if not parameter.requires_grad]
+    assert frozen == (["model.encoder.embed_positions.weight"] if kind == "whisper" else [])
+    assert set(found.model.table.weights) - set(found.model.learning) == ({"encoder.wpe"} if frozen else set())
+
+
+def test_vit():
+    compare("vit", "ViTForImageClassification", VIT | {"num_labels": 3})
+    compare("vit", "ViTForImageClassification", VIT | {"num_labels": 4, "qkv_bias": False, "hidden_act": "gelu_new"})
+    compare("vit", "ViTModel", VIT | {"pooler_output_size": 5}, ("last_hidden_state", "pooler_output"))

@@ -29,7 +29,9 @@ def at_positions(configuration: Configuration, name: str, places: Any, sizes: Ma
     if name in ("cosine", "sine", "flip"):
         if configuration.family not in HALVES:
             raise InputError(f"the rotary positions of {configuration.family} are not run, only Llama's are")
-        return rotary(places, sizes["k"], float(configuration.settings.get("rope_theta", 10000.0)))[name]
+        if (kind := configuration.settings["rope_type"]) != "default":
+            raise InputError(f"rotary positions of the type {kind!r} are not run, only those as they were published")
+        return rotary(places, sizes["k"], configuration.settings["rope_theta"])[name]
     return None
 
 

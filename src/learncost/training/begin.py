@@ -6,6 +6,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
@@ -14,6 +16,7 @@ from learncost.training import hugging_face
 from learncost.training.engine import engine
 from learncost.training.files import cannot_write, read_json, safetensors, written
 from learncost.training.folder import CONFIG, TOKENIZER, Folder
+from learncost.training.generate import Decoder
 from learncost.training.options import Options, presets, suited
 from learncost.training.tokenizer import Tokenizer, tokenizer
 
@@ -33,8 +36,7 @@ def begin(options: Options, folder: Folder) -> None:
         raise InputError(f"{configuration.name} is not a language model that says the next token")
     options = suited(options, configuration.sizes.get("max_position_embeddings", 0))
     assert options.batch_size is not None
-    run_sizes(build(configuration), options.batch_size, options.seq_len, None)  # checks the length
-    engine(configuration, options)  # refuses what it cannot do
+    _try(configuration, options)
     options = replace(
         options,
         paths=tuple(str(Path(path).resolve()) for path in options.paths),
@@ -48,6 +50,21 @@ def begin(options: Options, folder: Folder) -> None:
     if name != "bytes":
         _copy(Path(name), folder.path / TOKENIZER)
     folder.begin(options, keys)
+
+
+def _try(configuration: Configuration, options: Options) -> None:
+    """Run a few tokens through the model, so that what cannot be done is refused while nothing is written."""
+    model = build(configuration)
+    assert options.batch_size is not None
+    run_sizes(model, options.batch_size, options.seq_len, None)  # checks the length
+    own = engine(configuration, options)
+    if options.start:
+        own.load(hugging_face.read(model, Path(options.start)), own.state, 0)
+    try:
+        own.loss(np.zeros((1, 2), int), np.zeros((1, 2), int))
+    except KeyError as missing:
+        raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
+    Decoder(configuration, own.weights)
 
 
 def _tokenizer(options: Options) -> str:

@@ -85,7 +85,10 @@ class Folder:
 
     def configuration(self) -> Configuration:
         """The model of the run."""
-        return configure(str(self.path / CONFIG))
+        path = self.path / CONFIG
+        if not path.exists():
+            raise InputError(f"no such file: {path}; {self.advice}")
+        return configure(str(path))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run: its own copy of a file, or bytes."""

@@ -12,7 +12,9 @@ from learncost.engines.positions import at_positions
 from learncost.equation.errors import InputError
 from learncost.layers.lower import lower
 from learncost.models.configuration import Configuration
+from learncost.models.expression import evaluate
 from learncost.models.model import build
+from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import inference
 from learncost.readings.run import execute
 from learncost.training.tokenizer import Tokenizer
@@ -28,7 +30,10 @@ class Decoder:
     def __init__(self, configuration: Configuration, weights: Mapping[str, Any], dtype: Any = np.float32) -> None:
         model = build(configuration)
         self._tables = inference(model.table, configuration.name)
-        self._configuration, self._sizes = configuration, dict(model.sizes)
+        # Sizes that the length of a run limits, as windows are, are without limit here.
+        endless = {**configuration.values, "B": 1, "M": LARGEST}
+        late = {axis: int(evaluate(rule, endless)) for axis, rule in model.rules.items() if axis not in model.sizes}
+        self._configuration, self._sizes = configuration, {**model.sizes, **late}
         self._weights = {name: np.asarray(array, dtype) for name, array in weights.items()}
         self._prefill, self._decode = lower(self._tables.prefill), lower(self._tables.decode)
         learned = "index" in model.table.inputs

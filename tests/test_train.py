@@ -1,0 +1,447 @@
+"""`learncost train`: what it reads, how it learns, what it writes, and what it refuses."""
+
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import learncost as lc
+from learncost.equation.errors import InputError
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.training import corpus
+from learncost.training.documents import Skipped, documents
+from learncost.training.files import read_arrays
+from learncost.training.loop import go_on, start
+from learncost.training.options import Options
+from learncost.training.tokenizer import Bytes
+from trainings_on_disk import COMMAND, SIZES, TINY, Silent, command, environment, losses_of, same, weights_of
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Some documents; every line but the numbers is foreseeable."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for document in range(12):
+        lines = [f"line {line} of document {document * 7919 % 1000}\n" for line in range(30)]
+        (folder / f"{document}.txt").write_text("".join(lines))
+    return folder
+
+
+def options(text, **others):
+    own = {"steps": 12, "batch_size": 2, "seq_len": 16, "sizes": SIZES}
+    return Options(paths=(str(text),), **{**own, **others})
+
+
+# Learning
+
+
+def test_it_learns_what_can_be_foreseen(tmp_path):
+    # After three letters of a cycle of four, the next one is certain: the bits of a byte go towards 0. Chance is
+    # log2(257) = 8.0, the frequencies of single letters alone give 2 bits.
+    (tmp_path / "text.txt").write_text("abcd" * 2000)
+    how = options(tmp_path / "text.txt", steps=150, learning_rate=2e-2, batch_size=4, sizes=SIZES | {"hidden_size": 16})
+    result = start(how, tmp_path / "run", Silent())
+    assert result.validated.bits_per_byte < 0.2
+    assert result.steps == 150
+
+
+@pytest.mark.parametrize("procedure", ["recompute", "mempepita"])
+def test_other_procedures_are_the_steps_of_training(procedure, text, tmp_path):
+    # The losses are those of lc.Training on the same batches.
+    how = options(text, procedure=procedure, steps=4, learning_rate=1e-2, dtype="fp64", dropout=0.1, warm_up=0)
+    report = Silent()
+    start(how, tmp_path / "run", report)
+    tokens = corpus.load(tmp_path / "run", "")
+    training = lc.Training(
+        configure(str(tmp_path / "run" / "config.json")),
+        procedure,
+        "adamw",
+        weight_decay=0.01,
+        mode="stable",
+        dropout=0.1,
+    )
+    for step, done in enumerate(report.steps):
+        # Half a cosine from 1 to a tenth, over four steps.
+        training.learning_rate = 1e-2 * (0.1 + 0.45 * (1 + math.cos(math.pi * step / 4)))
+        assert done.loss == training.step(*tokens.batch(2, 16, 0, step))
+
+
+def test_validation_is_of_all_its_windows(text, tmp_path):
+    report = Silent()
+    start(options(text, steps=1, dtype="fp64"), tmp_path / "run", report)
+    run = tmp_path / "run"
+    tokens = np.fromfile(run / "validation.tokens", "<u2")
+    assert len(tokens) > 33
+    # Windows of 16 tokens and their next ones, evenly spread over what is there.
+    number = min(32, len(tokens) // 16)
+    starts = [int(at) for at in np.linspace(0, len(tokens) - 17, number)]
+    rows = np.stack([tokens[at : at + 17] for at in starts]).astype(int)
+    weights = load_file(run / "model.safetensors")
+    training = lc.Training(configure(str(run / "config.json")), weights=ours(run, weights))
+    loss = float(training.forward(rows[:, :-1], rows[:, 1:])["loss"])
+    (step,) = report.steps
+    assert step.validation_loss == pytest.approx(loss, abs=1e-12)
+    # A token is a byte but for the end of each document.
+    files = list(text.iterdir())
+    length = sum(file.stat().st_size for file in files)
+    assert step.bits_per_byte == pytest.approx(loss / math.log(2) * (length + len(files)) / length, abs=1e-12)
+
+
+def ours(run, tensors):
+    from learncost.models.model import build
+    from learncost.training import hugging_face
+
+    return hugging_face.from_theirs(build(configure(str(run / "config.json"))), tensors, "")
+
+
+def test_the_rate_rises_and_falls():
+    how = Options(paths=("x",), learning_rate=1.0, warm_up=4, steps=104, final_learning_rate=0.2)
+    assert [how.rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert how.rate(4) == 1.0
+    assert how.rate(54) == pytest.approx(0.6)  # half way: the middle of 1 and 0.2
+    assert how.rate(104) == pytest.approx(0.2)
+
+
+def test_minutes_say_how_many_steps(text, tmp_path):
+    report = Silent()
+    result = start(options(text, steps=None, minutes=0.03), tmp_path / "run", report)
+    assert result.steps == len(report.steps) == json.loads((tmp_path / "run/training.json").read_text())["steps"]
+    # The steps that were timed are forgotten: the first ones are those of a run that is told its steps.
+    start(options(text, steps=result.steps), tmp_path / "other", Silent())
+    assert same(tmp_path / "run", tmp_path / "other")
+
+
+def test_mfu_is_of_the_matrix_products(text, tmp_path):
+    report = Silent()
+    start(options(text, steps=1, peak_flops=1e9), tmp_path / "run", report)
+    cost = lc.cost("gpt2", price_book="matmul", batch_size=2, seq_len=16, vocab_size=257, **SIZES).total.flops
+    (step,) = report.steps
+    assert step.mfu == pytest.approx(cost / step.seconds / 1e9)
+
+
+# Data
+
+
+def test_files_that_are_no_text_are_counted(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.txt").write_text("β")
+    (tmp_path / "a.txt").write_bytes(b"plain")
+    (tmp_path / "empty").touch()
+    (tmp_path / "zero.bin").write_bytes(b"text\0text")
+    (tmp_path / "latin.txt").write_bytes("ä".encode("latin-1"))
+    (tmp_path / "again").symlink_to(tmp_path / "a.txt")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    skipped = Skipped()
+    assert list(documents([str(tmp_path)], skipped)) == [b"plain", "β".encode()]
+    assert (skipped.binary, skipped.empty, skipped.unreadable) == (2, 1, 1)
+
+
+def test_the_split_is_by_the_text_alone(text, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    corpus.prepare([str(text)], Bytes(), 0.4, tmp_path / "one")
+    # Other names, the same texts: the first document alone may change sides, which fills a side that is empty.
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in text.iterdir():
+        (moved / file.name[::-1]).write_bytes(file.read_bytes())
+    (moved / f"0{min(file.name for file in text.iterdir())[::-1]}").write_bytes(sorted(text.iterdir())[0].read_bytes())
+    corpus.prepare([str(moved)], Bytes(), 0.4, tmp_path / "two")
+    parts = []
+    for name in ("one", "two"):
+        tokens = {part: np.fromfile(tmp_path / name / f"{part}.tokens", "<u2") for part in corpus.PARTS}
+        parts.append({part: set(split(tokens[part])) for part in corpus.PARTS})
+        whole = set().union(*parts[-1].values())
+        assert whole == {file.read_bytes() for file in text.iterdir()}
+        assert all(parts[-1].values())
+    assert parts[0]["validation"] ^ parts[1]["validation"] <= {sorted(text.iterdir())[0].read_bytes()}
+
+
+def split(tokens):
+    """The documents that stand one after the other, each with its end."""
+    ends = [*np.flatnonzero(tokens == 256)]
+    return [bytes(tokens[a:b].tolist()) for a, b in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
+
+
+def test_a_single_document_is_cut(tmp_path):
+    (tmp_path / "a.txt").write_text("0123456789" * 10)
+    corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
+    found = corpus.load(tmp_path, "")
+    assert bytes(found.training.tolist()) == b"0123456789" * 9 + b"0"  # 101 tokens, a tenth of them validate
+    assert found.validation.tolist() == [*b"123456789", 256]
+
+
+def test_batches_depend_on_seed_and_step_alone(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(chr(33 + n % 90) for n in range(5000)))
+    corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
+    found = corpus.load(tmp_path, "")
+    tokens, targets = found.batch(3, 8, seed=5, step=7)
+    assert np.array_equal(tokens, corpus.load(tmp_path, "").batch(3, 8, seed=5, step=7)[0])
+    assert np.array_equal(tokens[:, 1:], targets[:, :-1])
+    others = [found.batch(3, 8, seed=5, step=8)[0], found.batch(3, 8, seed=6, step=7)[0]]
+    assert not any(np.array_equal(tokens, other) for other in others)
+    # Every place can be drawn, the first and the last too.
+    firsts = {int(token) for step in range(400) for token in found.batch(64, 4488, 0, step)[0][:, 0]}
+    assert len(found.training) - 4488 == 13
+    assert firsts == set(found.training[:13].tolist())
+
+
+# Going on
+
+
+def test_pieces_are_the_whole_bit_for_bit(text, tmp_path):
+    how = options(text, dropout=0.1, save_every=3, validate_every=4, sample_every=5, seq_len=12)
+    start(how, tmp_path / "whole", Silent())
+    stops = iter([False, True])  # after the second step, which is no step of a checkpoint
+    result = start(how, tmp_path / "pieces", Silent(), lambda: next(stops))
+    assert (result.steps, result.stopped) == (2, True)
+    for steps in (3, 1, 4):
+        left = iter([False] * (steps - 1) + [True])
+        go_on(tmp_path / "pieces", Silent(), lambda left=left: next(left))
+    result = go_on(tmp_path / "pieces", Silent())
+    assert (result.steps, result.stopped) == (12, False)
+    assert same(tmp_path / "whole", tmp_path / "pieces")
+    assert [line["step"] for line in losses_of(tmp_path / "whole")] == list(range(1, 13))
+
+
+def killed_and_resumed(text, tmp_path, kills, seed):
+    """Train in a process that is killed at random moments, and set the end beside a run that was left alone."""
+    flags = ["--steps", "60", "--save-every", "1", "--sample-every", "20", *TINY]
+    whole = command("train", text, "--out", tmp_path / "whole", *flags)
+    assert whole.returncode == 0, whole.stderr
+    random, run = np.random.default_rng(seed), tmp_path / "run"
+    steps_at_death = []
+    for _ in range(kills):
+        begun = (run / "training.json").exists()
+        more = ["--resume", run] if begun else [text, "--out", run, *flags]
+        process = subprocess.Popen(
+            [*COMMAND, "train", *map(str, more)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()
+        )
+        # From before the first line of Python to well into the steps; one a step, checkpoints are most of the time.
+        try:
+            _, said = process.communicate(timeout=random.uniform(0.2, 1.6))
+            assert process.returncode == 0, said.decode()
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        if (run / "model.safetensors").exists():
+            _, facts = read_arrays(run / "model.safetensors", "")
+            steps_at_death.append(json.loads(facts["learncost"])["steps"])
+    assert steps_at_death == sorted(steps_at_death)
+    more = ["--resume", run] if (run / "training.json").exists() else [text, "--out", run, *flags]
+    last = command("train", *more)
+    assert last.returncode == 0, last.stderr
+    assert same(tmp_path / "whole", run)
+    assert not list(run.glob("*.partial"))
+    assert len(list(run.glob("optimizer-*"))) == 1
+    return steps_at_death
+
+
+def test_killed_at_random_moments(text, tmp_path):
+    killed_and_resumed(text, tmp_path, 4, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_killed_at_a_hundred_random_moments(seed, text, tmp_path):
+    killed_and_resumed(text, tmp_path, 10, seed)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
+    run = tmp_path / "run"
+    flags = ["--steps", "100000", "--save-every", "100000", "--validate-every", "1", *TINY]
+    process = subprocess.Popen(
+        [*COMMAND, "train", str(text), "--out", str(run), *flags], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    while not process.stderr.readline().startswith("step 3:"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (line,) = [line for line in said.splitlines() if "saved" in line]
+    steps = int(line.split()[3])
+    assert line == f"saved after step {steps} of 100,000; learncost train --resume {run} goes on"
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == steps >= 3
+    more = command("train", "--resume", run, "--steps", steps + 2)
+    assert more.returncode == 0, more.stderr
+    assert f"{steps + 2} steps" in more.stdout
+
+
+# What goes wrong
+
+
+def refused(*arguments, capsys):
+    """The one line with which the command is refused."""
+    assert main([str(argument) for argument in arguments]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("learncost: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit of the size of files")
+@pytest.mark.parametrize("room", [100, 3_000, 30_000])
+def test_no_space_left(room, text, tmp_path):
+    # A process whose files may not grow beyond some bytes fails to write as on a full disk: in the metrics, in the
+    # optimizer's file, or in that of the weights.
+    run = tmp_path / "run"
+    flags = ["--steps", "9", "--save-every", "3", *TINY]
+    command("train", text, "--out", tmp_path / "whole", *flags)
+    stops = iter([False] * 3 + [True])
+    how = Options(paths=(str(text),), sizes=SIZES, steps=9, save_every=3, batch_size=2, seq_len=16)
+    start(how, run, Silent(), lambda: next(stops))
+    before = weights_of(run)
+    limit = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))"
+    code = f"{limit}; from learncost.faces.command import main; sys.exit(main(['train', '--resume', {str(run)!r}]))"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert failed.returncode == 2
+    line = failed.stderr.splitlines()[-1]
+    assert line.startswith("learncost: cannot write ")
+    assert line.endswith(f"the checkpoint of step 4 is kept: free some space, then learncost train --resume {run}"), (
+        line
+    )
+    assert "Traceback" not in failed.stderr
+    assert all(np.array_equal(array, before[name]) for name, array in weights_of(run).items())
+    assert command("train", "--resume", run).returncode == 0
+    assert same(tmp_path / "whole", run)
+
+
+def test_no_folder_can_be_made(text, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    said = refused("train", text, "--out", tmp_path / "file" / "run", "--steps", 1, *TINY, capsys=capsys)
+    assert said == f"learncost: cannot write {tmp_path / 'file' / 'run'}: Not a directory"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
+def test_a_folder_that_is_read_only(text, tmp_path, capsys):
+    start(options(text, steps=2), tmp_path / "run", Silent())
+    (tmp_path / "run").chmod(0o500)
+    said = refused("train", "--resume", tmp_path / "run", "--steps", 4, capsys=capsys)
+    assert "Permission denied" in said
+
+
+def spoiled(name, change):
+    """Something that is done to a run, and the file that a message has to name."""
+    return pytest.param(name, change, id=f"{name} {change.__name__}")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def foreign(path):
+    save_file({"weight": np.zeros(3, np.float32)}, path)
+
+
+def removed(path):
+    path.unlink()
+
+
+def of_another_step(path):
+    arrays, facts = read_arrays(path, "")
+    save_file(arrays, path, {"learncost": json.dumps(json.loads(facts["learncost"]) | {"steps": 3})})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *(spoiled("model.safetensors", change) for change in (cut, emptied, flipped, foreign)),
+        *(spoiled("optimizer-2.safetensors", c) for c in (cut, emptied, flipped, foreign, removed, of_another_step)),
+        *(spoiled("training.json", change) for change in (cut, emptied)),
+        *(spoiled("data.json", change) for change in (cut, emptied)),
+        *(spoiled("config.json", change) for change in (cut, emptied, removed)),
+        *(spoiled("training.tokens", change) for change in (cut, removed)),
+        *(spoiled("validation.tokens", change) for change in (cut, removed)),
+    ],
+)
+def test_a_damaged_run_is_refused(name, change, text, tmp_path, capsys):
+    run = tmp_path / "run"
+    start(options(text, steps=2), run, Silent())
+    change(run / name)
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    said = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
+    assert name in said
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_run_is_not_written_over(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    start(options(text, steps=2), run, Silent())
+    said = refused("train", text, "--out", run, capsys=capsys)
+    assert said.endswith(f"holds a run already: learncost train --resume {run} continues it, or give another --out")
+    assert refused("train", text, "--out", text, capsys=capsys).endswith("is not empty and no run: give another --out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", "train needs PATH"),
+        ("TEXT --steps none", "steps must be a whole number, not 'none'"),
+        ("TEXT --steps 0", "steps must be a whole number from 1, not 0"),
+        ("TEXT --learning-rate -1", "learning_rate must be a number above 0"),
+        ("TEXT --dropout nan", "dropout must be a number from 0"),
+        ("TEXT --modle nano", "unknown flag '--modle'; did you mean '--mode' or '--model'"),
+        ("TEXT --model nanoo", "unknown model 'nanoo'"),
+        ("TEXT --model bert-base", "is not a language model that says the next token"),
+        ("TEXT --seq-len 999", "longer than the 256 positions"),
+        ("TEXT --engine cuda", "no engine is called 'cuda'"),
+        ("TEXT --procedure bpp", "no learning procedure is called 'bpp'"),
+        ("TEXT --optimizer adma", "no optimizer is called 'adma'"),
+        ("TEXT --dtype fp7", "no type is called 'fp7'"),
+        ("TEXT --clip 1", "does not clip gradients"),
+        ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),
+        ("TEXT --from nothing", "no such folder: nothing"),
+        ("nowhere", "no such file or folder: nowhere"),
+        ("--resume nowhere", "nowhere is no run: it has no training.json"),
+        ("--resume nowhere --seed 3", "leave --seed out"),
+        ("TEXT --resume nowhere", "leave PATH out"),
+    ],
+)
+def test_what_is_refused(flags, said, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused("train", *flags.replace("TEXT", str(text)).split(), capsys=capsys)
+    assert not [path for path in tmp_path.iterdir() if path != text]  # nothing was made
+
+
+def test_too_little_text(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("short")
+    said = refused("train", tmp_path / "a.txt", "--out", tmp_path / "run", *TINY, capsys=capsys)
+    assert "too few for sequences of 16" in said
+    (tmp_path / "b").write_bytes(b"\0")
+    assert "there is no text" in refused("train", tmp_path / "b", "--out", tmp_path / "two", *TINY, capsys=capsys)
+
+
+def test_a_loss_that_is_no_number_ends_it(text, tmp_path):
+    how = options(text, steps=200, learning_rate=1e30, optimizer="sgd", warm_up=0, save_every=1)
+    with (
+        pytest.raises(InputError, match="give a smaller --learning-rate; the checkpoint of step"),
+        np.errstate(all="ignore"),
+    ):
+        start(how, tmp_path / "run", Silent())
+
+
+def test_without_the_package_safetensors(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    said = refused("train", text, "--out", tmp_path / "run", capsys=capsys)
+    assert said == "learncost: training needs the package safetensors: pip install 'learncost[train]'"

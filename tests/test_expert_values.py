@@ -108,7 +108,7 @@ def test_a_file_with_nothing_but_its_type(family):
             assert getattr(config, name) == size, name
     named = {"activation": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
     for name, value in short.settings.items():
-        if name not in implied:
+        if name not in (*implied, "rope_theta", "rope_type"):  # angles stand in an object of their own there
             assert getattr(config, named.get(name, name)) == value, name
 
 
@@ -152,3 +152,46 @@ def test_names_of_projections():
     assert modules["kv_b_proj"] == ("attn.WUK", "attn.WUV")
     assert modules["kv_a_proj_with_mqa"] == ("attn.WDK", "attn.WKR")
     assert modules["q_b_proj"] == ("attn.WUQ", "attn.WQR")
+
+
+SMALL = {
+    "vocab_size": 31, "hidden_size": 24, "intermediate_size": 7, "moe_intermediate_size": 9, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+    "mlp_only_layers": [0], "first_k_dense_replace": 1, "sliding_window": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_the_proof_chooses_among_experts(family):
+    """Stacks of choices are drawn within the experts, and the table runs as torch counts it."""
+    pytest.importorskip("torch")
+    from learncost.proof.sample import random_arrays, small_sizes
+    from learncost.proof.torch_side import flops
+
+    table = build(read({"model_type": family, **SMALL})).table
+    sizes = small_sizes(table)
+    arrays = random_arrays(table, sizes)
+    stacks = [name for name in table.inputs if name.startswith("choices")]
+    assert stacks
+    assert all(0 <= arrays[name].min() <= arrays[name].max() < sizes["e"] for name in stacks)
+    assert flops(table, table.weights, sizes, False) == lc.price(table, sizes, "matmul").flops
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_forward_learning(family):
+    """Sinks are weights that no product reads: there is no output whose difference would be theirs."""
+    configuration = read({"model_type": family, **SMALL})
+    if family != "gpt_oss":
+        assert lc.cost(configuration, "pepita", seq_len=8).total.flops > 0
+        return
+    with pytest.raises(lc.InputError, match=r"sinks is read by softmax_with_sink, not by a product, .*; bp does$"):
+        lc.cost(configuration, "pepita", seq_len=8)
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_rows_count_blocks(family):
+    """A value that is read by several products has as many parts of a gradient, but its block is one."""
+    rows = lc.cost(read({"model_type": family, **SMALL}), seq_len=8).rows
+    times = {(row.layer, row.macro_operation): row.repeat for row in rows if row.block}
+    for (layer, macro), repeat in times.items():
+        assert repeat == times[layer, "forward"], (layer, macro)

@@ -12,6 +12,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Line
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
@@ -315,7 +316,9 @@ def _repeat(part: Price, passes: int) -> int:
     """How many equal layers a row merges: how often a layer's most frequent line runs in one pass."""
     times: dict[tuple[str, str], int] = {}
     for row in part.rows:
-        if row.line not in ("merge", "") and row.layer != "optimizer":
+        # Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted.
+        several = isinstance(row.source, Line) and re.search(r"\+[0-9]+$|:", row.source.name)
+        if row.line not in ("merge", "") and row.layer != "optimizer" and not several:
             line = row.layer, row.line
             times[line] = times.get(line, 0) + row.repeat.at(part.sizes)
     return max(1, max(times.values(), default=1) // max(1, passes))

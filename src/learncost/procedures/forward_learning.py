@@ -200,6 +200,13 @@ class _Schedule:
                         made[compared] = self.difference(lines[compared])
                         result += made[compared]
                     names[name] = made[compared][-1].name
+                elif name.startswith("d") and source.partition(":")[0] in lines and ":" in source:
+                    word, weight = lines[source.partition(":")[0]], update.name.removeprefix("d")
+                    assert isinstance(word, Word)
+                    raise InputError(
+                        f"{weight} is read by {word.word}, not by a product, which pepita and mempepita do not "
+                        "support; bp does"
+                    )
             first = update.right[0].name.removeprefix("d")
             embeds = first in lines and lines[first].tag.layer == "embedding"
             dense = embeds and self.mode.modulated_inputs and first not in self.model.projected

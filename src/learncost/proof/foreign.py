@@ -193,6 +193,8 @@ class _Translation:
 
     def word(self, line: Word, operands: list[Tensor], mask: Tensor, loops: tuple[str, ...]) -> tuple[Tensor, ...]:
         along = tuple(loops.index(axis) for axis in line.axes)
+        if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
+            return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
             operands = [self.library.where(mask > 0, operands[0], -math.inf), *operands[1:]]
         x = operands[0]

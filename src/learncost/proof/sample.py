@@ -89,6 +89,7 @@ def _positions(table: Table) -> dict[str, str]:
         for line in lines:
             if isinstance(line, Repeat):
                 visit({**axes, **line.axes}, line.lines)
+                found.update({stack: found[turn] for turn, stack in line.each if turn in found})
                 continue
             for term in (*line.left, *line.right):
                 for place, axis in enumerate(term.axes):

@@ -205,6 +205,11 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
         if not model.learns and procedure in ("pepita", "mempepita"):
             yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
             continue
+        try:
+            step(model, procedure, "sgd")
+        except InputError as refusal:  # such as weights that all turns share, for pepita
+            yield Check(f"{name}, {procedure}", "a step", str(refusal), None)
+            continue
         for optimizer in OPTIMIZERS:
             table = step(model, procedure, optimizer)
             sizes = small_sizes(table)

@@ -187,3 +187,16 @@ def test_loss_and_every_gradient(name):
     for own, (places, *how) in found.items():
         gradient = ours([theirs[at].grad for at in places], *how)
         np.testing.assert_allclose(result[f"d{own}"], gradient, rtol=tolerance, atol=tolerance, err_msg=own)
+
+
+PROVEN = [
+    "gemma3_text, capped", "phi, norms of queries and keys", "opt, post-norm, narrow embedding", "falcon, slopes",
+    "falcon, two norms", "mpt, another scale", "olmo2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_a_table_with_what_only_these_types_have_passes_the_proof(name):
+    """Gradients by complex steps and the price line by line, which transformers cannot say."""
+    report = lc.check_layer(build(read({"model_type": name.partition(",")[0], **deepcopy(MODELS[name][0])})).table)
+    assert report.passed, report

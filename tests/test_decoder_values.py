@@ -10,6 +10,9 @@ import learncost as lc
 from decoder_places import heads_of, places_of
 from foreign_models import angles, in_float64, numpy_of, shaken
 from hugging_face import module_of, read
+from learncost.equation.errors import InputError
+from learncost.layers.layer import named
+from learncost.layers.rewrite_attention import with_alibi, with_scale
 from learncost.models.model import build, run_sizes
 
 transformers = pytest.importorskip("transformers")
@@ -200,3 +203,9 @@ def test_a_table_with_what_only_these_types_have_passes_the_proof(name):
     """Gradients by complex steps and the price line by line, which transformers cannot say."""
     report = lc.check_layer(build(read({"model_type": name.partition(",")[0], **deepcopy(MODELS[name][0])})).table)
     assert report.passed, report
+
+
+def test_a_scale_that_finds_no_product_is_refused():
+    """Behind ALiBi the scores are a sum: a scale that came then would be lost in silence."""
+    with pytest.raises(InputError, match="grouped_attention has no product that makes S"):
+        with_scale(with_alibi(named("grouped_attention")), 0.3)

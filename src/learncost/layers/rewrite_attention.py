@@ -163,6 +163,9 @@ def with_softcap(layer: Layer, cap: float, name: str = "S") -> Layer:
 def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
     """Another factor of the scores, such as Gemma's query_pre_attn_scalar^-0.5."""
 
+    if not any(isinstance(line, Product) and line.name == name for line in layer.table.lines):
+        raise InputError(f"{layer.name} has no product that makes {name}")
+
     def change(line: Line) -> tuple[Line]:
         if line.name != name or not isinstance(line, Product):
             return (line,)

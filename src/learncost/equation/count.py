@@ -59,9 +59,9 @@ class Count:
             return Count({m: c * other for m, c in self.terms.items()}) if other else Count()
         if not self.terms or other.terms == _ONE:
             return self
-        if len(self.terms) == len(other.terms) == 1:
-            ((m1, c1),), ((m2, c2),) = self.terms.items(), other.terms.items()
-            return Count({tuple(sorted(m1 + m2)): c1 * c2})
+        if len(other.terms) == 1:  # distinct monomials stay distinct
+            ((m2, c2),) = other.terms.items()
+            return Count({tuple(sorted(m1 + m2)): c1 * c2 for m1, c1 in self.terms.items()})
         total = Count()
         for m1, c1 in self.terms.items():
             total += Count({tuple(sorted(m1 + m2)): c1 * c2 for m2, c2 in other.terms.items()})

@@ -13,7 +13,20 @@ from typing import Any
 from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, each_line, walk
+from learncost.equation.table import (
+    Axis,
+    Line,
+    Literal,
+    Operand,
+    Product,
+    Read,
+    Sum,
+    Table,
+    Term,
+    Word,
+    each_line,
+    walk,
+)
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
@@ -139,31 +152,50 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
 
 
 def _row(table: Table, line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
-    return _with_counts(table, line, _in_all(line, turns, maccs, flops))
+    return _with_counts(table, line, _in_all((maccs, flops, elements(line)), turns))
 
 
-_Counts = tuple[Count, Count, Count, Count]  # MACCs, FLOPs, elements, turns
+_Once = tuple[Count, Count, Count]  # MACCs, FLOPs, elements of a line, each time that it runs
+_Counts = tuple[Count, Count, Count, Count]  # these in all turns, and how many turns there are
 
 
-def _in_all(line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> _Counts:
+def _in_all(once: _Once, turns: Iterable[str]) -> _Counts:
     times = Count.of(turns)
-    return maccs * times, flops * times, elements(line) * times, times
+    maccs, flops, moved = once
+    return maccs * times, flops * times, moved * times, times
 
 
-def _with_counts(table: Table, line: Line, counts: _Counts) -> Row:
+def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = None) -> Row:
     tag, name = line.tag, line.tag.local or line.name
-    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, kind=kind(line, table), source=line)
+    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, kind(line, table, form), source=line)
 
 
-def kind(line: Line, table: Table) -> str:
-    """linear: matrix products with a weight or for one, look-ups of a weight; attention: other matrix products."""
-    if not isinstance(line, Product):
+def kind(line: Line, table: Table, form: str | None = None) -> str:
+    """linear: matrix products with a weight or for one, look-ups of a weight; attention: other matrix products.
+
+    form   what `_form` says of the line, where it is known
+    """
+    form = _form(line) if form is None else form
+    if not form:
         return "elementwise"
-    indexed = line.left[0].indexed or any(term.indexed for term in line.right)
-    weighted = line.tag.macro == "weight_update" or any(name in table.weights for name in line.reads)
-    if matrix_maccs(line) or (indexed and weighted):
+    weighted = line.tag.macro == "weight_update" or not _weights(table.weights).isdisjoint(line.reads)
+    if form == "matrix" or weighted:
         return "linear" if weighted else "attention"
-    return "attention" if indexed and line.tag.layer == "error_projection" else "elementwise"
+    return "attention" if line.tag.layer == "error_projection" else "elementwise"
+
+
+def _form(line: Line) -> str:
+    """What a line is by its axes alone: a product of matrices, one that reads or writes at an index, or neither, ""."""
+    if not isinstance(line, Product):
+        return ""
+    if matrix_maccs(line):
+        return "matrix"
+    return "indexed" if line.left[0].indexed or any(term.indexed for term in line.right) else ""
+
+
+@lru_cache(maxsize=64)
+def _weights(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def elements(line: Line) -> Count:
@@ -173,13 +205,13 @@ def elements(line: Line) -> Count:
     """
     if alias(line):
         return ZERO
-    return total(_places(term) for operand in (*line.left, *line.right) for term in _touched(operand))
+    return total(_places(term.axes) for operand in (*line.left, *line.right) for term in _touched(operand))
 
 
 @lru_cache(maxsize=4096)
-def _places(term: Term) -> Count:
-    direct = [axis for axis in term.axes if isinstance(axis, str)]
-    reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in term.axes if isinstance(r, Read)]
+def _places(axes: tuple[Axis, ...]) -> Count:
+    direct = [axis for axis in axes if isinstance(axis, str)]
+    reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
     return Count.of((*direct, *(least(axis, own) for axis, own in reads if own)))
 
 
@@ -211,14 +243,17 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     for line, _ in walk(lower(rest).lines):
         parts.setdefault(line.tag.origin, []).append(executed(line))
     counts = {id(line): _both(parts.get(str(i), ())) for i, line in enumerate(others)}
-    shapes: dict[Hashable, _Counts] = {}
+    shapes: dict[Hashable, tuple[_Once, str]] = {}
+    in_all: dict[tuple[Hashable, tuple[str, ...]], tuple[_Counts, str]] = {}
     rows = []
     for line, turns in walk(table.lines):
-        same = id(line) if id(line) in counts else (shape(line), turns)
-        if (known := shapes.get(same)) is None:
-            pair = counts.get(id(line)) or _executed_alone(line)
-            known = shapes[same] = _in_all(line, turns, *pair)
-        rows.append(_with_counts(table, line, known))
+        same = id(line) if id(line) in counts else shape(line)
+        if (known := in_all.get((same, turns))) is None:
+            if (once := shapes.get(same)) is None:
+                pair = counts.get(id(line)) or _executed_alone(line)
+                once = shapes[same] = ((*pair, elements(line)), _form(line))
+            known = in_all[same, turns] = _in_all(once[0], turns), once[1]
+        rows.append(_with_counts(table, line, *known))
     return tuple(rows)
 
 

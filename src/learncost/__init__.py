@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from learncost.engines.numpy_engine import Training as Training
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
+    from learncost.faces.emit import emit as emit
     from learncost.layers.derive import Derived as Derived
     from learncost.layers.derive import derive as derive
     from learncost.layers.layer import Layer as Layer
@@ -61,6 +62,7 @@ _PUBLIC = {
     "Cost": "learncost.ledger.record",
     "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
+    "emit": "learncost.faces.emit",
     "errata": "learncost.books.errata",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",

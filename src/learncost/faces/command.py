@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("train:train", "Train a language model on text files, in a folder that transformers loads."),
     "sample": ("sample:sample", "Let a trained model go on with a text."),
     "verify": ("verify:verify", "Run the tables and prove the counts and the gradients."),
+    "emit": ("emit:command", "The step as Python source for NumPy, PyTorch or JAX."),
     "errata": ("errata:errata", "What the publications print wrong, and what it does to a total."),
     "list": ("lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }

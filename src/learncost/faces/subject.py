@@ -48,7 +48,7 @@ def subject(name: str, price_book: str = "run", jacobian: bool | None = None, op
     if name == "optimizer":
         step = _optimizer(optimizer_name)
         return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
-    found = _layer(name)
+    found = read_layer(name)
     table = found.table
     if found.name == "error_projection":
         # Nothing learns through the projection: it has one pass and no gradient.
@@ -63,7 +63,8 @@ def layers() -> tuple[str, ...]:
     return tuple(sorted((*shipped(), "optimizer")))
 
 
-def _layer(name: str) -> Layer:
+def read_layer(name: str) -> Layer:
+    """The layer that ships under a name, or that a file holds."""
     plain = name.replace("-", "_")
     if plain in shipped():
         return named(plain)

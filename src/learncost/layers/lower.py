@@ -28,9 +28,12 @@ from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
 
 
-def lower(table: Table) -> Table:
-    """The table in normal form, words replaced by their bodies. Every line keeps the tag of the line it comes from."""
-    work = _Lowering(dict(table.axes), frozenset(table.outputs) | _handed(table.lines))
+def lower(table: Table, whole: bool = False) -> Table:
+    """The table in normal form, words replaced by their bodies. Every line keeps the tag of the line it comes from.
+
+    whole   words stay, but for those in whose bodies a `where` needs a select, and for explicit Jacobians
+    """
+    work = _Lowering(dict(table.axes), frozenset(table.outputs) | _handed(table.lines), whole=whole)
     return replace(table, lines=work.statements(table.lines), axes=work.axes)
 
 
@@ -75,6 +78,7 @@ class _Lowering:
     count: int = 0
     outside: Outside = field(default_factory=Outside)
     selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
+    whole: bool = False
 
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -93,7 +97,7 @@ class _Lowering:
         inside = line.inside
         outside = Outside({name: known for name, known in self.outside.items() if name not in inside})
         outside |= {name: self.outside[stack] for name, stack in line.each if stack in self.outside}
-        inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside)
+        inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
         body = inner.statements(line.lines)
         self.outside |= {stack: inner.outside[name] for name, stack in line.keep if name in inner.outside}
         own = {name: axes for name, axes in inner.axes.items() if name not in self.axes or name in line.axes}
@@ -256,6 +260,33 @@ class _Lowering:
             return
         if line.part == "body" and found.outside:
             line = self.guarded_word(line, found.outside)
+        if not (self.whole and line.part != "jacobian" and self.stays_whole(line)):
+            self.through_body(line)
+
+    def stays_whole(self, line: Word) -> bool:
+        """Emit the word as one line, unless its body has to be seen; what stands outside follows from the body."""
+        tried = replace(
+            self,
+            axes=dict(self.axes),
+            out=[],
+            outside=Outside({name: dict(known) for name, known in self.outside.items()}),
+            selected=dict(self.selected),
+            whole=False,
+        )
+        tried.through_body(line)
+        masks = (made for made in tried.out if isinstance(made, Word) and made.where)
+        if any(made.word == "inside" or (made.word == "select" and len(made.right) == 2) for made in masks):
+            return False
+        self.emit(line)
+        for term in line.left:
+            self.axes.setdefault(term.name, term.declared)
+            self.outside.pop(term.name, None)
+            if term.name in tried.outside:
+                self.outside[term.name] = tried.outside[term.name]
+        return True
+
+    def through_body(self, line: Word) -> None:
+        found = entry(line.word)
         known: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         known.update(zip(line.gives, line.left, strict=True))
         second: dict[str, str] = {}

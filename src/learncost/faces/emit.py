@@ -1,0 +1,203 @@
+"""`learncost emit LAYER|MODEL`: the step as Python source for NumPy, PyTorch or JAX."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from learncost import __version__
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Table
+from learncost.faces.flags import Name, Value, refuse_unknown
+from learncost.faces.subject import read_layer
+from learncost.layers.derive import derive
+from learncost.layers.layer import Layer, shipped
+from learncost.models.argument import GENERIC
+from learncost.models.configuration import Configuration, configure
+from learncost.models.files import looks_like_path
+from learncost.models.model import Model, build
+from learncost.models.presets import preset_names
+from learncost.models.wording import nearest, shown
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.optimizer import with_optimizer
+from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import step
+from learncost.readings.emit import BACKENDS, program
+
+OWN = ("backend", "procedure", "optimizer", "macro", "output", "help")
+MACROS = ("step", "forward", "backward")
+LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
+
+
+def emit(
+    subject: object,
+    backend: str = "numpy",
+    *,
+    procedure: str | None = None,
+    optimizer: str | None = None,
+    macro: str = "step",
+    **sizes: Any,
+) -> str:
+    """The step of a layer or a model as Python source, which needs the backend's library and nothing else to run.
+
+    subject    the name of a layer, a file in the notation, a Layer, a Table, a Model, a Configuration, or a model as
+               `cost` takes it
+    backend    numpy, torch or jax; the library need not be there to emit
+    procedure  of a model: bp (by default), recompute, pepita, mempepita
+    optimizer  sgd (a model's default), momentum, adamw; none: the program returns the gradients. A layer's is none
+    macro      step; of a layer also forward alone, or backward alone with the weights' gradients
+    sizes      of a model, in any accepted spelling
+
+    Shapes are in the source as names of axes; it runs at every batch and length. Raises `InputError`.
+    """
+    if macro not in MACROS:
+        raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
+    given = {"procedure": procedure, "optimizer": optimizer, "macro": None if macro == "step" else macro}
+    flags = {**given, **sizes}
+    if isinstance(subject, str):
+        written = _command(subject, backend, flags)
+        subject = _named(subject, sizes)
+    else:
+        written = f"learncost.emit({type(subject).__name__}, {backend!r})"
+    constants: Mapping[str, int] = {}
+    if isinstance(subject, Configuration):
+        subject = build(subject)
+    elif sizes and not isinstance(subject, Model):
+        raise InputError(f"{min(sizes)} is a size of models: a layer's program reads its sizes off its arrays")
+    if isinstance(subject, Model):
+        if macro != "step":
+            raise InputError(f"--macro {macro} is for layers; a model's program is its step")
+        table, about = _model(subject, procedure or "bp", optimizer or "sgd")
+        constants = subject.sizes
+    elif procedure is not None:
+        raise InputError("--procedure is for models; a layer is differentiated as it stands")
+    elif isinstance(subject, Layer):
+        table, about = _layer(subject, optimizer or "none", macro)
+    elif isinstance(subject, Table):
+        table, about = subject, subject.title
+    else:
+        raise InputError(f"emit takes a layer, a table or a model, not {shown(subject)}")
+    lines = (about, f"For {LIBRARIES.get(backend, backend)}. Written by learncost {__version__}: {written}")
+    title = "\n\n".join(line for line in lines if line).replace("\\", "/") + "\n"
+    name = macro if macro != "step" else "step"
+    return program(table, backend, name, title, constants).text
+
+
+def _named(name: str, sizes: Mapping[str, Any]) -> Layer | Configuration:
+    """A layer that ships, a file in the notation, or a model."""
+    if name.replace("-", "_") in shipped() or name.endswith(".table"):
+        return read_layer(name)
+    models = (*preset_names(), *GENERIC)
+    if name != "-" and name.lower() not in models and not looks_like_path(name):
+        hint = nearest(name, (*shipped(), *models)) or "; `learncost list layers` and `list models` show them"
+        raise InputError(f"no layer or model is called {shown(name)}{hint}")
+    return configure(name, sizes)
+
+
+def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
+    more = [f"--{flag.replace('_', '-')} {value}" for flag, value in flags.items() if value is not None]
+    return " ".join(["learncost emit", shlex.quote(name), f"--backend {backend}", *more])
+
+
+def _model(model: Model, procedure: str, optimizer: str) -> tuple[Table, str]:
+    """The step of a model: with an optimizer it returns new weights, without one gradients."""
+    found = find_procedure(procedure)
+    table = step(model, procedure, "sgd" if optimizer == "none" else optimizer)
+    if optimizer == "none":
+        table, end = _without_optimizer(table), "gradients"
+    else:
+        gradients = {f"d{weight}" for weight in table.weights}
+        table = replace(table, outputs=tuple(name for name in table.outputs if name not in gradients))
+        end = f"optimizer {optimizer}"
+    configuration = model.configuration
+    about = f"{configuration.name}, one step of {procedure}, {end}."
+    if found.title != procedure:
+        about += f"\n\n{found.title[:1].upper()}{found.title[1:]}: {found.source}."
+    return table, f"{about}\nCounted as {configuration.counted}." if configuration.counted else about
+
+
+def _without_optimizer(table: Table) -> Table:
+    """The step without its last lines, and without what only these read or make."""
+    lines = tuple(line for line in table.lines if not isinstance(line, Line) or line.tag.macro != "optimizer_step")
+    made = {term.name for line in table.lines if line not in lines and isinstance(line, Line) for term in line.left}
+    read = {name for line in lines for name in line.reads}
+    scalars = find_optimizer("sgd").scalars
+    return replace(
+        table,
+        lines=lines,
+        inputs=tuple(name for name in table.inputs if name in read or name not in scalars),
+        outputs=tuple(name for name in table.outputs if name not in made),
+    )
+
+
+def _layer(layer: Layer, optimizer: str, macro: str) -> tuple[Table, str]:
+    """The tables of a layer: forward, the whole derivation, or what follows the forward pass."""
+    says = {
+        "step": "forward, backward and weight update",
+        "forward": "forward",
+        "backward": "backward and weight update",
+    }
+    about = f"{layer.name}, {says[macro]}." + (f"\n\n{layer.source}" if layer.source else "")
+    if macro == "forward":
+        return layer.table, about
+    derived = derive(layer)
+    table = derived.step if macro == "step" else derived.reverse
+    if macro == "backward":
+        weights = tuple(name for name in layer.table.weights if name in {n for line in table.lines for n in line.reads})
+        table = replace(table, weights=weights, indices=layer.table.indices, axes=derived.step.axes)
+    if optimizer != "none":
+        gradients = {name: derived.gradients[name] for name in layer.table.weights if name in derived.gradients}
+        table = with_optimizer(replace(table, weights=layer.table.weights), gradients, find_optimizer(optimizer))
+        about = about.replace(".", f", optimizer {optimizer}.", 1)
+    return table, about
+
+
+def command(
+    subject: str,
+    /,
+    *,
+    backend: Name = "numpy",
+    procedure: Name | None = None,
+    optimizer: Name | None = None,
+    macro: Name = "step",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    **sizes: Value,
+) -> str | None:
+    """The step as Python source that runs on NumPy, PyTorch or JAX and needs nothing of learncost.
+
+    torch.compile and jax.jit take it whole. Every line says the axes of what it makes, and the numbers of the
+    equations that it is.
+
+    Parameters
+    ----------
+    subject
+        A layer (learncost list layers), a file in the notation, or a model as `learncost cost` takes it.
+    backend
+        numpy, torch or jax.
+    procedure
+        Of a model: bp (by default), recompute, pepita or mempepita.
+    optimizer
+        sgd, momentum, adamw, or none, which returns the gradients. A model's default is sgd, a layer's none.
+    macro
+        step; of a layer also forward or backward alone.
+    output
+        A file to write; by default standard output.
+    sizes
+        Any size or setting of a model, as --hidden-size 1024. Lengths and batches are read off the arrays.
+    """
+    text = emit(subject, backend, procedure=procedure, optimizer=optimizer, macro=macro, **refuse_unknown(sizes, OWN))
+    if output is None:
+        return text
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
+    return None
+
+
+__all__: Sequence[str] = ("BACKENDS", "command", "emit")

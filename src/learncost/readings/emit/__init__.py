@@ -1,0 +1,7 @@
+"""Emit: a table as Python source for NumPy, PyTorch or JAX, which needs nothing of this package to run."""
+
+from learncost.readings.emit.backend import BACKENDS
+from learncost.readings.emit.program import Program, program
+from learncost.readings.emit.records import fill, unfold
+
+__all__ = ["BACKENDS", "Program", "fill", "program", "unfold"]

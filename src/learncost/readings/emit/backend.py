@@ -1,0 +1,174 @@
+"""What NumPy, PyTorch and JAX call the operations that tables need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.errors import named_one
+from learncost.readings.emit.expression import ATOM, Code, shape
+
+# Helpers that a program has on its top where it uses them.
+EINSUM = '''\
+def einsum(equation, one, two):
+    """np.einsum of two operands as one batched matrix product, which BLAS computes, on copies in its order."""
+    operands, result = equation.split("->")
+    a, b = operands.split(",")
+    size = dict(zip(a + b, one.shape + two.shape, strict=True))
+    batch = [x for x in result if x in a and x in b]
+    rows = [x for x in result if x in a and x not in b]
+    columns = [x for x in result if x in b and x not in a]
+    summed = [x for x in a if x not in result]
+    groups = [size[x] for x in batch]
+    k = math.prod(size[x] for x in summed)
+    one = one.transpose([a.index(x) for x in batch + rows + summed]).reshape(*groups, -1, k)
+    two = two.transpose([b.index(x) for x in batch + summed + columns]).reshape(*groups, k, -1)
+    if groups:
+        one, two = np.ascontiguousarray(one), np.ascontiguousarray(two)
+    product = (one @ two).reshape([size[x] for x in batch + rows + columns])
+    return product.transpose([(batch + rows + columns).index(x) for x in result])'''
+ERF = '''\
+def erf(X):
+    """The error function, by SciPy where it is installed."""
+    try:
+        from scipy.special import erf
+    except ImportError:
+        erf = np.frompyfunc(math.erf, 1, 1)
+    return np.asarray(erf(X), X.dtype)'''
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A library: its name, its imports, the module of its functions, and what differs in spelling."""
+
+    name: str
+    imports: tuple[str, ...]
+    module: str
+    array: str
+    keep: str = "keepdims"
+    releases: bool = True  # whether `del` gives memory back: under jax.jit nothing is held
+    unary: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)  # words that the library has, with X and axis
+    helpers: Mapping[str, str] = field(default_factory=dict)
+
+    def transpose(self, x: Code, order: Sequence[int]) -> Code:
+        if tuple(order) == (1, 0):
+            return Code(f"{x.atom}.T")
+        return Code(f"{x.atom}.{'permute' if self.name == 'torch' else 'transpose'}({', '.join(map(str, order))})")
+
+    def function(self, name: str, *operands: str) -> Code:
+        return Code(f"{self.unary.get(name, f'{self.module}.{name}')}({', '.join(operands)})", ATOM)
+
+    def maximum(self, one: Code, two: Code, numbers: Sequence[bool]) -> Code:
+        if self.name == "torch" and any(numbers):
+            tensor, bound = (one, two) if numbers[1] else (two, one)
+            return Code(f"{tensor.atom}.clamp(min={bound.text})")
+        return self.function("maximum", one.text, two.text)
+
+    def reduce(self, kind: str, x: Code, axis: str, keep: bool = False) -> Code:
+        """A sum, mean or maximum over an axis or several; `count` is the sum of a condition, as numbers."""
+        name = {"count": "sum", "max": "amax" if self.name == "torch" else "max"}.get(kind, kind)
+        arguments = [axis] if axis else []
+        arguments += [f"{self.keep}=True"] if keep else []
+        arguments += ["dtype=np.float32"] if kind == "count" and self.name == "numpy" else []
+        return Code(f"{x.atom}.{name}({', '.join(arguments)})")
+
+    def filled(self, sizes: Sequence[str], like: str, value: str = "0.0") -> Code:
+        """An array of one number, with the type of another array."""
+        if self.name == "torch":
+            return Code(f"{like}.new_full({shape(sizes)}, {value})")
+        return Code(f"{self.module}.full({shape(sizes)}, {value}, {like}.dtype)")
+
+    def zeros(self, sizes: Sequence[str], like: str) -> Code:
+        if self.name == "torch":
+            return Code(f"{like}.new_zeros({shape(sizes)})")
+        return Code(f"{self.module}.zeros({shape(sizes)}, {like}.dtype)")
+
+    def ones_below(self, rows: str, columns: str, place: str, like: str) -> Code:
+        """True where column <= row + place."""
+        if self.name == "torch":
+            ones = f"torch.ones({rows}, {columns}, dtype=torch.bool, device={like}.device)"
+            return Code(f"{ones}.tril({'' if place == '0' else place})")
+        return Code(f"{self.module}.tri({rows}, {columns}, {place}, dtype=bool)")
+
+    def eye(self, size: str, like: str) -> Code:
+        device = f", device={like}.device" if self.name == "torch" else ""
+        return Code(f"{self.module}.eye({size}, dtype={like}.dtype{device})")
+
+    def arange(self, size: str, like: str) -> Code:
+        device = f", device={like}.device" if self.name == "torch" else ""
+        return Code(f"{self.module}.arange({size}{device})")
+
+    def typed(self, mask: Code, like: str) -> Code:
+        return Code(f"{mask.atom}.{'to' if self.name == 'torch' else 'astype'}({like}.dtype)")
+
+    def broadcast(self, x: Code, sizes: Sequence[str]) -> Code:
+        if self.name == "torch":
+            return Code(f"{x.atom}.expand({', '.join(sizes)})")
+        return Code(f"{self.module}.broadcast_to({x.text}, {shape(sizes)})")
+
+    def joined(self, parts: Sequence[str], axis: int) -> Code:
+        name = "cat" if self.name == "torch" else "concatenate"
+        return Code(f"{self.module}.{name}(({', '.join(parts)}), {axis})")
+
+    def einsum(self, equation: str, one: str, two: str) -> Code:
+        function = "einsum" if self.name == "numpy" else f"{self.module}.einsum"
+        return Code(f'{function}("{equation}", {one}, {two})')
+
+    def along(self, x: str, index: str) -> Code:
+        """One element or several of every row."""
+        if self.name == "torch":
+            return Code(f"{x}.gather(-1, {index})")
+        return Code(f"{self.module}.take_along_axis({x}, {index}, -1)")
+
+
+_NUMPY = Backend(
+    "numpy",
+    ("import numpy as np",),
+    "np",
+    "np.ndarray",
+    unary={"erf": "erf"},
+    helpers={"einsum": EINSUM, "erf": ERF},
+)
+_TORCH = Backend(
+    "torch",
+    ("import torch", "from torch.nn import functional"),
+    "torch",
+    "torch.Tensor",
+    keep="keepdim",
+    words={
+        "softmax": "torch.softmax({X}, {axis})",
+        "log_softmax": "torch.log_softmax({X}, {axis})",
+        "normalize": "functional.layer_norm({X}, {X}.shape[-1:], eps={e})",
+        "rms_normalize": "functional.rms_norm({X}, {X}.shape[-1:], eps={e})",
+        "gelu": "functional.gelu({X})",
+        "gelu_tanh": 'functional.gelu({X}, approximate="tanh")',
+        "relu": "torch.relu({X})",
+        "sigmoid": "torch.sigmoid({X})",
+        "silu": "functional.silu({X})",
+    },
+)
+_JAX = Backend(
+    "jax",
+    ("import jax", "import jax.numpy as jnp"),
+    "jnp",
+    "jax.Array",
+    releases=False,
+    unary={"erf": "jax.scipy.special.erf"},
+    words={
+        "softmax": "jax.nn.softmax({X}, {axis})",
+        "log_softmax": "jax.nn.log_softmax({X}, {axis})",
+        "gelu": "jax.nn.gelu({X}, approximate=False)",
+        "gelu_tanh": "jax.nn.gelu({X}, approximate=True)",
+        "relu": "jax.nn.relu({X})",
+        "sigmoid": "jax.nn.sigmoid({X})",
+        "silu": "jax.nn.silu({X})",
+    },
+)
+
+BACKENDS: Mapping[str, Backend] = {one.name: one for one in (_NUMPY, _TORCH, _JAX)}
+
+
+def backend(name: str) -> Backend:
+    """A library by its name; an unknown one is refused with those that exist."""
+    return named_one("backend", name, BACKENDS)

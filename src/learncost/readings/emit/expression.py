@@ -1,0 +1,61 @@
+"""Pieces of Python with their precedence, so that one may stand in another without changing the order of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+COMPARISON, SUM, PRODUCT, POWER, ATOM = range(5)
+WIDTH = 110
+"""Longer calls are written over several lines."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """An expression; `level` is the precedence of its outermost operation."""
+
+    text: str
+    level: int = ATOM
+
+    def at(self, level: int) -> str:
+        """The text as an operand of an operation of that precedence."""
+        return self.text if self.level >= level else f"({self.text})"
+
+    @property
+    def atom(self) -> str:
+        """The text with something to follow: a subscript, a method."""
+        return self.at(ATOM)
+
+
+def binary(one: Code, sign: str, two: Code, level: int) -> Code:
+    """Two operands and a sign that binds to the left; the right one keeps its parentheses."""
+    return Code(f"{one.at(level)} {sign} {two.at(level + 1)}", level)
+
+
+def number(value: float) -> Code:
+    """A number as Python reads it back."""
+    if value in (float("inf"), float("-inf")) or value != value:
+        return Code(f'float("{value}")')
+    return Code(repr(float(value)), ATOM if value >= 0 else POWER)
+
+
+def shape(sizes: Iterable[str]) -> str:
+    """A tuple of sizes."""
+    items = tuple(sizes)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def call(function: str, arguments: Iterable[str], before: str = "", indent: int = 4) -> str:
+    """A call, over several lines where one would be too long; `before` stands in front of it on its first line."""
+    items = list(arguments)
+    line = f"{before}{function}({', '.join(items)})"
+    if len(line) + indent <= WIDTH:
+        return line
+    rows = [""]
+    for item in items:
+        row = f"{rows[-1]}{item}, "
+        if len(row) + indent + 4 > WIDTH and rows[-1]:
+            rows.append("")
+            row = f"{item}, "
+        rows[-1] = row
+    return f"{before}{function}(\n" + "".join(f"    {row.rstrip()}\n" for row in rows) + ")"

@@ -1,0 +1,144 @@
+"""The text of one function: parameters with their axes, then sizes and masks, statements, and what is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learncost.equation.count import base
+from learncost.readings.emit.scope import Mask, Scope, Statement
+
+COLUMN = 64
+"""Where remarks begin, unless the code before is longer."""
+WIDEST = 118
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter, its type or the axes of its array, and what the caller gives for it."""
+
+    name: str
+    kind: str = ""
+    axes: tuple[str, ...] | None = None
+    argument: str = ""
+
+    def __str__(self) -> str:
+        declared = f"{self.name}: {self.kind}," if self.kind else f"{self.name},"
+        return declared if self.axes is None else _remarked(declared, f"[{' '.join(self.axes)}]", 24)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array that a function is given, from which sizes are read."""
+
+    text: str
+    axes: tuple[str, ...]
+
+
+def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], list[str]]:
+    """Statements that read the sizes which a function needs off its arrays, and the sizes that none of them has."""
+    needed = dict(scope.sizes)
+    chosen: dict[int, list[str]] = {}
+    missing = []
+    for own in needed:
+        places = [i for i, source in enumerate(sources) if own in map(base, source.axes)]
+        if not places:
+            missing.append(own)
+            continue
+        best = next((i for i in places if i in chosen), places[0])
+        chosen.setdefault(best, []).append(own)
+    statements = []
+    for place, found in chosen.items():
+        source = sources[place]
+        if len(found) == 1:
+            at = [base(axis) for axis in source.axes].index(found[0])
+            statements.append(Statement(f"{needed[found[0]]} = {source.text}.shape[{at}]"))
+            continue
+        targets, rest = [], set(found)
+        for axis in map(base, source.axes):
+            targets.append(needed[axis] if axis in rest else "_")
+            rest.discard(axis)
+        statements.append(Statement(f"{', '.join(targets)} = {source.text}.shape"))
+    return statements, missing
+
+
+def masks(scope: Scope) -> list[Statement]:
+    """Statements that make the masks of a program, each once."""
+    found = []
+    for key, name in scope.masks.items():
+        found.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
+    return found
+
+
+def _inside(scope: Scope, key: Mask) -> str:
+    """Lower <= upper (or <), and upper - lower < window."""
+    upper, lower, strict, window = key
+    rows, columns = scope.size(upper), scope.size(lower)
+    text = scope.backend.ones_below(rows, columns, "-1" if strict else "0", scope.like).text
+    if window is not None:
+        text += f" & ~{scope.backend.ones_below(rows, columns, f'-{scope.size(window)}', scope.like).text}"
+    return text
+
+
+def freed(scope: Scope, keep: set[str]) -> list[Statement]:
+    """The statements, with those between them that release what nothing reads any more."""
+    if not scope.backend.releases:
+        return scope.statements
+    owner = scope.owners
+    last: dict[int, list[str]] = {}
+    alive: dict[str, int] = {}
+    for place, statement in enumerate(scope.statements):
+        for name in statement.reads:
+            name = owner.get(name, name)
+            if name in alive:
+                alive[name] = place
+        for name in statement.makes:
+            if name in alive and place not in (alive[name],):
+                last.setdefault(alive[name], []).append(name)
+            alive[name] = place
+    for name, place in alive.items():
+        if name not in keep and place < len(scope.statements) - 1:
+            last.setdefault(place, []).append(name)
+    result = []
+    for place, statement in enumerate(scope.statements):
+        result.append(statement)
+        gone = [scope.variables.get(name) or scope.identifiers.of(name) for name in dict.fromkeys(last.get(place, ()))]
+        gone = [name for name in gone if name]
+        if gone:
+            result.append(Statement(f"del {', '.join(gone)}"))
+    return result
+
+
+def text(
+    name: str, parameters: Sequence[Parameter], about: str, first: Sequence[Statement], rest: Sequence[Statement]
+) -> str:
+    """The whole function."""
+    lines = [f"def {name}(", *(f"    {parameter}" for parameter in parameters), "):", f'    """{about}"""']
+    lines += _block(first)
+    if first and rest and not rest[0].heading:
+        lines.append("")
+    lines += _block(rest)
+    return "\n".join(lines)
+
+
+def _block(statements: Sequence[Statement]) -> list[str]:
+    lines: list[str] = []
+    for statement in statements:
+        if statement.heading:
+            lines += ["", f"    # {statement.heading}"]
+        own = [f"    {line}" for line in statement.text.splitlines()]
+        if statement.comment and len(own) == 1:
+            own = _with_remark(own[0], statement.comment)
+        elif statement.comment:
+            own.insert(0, f"    # {statement.comment}")
+        lines += own
+    return lines
+
+
+def _with_remark(line: str, remark: str) -> list[str]:
+    remarked = _remarked(line, remark, COLUMN)
+    return [remarked] if len(remarked) <= WIDEST else [f"    # {remark}", line]
+
+
+def _remarked(line: str, remark: str, column: int) -> str:
+    return f"{line.ljust(column - 2)}  # {remark}"

@@ -1,0 +1,104 @@
+"""Reads and writes at indices: as slices, along the rows of an array, or at the points of several indices."""
+
+from __future__ import annotations
+
+from learncost.equation.table import Line, Literal, Read, Term
+from learncost.readings.emit.expression import Code, shape
+from learncost.readings.emit.scope import Scope
+
+
+class Place:
+    """How an indexed term reads its array, or a line writes its result."""
+
+    def __init__(self, term: Term) -> None:
+        reads = [(place, axis) for place, axis in enumerate(term.axes) if isinstance(axis, Read)]
+        plain = tuple(axis for axis in term.axes if isinstance(axis, str))
+        self.first, self.read = reads[0]
+        own = self.read.at.loops
+        alone = len(reads) == 1
+        self.count = len(own)
+        # One index for all other axes: wte[v=tokens[B M] d] takes rows, X[B M=0[] d] a slice.
+        self.slices = alone and not set(own) & set(plain)
+        # Into the last axis of every row: one place, P[B M v=targets[B M]], or several, L[B M e=chosen[B M t]].
+        last = alone and self.first == len(term.axes) - 1 and own[: len(plain)] == plain
+        self.one_a_row = last and not self.slices and len(own) == len(plain)
+        self.some_a_row = last and not self.slices and len(own) == len(plain) + 1
+        self.fixed = isinstance(self.read.at, Literal)
+
+    def index(self, scope: Scope) -> str:
+        """What stands in the brackets of a slice."""
+        return ", ".join((*[":"] * self.first, scope.positions(self.read).text))
+
+
+def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
+    """A value read at indices."""
+    place, array = Place(term), scope.settled(term.name).atom
+    if place.slices:
+        code, have = Code(f"{array}[{place.index(scope)}]"), term.loops
+    elif place.one_a_row:
+        index = f"{scope.positions(place.read).atom}[..., None]"
+        code, have = Code(f"{scope.backend.along(array, index).text}[..., 0]"), place.read.at.loops
+    elif place.some_a_row:
+        code, have = scope.backend.along(array, scope.positions(place.read).text), place.read.at.loops
+    else:
+        code, have = Code(f"{array}[{scope.index(term, term.loops, scope.axes[term.name])}]"), term.loops
+    return scope.spread(code, have, want)
+
+
+def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
+    """A value written at indices: added where several meet."""
+    left, (term,) = line.left[0], line.right
+    assert isinstance(term, Term)
+    scope.layouts.pop(left.name, None)
+    name, place = scope.identifiers.of(left.name), Place(left)
+    code, have = scope.whole(term)
+    value = scope.spread(code, have, left.loops)
+    zeros = scope.zeros(left.name).text
+    if scope.backend.name == "numpy":
+        fill = _into(scope, left, place, name, value)
+        scope.put_two(f"{name} = {zeros}", (left.name,), fill, remark, heading)
+        return
+    write = _added if scope.backend.name == "jax" else _added_in_place
+    scope.put(f"{name} = {zeros}{write(scope, left, place, value)}", (left.name,), remark, heading)
+
+
+def _points(scope: Scope, left: Term) -> str:
+    return scope.index(left, left.loops, scope.axes[left.name])
+
+
+def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str:
+    """NumPy's statement, which fills an array of zeros."""
+    if place.slices and place.fixed:
+        return f"{name}[{place.index(scope)}] += {value.text}"
+    if place.one_a_row:  # so that nothing meets
+        index = f"{scope.positions(place.read).atom}[..., None]"
+        return f"np.put_along_axis({name}, {index}, {value.atom}[..., None], -1)"
+    if place.slices:
+        positions = scope.positions(place.read).text
+        index = shape((*["slice(None)"] * place.first, positions)) if place.first else positions
+    else:
+        index = f"({_points(scope, left)})"
+    return f"np.add.at({name}, {index}, {value.text})"
+
+
+def _added(scope: Scope, left: Term, place: Place, value: Code) -> str:
+    """JAX's method."""
+    index = place.index(scope) if place.slices else _points(scope, left)
+    return f".at[{index}].add({value.text})"
+
+
+def _added_in_place(scope: Scope, left: Term, place: Place, value: Code) -> str:
+    """PyTorch's method, each the fastest that means it."""
+    if place.slices and not place.fixed and place.count and not place.first:
+        positions = scope.positions(place.read).atom
+        if place.count > 1:
+            return f".index_add_(0, {positions}.flatten(), {value.atom}.flatten(0, {place.count - 1}))"
+        return f".index_add_(0, {positions}, {value.text})"
+    if place.one_a_row:
+        return f".scatter_add_(-1, {scope.positions(place.read).atom}[..., None], {value.atom}[..., None])"
+    if place.some_a_row:
+        return f".scatter_add_(-1, {scope.positions(place.read).text}, {value.text})"
+    if place.slices and place.fixed:
+        at = scope.positions(place.read).text
+        return f".select_scatter({value.text}, {place.first}, {at})"
+    return f".index_put_(({_points(scope, left)},), {value.text}, accumulate=True)"

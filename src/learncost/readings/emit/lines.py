@@ -1,0 +1,216 @@
+"""Each line of the normal form as a statement: products, moves, sums, primitives, whole words."""
+
+from __future__ import annotations
+
+from string import ascii_letters
+
+from learncost.equation.arrays import alias
+from learncost.equation.count import base
+from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word
+from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
+from learncost.readings.emit.indices import gathered, scatter
+from learncost.readings.emit.scope import Layout, Scope
+from learncost.readings.emit.words import is_along, primitive
+from learncost.vocabulary import entry
+
+
+def write(scope: Scope, line: Line, heading: str = "") -> None:
+    """Add the statements of a line to a function."""
+    if isinstance(line, Word) and _is_whole(line):
+        _whole(scope, line, heading)
+        return
+    left = line.left[0]
+    if left.indexed:
+        scatter(scope, line, comment(line), heading)
+        return
+    scope.layouts.pop(left.name, None)
+    if isinstance(line, Sum) and alias(line) and scope.is_alias(left, line.right[0]):
+        return
+    code = _product(scope, line) if isinstance(line, Product) else _other(scope, line)
+    if left.name in scope.once:
+        scope.wait(left.name, code)
+        return
+    scope.put(f"{scope.identifiers.of(left.name)} = {code.text}", (left.name,), comment(line), heading)
+
+
+def comment(line: Line) -> str:
+    """The axes of the results, under which condition, and the numbers of the equations."""
+    axes = ", ".join(dict.fromkeys(f"[{' '.join(term.declared)}]" for term in line.left))
+    where = "".join(f" where {condition}" for condition in line.where)
+    return axes + where + (f"  ({line.tag.equation})" if line.tag.equation else "")
+
+
+def _other(scope: Scope, line: Line) -> Code:
+    if isinstance(line, Sum):
+        return _sum(scope, line)
+    assert isinstance(line, Word)
+    return _primitive(scope, line)
+
+
+# Products.
+
+
+def _product(scope: Scope, line: Line) -> Code:
+    left = line.left[0]
+    want = left.loops
+    if len(line.right) == 1:
+        return _move(scope, line, line.right[0])
+    one, two = line.right
+    if {*one.loops, *two.loops} <= set(want):
+        if isinstance(two, Literal) and two.sizes and two.power == -1 and two.value == 1:
+            whole = Literal(1.0, two.sizes)
+            return binary(scope.operand(one, want), "/", scope.operand(whole, want), PRODUCT)
+        if isinstance(two, Literal) and two.value == -1 and not two.sizes:
+            return Code(f"-{scope.operand(one, want).atom}", PRODUCT)
+        return binary(scope.operand(one, want), "*", scope.operand(two, want), PRODUCT)
+    assert isinstance(one, Term)
+    assert isinstance(two, Term)
+    (a, a_axes), (b, b_axes) = scope.whole(one), scope.whole(two)
+    if set(a_axes) == set(b_axes):
+        # No axis stands in one factor alone: element by element, then the sum.
+        return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
+    found = _matrix(a, a_axes, b, b_axes, want) or _matrix(b, b_axes, a, a_axes, want)
+    return found or _einsum(scope, a, a_axes, b, b_axes, want)
+
+
+def _matrix(a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]) -> Code | None:
+    """The product as `a @ b`, where the axes lie as matrices have them; a matrix on the right may be transposed."""
+    if not a_axes or a_axes[-1] in want or a_axes[-1] not in b_axes:
+        return None
+    summed, rows = a_axes[-1], a_axes[:-1]
+    if b_axes == (summed,) and want == rows:
+        return binary(a, "@", b, PRODUCT)
+    if len(b_axes) == 2 and not set(b_axes) & set(rows):
+        (column,) = (axis for axis in b_axes if axis != summed)
+        if want == (*rows, column):
+            return binary(a, "@", b if b_axes[0] == summed else Code(f"{b.atom}.T"), PRODUCT)
+    batch = rows[:-1]
+    if len(b_axes) > 2 and b_axes[:-1] == (*batch, summed) and want == (*rows, b_axes[-1]) and b_axes[-1] not in rows:
+        return binary(a, "@", b, PRODUCT)
+    return None
+
+
+def _einsum(
+    scope: Scope, a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]
+) -> Code:
+    letters = _letters((*a_axes, *b_axes))
+    equation = ",".join("".join(letters[axis] for axis in axes) for axes in (a_axes, b_axes))
+    scope.helpers.library("einsum")
+    return scope.backend.einsum(f"{equation}->{''.join(letters[axis] for axis in want)}", a.text, b.text)
+
+
+def _letters(axes: tuple[str, ...]) -> dict[str, str]:
+    """A letter for each axis: its own, or the other case of it, or the next one that is free."""
+    every = dict.fromkeys(axes)
+    letters = {axis: axis for axis in every if axis in ascii_letters and len(axis) == 1}
+    for axis in every:
+        if axis not in letters:
+            first = base(axis)[0]
+            wishes = (first, first.swapcase(), *ascii_letters)
+            letters[axis] = next(x for x in wishes if x in ascii_letters and x not in letters.values())
+    return letters
+
+
+# Moves.
+
+
+def _move(scope: Scope, line: Line, term: Operand) -> Code:
+    """One factor: a gather, a reduction, a transposition, a spread."""
+    want = line.left[0].loops
+    if isinstance(term, Literal):
+        return scope.full(scope.shape(want), scope.literal(term).text)
+    if term.indexed:
+        return gathered(scope, term, want)
+    code, have = scope.whole(term)
+    code = _summed(scope, code, have, want, "count" if term.name in scope.conditional else "sum")
+    return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
+
+
+def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
+    """The sum over the axes that are not wanted."""
+    kept = [axis for axis in have if axis in want]
+    if len(kept) < len(have):
+        places = [str(place) for place, axis in enumerate(have) if axis not in want]
+        code = scope.backend.reduce(kind, code, "" if not kept else places[0] if len(places) == 1 else shape(places))
+    return scope.spread(code, kept, want)
+
+
+# Sums and words.
+
+
+def _sum(scope: Scope, line: Sum) -> Code:
+    want = line.left[0].loops
+    one = scope.operand(line.right[0], want)
+    if len(line.right) == 1:
+        return one
+    return binary(one, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
+
+
+def _is_whole(line: Word) -> bool:
+    return line.word != "inside" and (line.part == "gradient" or bool(entry(line.word).body))
+
+
+def _primitive(scope: Scope, line: Word) -> Code:
+    left = line.left[0]
+    want = left.loops
+    if line.word == "zeros":
+        return scope.zeros(left.name)
+    if line.word == "eye":
+        half = scope.shape(want[: len(want) // 2])
+        code = scope.backend.eye(" * ".join(half) or "1", scope.like)
+        return code if len(half) == 1 else Code(f"{code.text}.reshape{shape((*half, *half))}")
+    if line.word == "inside":
+        return scope.backend.typed(scope.inside(line.where, want), scope.like)
+    if line.word == "append":
+        parts = [scope.value(term.name).text for term in line.right]
+        return scope.backend.joined(parts, want.index(line.axes[0]))
+    if line.word == "max":
+        (term,) = line.right
+        assert isinstance(term, Term)
+        code, have = scope.whole(term)
+        places = [str(place) for place, axis in enumerate(have) if axis not in want]
+        kept = [axis for axis in have if axis in want]
+        axis = places[0] if len(places) == 1 else shape(places)
+        return scope.spread(scope.backend.reduce("max", code, axis), kept, want)
+    if line.word in ("less", "equal"):
+        scope.conditional.add(left.name)
+    operands = [scope.operand(term, want) for term in line.right]
+    numbers = [isinstance(term, Literal) for term in line.right]
+    if line.word == "select" and len(operands) == 2:
+        operands.insert(0, scope.inside(line.where, want))
+    scope.helpers.library(line.word)
+    return primitive(scope.backend, line.word, operands, numbers)
+
+
+def _whole(scope: Scope, line: Word, heading: str) -> None:
+    """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
+    found = entry(line.word)
+    terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
+    every = set(line.loops)
+    want = next((term.loops for term in terms if set(term.loops) == every), line.loops)
+    acted = line.axes if is_along(found) else ()
+    places = [str(want.index(axis) - len(want)) for axis in acted]
+    axis = places[0] if len(places) == 1 else shape(places) if places else ""
+    operands = [scope.operand(term, want).text for term in line.right]
+    text = scope.helpers.call(line.word, line.part, line.gives, operands, axis)
+    wrong = []
+    for term in line.left:
+        own = term.declared
+        layout: Layout = tuple(own.index(axis) if axis in own else None for axis in want)
+        scope.layouts[term.name] = layout
+        if [place for place in layout if place is not None] != list(range(len(term.declared))):
+            wrong.append(term.name)
+    names = [term.name for term in line.left]
+    if len(names) == 1 and names[0] in scope.once and not wrong:
+        scope.wait(names[0], Code(text))
+        return
+    targets = ", ".join(map(scope.identifiers.of, names))
+    function, _, given = text.partition("(")
+    text = f"{targets} = {text}"
+    if len(text) > WIDTH and "(" not in given:
+        text = call(function, given.rstrip(")").split(", "), f"{targets} = ")
+    scope.put(text, names, comment(line), heading)
+    for name in wrong:
+        code = scope.settled(name)
+        scope.layouts.pop(name)
+        scope.put(f"{scope.identifiers.of(name)} = {code.text}", (name,), f"[{' '.join(scope.axes[name])}]")

@@ -1,0 +1,331 @@
+"""A table as a program: a function for the step, one for each repeat's turn, records, helpers, all as one text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk
+from learncost.layers.lower import lower
+from learncost.readings.emit import function
+from learncost.readings.emit.backend import Backend, backend
+from learncost.readings.emit.expression import WIDTH, call
+from learncost.readings.emit.function import Parameter, Source
+from learncost.readings.emit.identifiers import Identifiers
+from learncost.readings.emit.lines import write
+from learncost.readings.emit.optimizer import collapsed
+from learncost.readings.emit.records import Node, Tree, Weights, leaves, renamed
+from learncost.readings.emit.scope import Scope
+from learncost.readings.emit.scope import Statement as Made
+from learncost.readings.emit.turns import Turns
+from learncost.readings.emit.words import Helpers
+from learncost.vocabulary import entries
+
+_RESERVED = (
+    "np",
+    "torch",
+    "functional",
+    "jax",
+    "jnp",
+    "math",
+    "einsum",
+    "erf",
+    "NamedTuple",
+    "axis",
+    "stack",
+    "each",
+    "updated",
+    "_",
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program's text, and how the names of the table stand in it.
+
+    names        every name of the table that the text has, with its identifier: one-to-one
+    parameters   what the function takes, in order: a name each, or a record of names
+    results      what it returns, in the same way; a single result comes without a tuple
+    sizes        what cannot be read off an array, such as a window, with its identifier: further parameters, by name
+    """
+
+    text: str
+    function: str
+    names: Mapping[str, str]
+    parameters: tuple[Tree, ...]
+    results: tuple[Tree, ...]
+    sizes: Mapping[str, str]
+
+
+def program(
+    table: Table,
+    backend_name: str = "numpy",
+    function_name: str = "step",
+    title: str = "",
+    sizes: Mapping[str, int] | None = None,
+) -> Program:
+    """The program of a table, whose weights and inputs are its arguments and whose outputs it returns.
+
+    function_name   of the function
+    title           what the program is, its first lines
+    sizes           numbers for sizes that no array has, such as windows; those without one are parameters
+    Raises `InputError` for an unknown backend.
+    """
+    return _Writer(_closed(table), backend(backend_name), function_name, title, dict(sizes or {})).program()
+
+
+def _closed(table: Table) -> Table:
+    """The table with everything that its lines read and do not make among its inputs."""
+    made: set[str] = {*table.inputs, *table.weights}
+    free: list[str] = []
+    for line in table.lines:
+        free += [name for name in line.reads if name not in made]
+        made |= {*free}
+        if isinstance(line, Repeat):
+            made |= {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
+        else:
+            made |= {term.name for term in line.left}
+    return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
+
+
+@dataclass
+class _Writer:
+    table: Table
+    backend: Backend
+    function: str
+    title: str
+    given: dict[str, int]
+
+    def __post_init__(self) -> None:
+        table = self.table
+        self.lowered = lower(table, whole=True)
+        words = [word.name for word in entries()]
+        reserved = (*_RESERVED, *words, *(f"{word}_gradient" for word in words), self.function)
+        self.identifiers = Identifiers(reserved)
+        self.helpers = Helpers(self.backend)
+        self.weights = Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
+        self.w = self.identifiers.of("w", "record") if self.weights.tree else ""
+        self.identifiers.of("turn", "loop")  # before a value of this name
+        self.states = self._states()
+        paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
+        for part, names in self.states.items():
+            paths |= {own: f"{part}.{self.weights.paths[name]}" for name, own in names.items()}
+        self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths)
+        self.scope.like = self._like(paths)
+        self.scope.given = {paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights}
+        self.turns = Turns(self.lowered, self.weights, self.w, self.statements)
+
+    def _stack_title(self, names: Sequence[str]) -> str:
+        """What the turns of a group are called: block, encoder_block, decoder_block."""
+        blocks = {
+            line.tag.block
+            for repeat in self.table.lines
+            if isinstance(repeat, Repeat) and {outer for _, outer in repeat.each} & set(names)
+            for line, _ in walk(repeat.lines)
+        }
+        every = {line.tag.block for line, _ in walk(self.table.lines) if line.tag.block}
+        return f"{blocks.pop()}_block" if len(every) > 1 and len(blocks) == 1 and None not in blocks else "block"
+
+    def _states(self) -> dict[str, dict[str, str]]:
+        """Inputs that belong to every weight, such as `W.M`: records like that of the weights."""
+        if self.weights.tree is None:
+            return {}
+        ends = dict.fromkeys(name.rpartition(".")[2] for name in self.table.inputs)
+        found = {end: {name: f"{name}.{end}" for name in self.table.weights} for end in ends}
+        known = set(self.table.inputs)
+        return {
+            self.identifiers.of(f"state.{end}", "record"): {name: own for name, own in names.items() if own in known}
+            for end, names in found.items()
+            if known & set(names.values())
+        }
+
+    def _like(self, paths: Mapping[str, str]) -> str:
+        """The array whose type all numbers have: the first weight, or the first input that is no index or condition."""
+        conditions = {
+            line.right[0].name
+            for line, _ in walk(self.lowered.lines)
+            if isinstance(line, Word) and line.word == "select"
+        }
+        names = [
+            *self.table.weights,
+            *(n for n in self.table.inputs if n not in self.table.indices and n not in conditions),
+            *self.table.inputs,
+        ]
+        return paths.get(names[0]) or self.identifiers.of(names[0]) if names else ""
+
+    # The whole.
+
+    def program(self) -> Program:
+        table, scope = self.table, self.scope
+        inputs, parameters = self._parameters()
+        self.statements(scope, self.lowered.lines, set(table.outputs))
+        results = self._results()
+        scope.put(self._return(results), ())
+        own = [*table.weights, *table.inputs]
+        sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in own]
+        made = function.masks(scope)
+        first, missing = function.sizes(scope, sources)
+        constants = [Made(f"{scope.sizes[n]} = {self.given[n]}") for n in missing if n in self.given]
+        missing = [name for name in missing if name not in self.given]
+        parameters += [Parameter(scope.sizes[name], "int") for name in missing]
+        about = f"Returns {', '.join(self._says(tree) for tree in results)}."
+        body = function.freed(scope, {*table.inputs, *table.weights})
+        self.turns.functions.append(function.text(self.function, parameters, about, [*constants, *first, *made], body))
+        return Program(
+            self._text(),
+            self.function,
+            self.identifiers.values,
+            inputs,
+            results,
+            {name: scope.sizes[name] for name in missing},
+        )
+
+    def _parameters(self) -> tuple[tuple[Tree, ...], list[Parameter]]:
+        table, names = self.table, self.identifiers
+        tree = self.weights.tree
+        state = {own for group in self.states.values() for own in group.values()}
+        later = {f"d{name}" for name in table.outputs}
+        weights: list[Tree] = [tree] if tree else list(table.weights)
+        before = [name for name in table.inputs if name not in state and name not in later]
+        after = [name for name in table.inputs if name in later]
+        states: list[Tree] = [renamed(tree, group) for group in self.states.values()]
+        trees: tuple[Tree, ...] = (*weights, *states, *before, *after) if tree else (*before, *weights, *after)
+        found = []
+        for one in trees:
+            if isinstance(one, Node):
+                name = self.w if one is tree else list(self.states)[states.index(one)]
+                found.append(Parameter(name, one.record))
+            elif one is not None:
+                found.append(Parameter(names.of(one), axes=table.axes[one]))
+        return trees, found
+
+    # Statements.
+
+    def statements(self, scope: Scope, lines: Sequence[Statement], handed: set[str]) -> None:
+        """The lines of one function; `handed` are the names that leave it."""
+        scope.once = _read_once(lines) - handed
+        scope.handed = handed
+        makes = Counter(name for line in lines for name in _makes(line))
+        scope.again = {name for name, count in makes.items() if count > 1}
+        before = ""
+        rest = list(lines)
+        if self.weights.tree is not None and scope is self.scope:
+            updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+            rest = [line for line in lines if line not in updates]
+        else:
+            updates = []
+        for line in rest:
+            if isinstance(line, Repeat):
+                self.turns.write(scope, line)
+                before = ""
+                continue
+            heading, count = _heading(line) or before, len(scope.statements)
+            write(scope, line, heading if heading != before else "")
+            before = heading if len(scope.statements) > count else before
+        for done, heading in collapsed(scope, updates, self.weights):
+            if isinstance(done, Line):
+                write(scope, done, heading)
+
+    # Results.
+
+    def _results(self) -> tuple[Tree, ...]:
+        """The outputs as they stand, but gradients, new weights and new states as records like that of the weights."""
+        tree, table = self.weights.tree, self.table
+        if tree is None:
+            return tuple(dict.fromkeys(table.outputs))
+        results: list[Tree] = []
+        done: set[str] = set()
+        kinds = ["d{}", "{}.new", *(f"{{}}.{part}.new" for part in self._state_parts())]
+        by_name = {kind.format(name): kind for kind in kinds for name in table.weights}
+        for name in dict.fromkeys(table.outputs):
+            kind = by_name.get(name)
+            if kind is None:
+                results.append(name)
+            elif kind not in done:
+                done.add(kind)
+                stays = {w: w for w in table.weights} if kind == "{}.new" else {}
+                own = {w: kind.format(w) for w in table.weights if kind.format(w) in table.outputs}
+                results.append(renamed(tree, {**stays, **own}))
+        return tuple(results)
+
+    def _state_parts(self) -> list[str]:
+        return list(dict.fromkeys(next(iter(own.values())).rpartition(".")[2] for own in self.states.values()))
+
+    def _return(self, results: Sequence[Tree]) -> str:
+        built = [self.built(self.scope, tree) for tree in results]
+        return f"return {built[0]}" if len(built) == 1 else _tuple(built)
+
+    def built(self, scope: Scope, tree: Tree) -> str:
+        """A tree of names as Python: a record's own name where all its fields are that record's."""
+        if tree is None:
+            return "None"
+        if isinstance(tree, str):
+            return scope.settled(tree).text
+        texts = [self.built(scope, part) for part in tree.fields]
+        starts = {text.rpartition(".")[0] for text in texts}
+        if len(starts) == 1 and (start := starts.pop()) and start.isidentifier() and start in scope.variables.values():
+            return start
+        return f"{tree.record}({', '.join(texts)})"
+
+    def _says(self, tree: Tree) -> str:
+        if tree is None:
+            return "nothing"
+        if isinstance(tree, str):
+            return self.identifiers.of(tree)
+        name = next(leaves(tree))
+        if name.endswith(".new"):
+            weight = name.removesuffix(".new")
+            part = weight.rpartition(".")[2] if weight not in self.table.weights else ""
+            return f"the new state_{part}" if part else "the new weights"
+        return "the new weights" if name in self.table.weights else "the gradients"
+
+    # The text.
+
+    def _text(self) -> str:
+        imports = [] if not self._uses("math.") else ["import math"]
+        records = [*self.weights.records, *self.turns.records]
+        if records:
+            imports.append("from typing import NamedTuple")
+        used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
+        own = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
+        parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(own)]
+        head = "\n\n".join(part for part in parts if part)
+        return "\n\n\n".join((head, *map(str, records), *self.helpers.texts.values(), *self.turns.functions)) + "\n"
+
+    def _uses(self, module: str) -> bool:
+        texts = (
+            *map(str, (*self.weights.records, *self.turns.records)),
+            *self.helpers.texts.values(),
+            *self.turns.functions,
+        )
+        return any(module in text for text in texts)
+
+
+def _read_once(lines: Iterable[Statement]) -> set[str]:
+    """Names of steps within one line that one other line reads, so that they may be written into it."""
+    reads: Counter[str] = Counter()
+    barred: set[str] = set()
+    for line in lines:
+        if isinstance(line, Repeat):
+            barred |= set(line.reads)
+        else:
+            reads.update(name for term in (*line.left, *line.right) for name in term.names if "~" in name)
+            reads.subtract(term.name for term in line.left if "~" in term.name)
+    return {name for name, count in reads.items() if count == 1} - barred
+
+
+def _makes(line: Statement) -> list[str]:
+    if isinstance(line, Repeat):
+        return [*(carry.final for carry in line.carry), *(outer for _, outer in line.keep)]
+    return [term.name for term in line.left]
+
+
+def _tuple(items: Sequence[str]) -> str:
+    line = f"return {', '.join(items)}"
+    return line if len(line) < WIDTH else call("", items, "return ")
+
+
+def _heading(line: Line) -> str:
+    name = line.tag.layer.replace("_", " ")
+    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name

@@ -1,0 +1,238 @@
+"""A function while it is written: what its names are called, how their arrays lie, the sizes and masks it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isinf
+
+from learncost.equation.count import base
+from learncost.equation.table import Condition, Literal, Operand, Read, Term
+from learncost.readings.emit.backend import Backend
+from learncost.readings.emit.expression import POWER, PRODUCT, Code, number
+from learncost.readings.emit.identifiers import Identifiers
+from learncost.readings.emit.words import Helpers
+
+Layout = tuple[int | None, ...]
+"""The places of an array's axes among those declared; None is an axis of length 1 that a word has kept."""
+Mask = tuple[str, str, bool, str | None]
+"""Sizes of the upper (rows) and of the lower axis (columns) of a condition, whether it is strict, its window."""
+
+
+@dataclass
+class Statement:
+    """A statement with the names that it makes and reads; `heading` stands over it, `comment` behind it."""
+
+    text: str
+    makes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    comment: str = ""
+    heading: str = ""
+
+
+@dataclass
+class Scope:
+    """One function. `paths` are names that are fields of a record, such as w.attn_WQ."""
+
+    backend: Backend
+    identifiers: Identifiers
+    helpers: Helpers
+    axes: Mapping[str, tuple[str, ...]]
+    like: str = ""  # an array with the type and the device of the function's numbers
+    paths: dict[str, str] = field(default_factory=dict)
+    given: dict[str, tuple[str, ...]] = field(default_factory=dict)  # weights of the function, with their axes
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    statements: list[Statement] = field(default_factory=list)
+    sizes: dict[str, str] = field(default_factory=dict)  # that the function needs, with their identifiers
+    masks: dict[Mask, str] = field(default_factory=dict)
+    conditions: dict[Mask, str] = field(default_factory=dict)  # how a mask's condition is written
+    once: set[str] = field(default_factory=set)  # names to be written into their only reader
+    waiting: dict[str, tuple[Code, list[str]]] = field(default_factory=dict)
+    conditional: set[str] = field(default_factory=set)  # names that hold truth values
+    variables: dict[str, str] = field(default_factory=dict)  # of records and lists: what they are called
+    owners: dict[str, str] = field(default_factory=dict)  # of a field: the record that holds its array
+    made: set[str] = field(default_factory=set)  # parts of an object that the function was given and may release
+    handed: set[str] = field(default_factory=set)  # names that leave the function
+    again: set[str] = field(default_factory=set)  # names that several lines make
+    aliases: dict[str, str] = field(default_factory=dict)  # second names of an array
+    read: list[str] = field(default_factory=list)  # names that the statement being written has read
+
+    # Values.
+
+    def value(self, name: str) -> Code:
+        """What a name is called here; noted as read."""
+        name = self.aliases.get(name, name)
+        if name in self.waiting:
+            code, read = self.waiting.pop(name)
+            self.read += read
+            return code
+        self.read.append(name)
+        return Code(self.paths.get(name) or self.identifiers.of(name))
+
+    def layout(self, name: str) -> Layout:
+        return self.layouts.get(name, tuple(range(len(self.axes[name]))))
+
+    def have(self, term: Term) -> tuple[str | None, ...]:
+        """The axes of the array behind a term, as the line reads them."""
+        own = tuple(a for axis in term.axes for a in ((axis,) if isinstance(axis, str) else axis.at.loops))
+        return tuple(None if place is None else own[place] for place in self.layout(term.name))
+
+    def operand(self, term: Operand, want: tuple[str, ...]) -> Code:
+        """An operand such that it spreads over the axes wanted, by itself or with axes of length 1."""
+        if isinstance(term, Literal):
+            return self.literal(term)
+        return self.spread(self.value(term.name), self.have(term), want)
+
+    def literal(self, term: Literal) -> Code:
+        if isinf(term.value):
+            return Code(f"{'-' if term.value < 0 else ''}{self.backend.module}.inf", POWER)
+        if not term.sizes:
+            return number(term.value)
+        sizes = [self.size(size) for size in term.sizes]
+        points = Code(sizes[0]) if len(sizes) == 1 else Code(" * ".join(sizes), PRODUCT)
+        power = repr(term.power)
+        code = points if term.power == 1 else Code(f"{points.atom}**{power}", POWER)
+        return code if term.value == 1 else Code(f"{number(term.value).at(POWER)} * {code.at(POWER)}", PRODUCT)
+
+    def whole(self, term: Term) -> tuple[Code, tuple[str, ...]]:
+        """An operand without axes of length 1, and its axes."""
+        code, have = self.value(term.name), self.have(term)
+        plain = tuple(axis for axis in have if axis is not None)
+        return self.without_ones(code, have), plain
+
+    def without_ones(self, code: Code, have: Sequence[str | None]) -> Code:
+        if None not in have:
+            return code
+        return Code(f"{code.atom}[{', '.join('0' if axis is None else ':' for axis in have)}]")
+
+    def spread(self, code: Code, have: Sequence[str | None], want: Sequence[str]) -> Code:
+        """The array such that broadcasting puts its axes where they are wanted."""
+        last = want[len(want) - len(have) :] if have else ()
+        plain = [axis for axis in have if axis is not None]
+        if len(have) <= len(want) and all(
+            mine == own or (mine is None and own not in plain) for mine, own in zip(have, last, strict=True)
+        ):
+            return code
+        code = self.without_ones(code, have)
+        order = [plain.index(axis) for axis in want if axis in plain]
+        if order != sorted(order):
+            code = self.backend.transpose(code, order)
+        marks = [":" if axis in plain else "None" for axis in want]
+        while marks and marks[0] == "None":
+            marks.pop(0)
+        if "None" not in marks:
+            return code
+        inserted = len(marks) - marks.index("None")
+        text = ", ".join(marks)
+        if all(mark == "None" for mark in marks[-inserted:]):
+            text = ", ".join(["...", *marks[-inserted:]])
+        return Code(f"{code.atom}[{text}]")
+
+    # Sizes and masks.
+
+    def size(self, axis: str) -> str:
+        """The size of an axis: a number, or a variable that the function's first lines set."""
+        own = base(axis)
+        if own.isdigit():
+            return own
+        return self.sizes.setdefault(own, self.identifiers.of(own, "size"))
+
+    def shape(self, axes: Iterable[str]) -> list[str]:
+        return [self.size(axis) for axis in axes]
+
+    def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
+        """Whether a point is inside a condition, over the axes wanted."""
+        upper, lower = condition.upper, condition.lower
+        key = (base(upper), base(lower), condition.strict, condition.window)
+        name = self.masks.setdefault(key, self.identifiers.of("inside", f"mask {key}"))
+        self.conditions.setdefault(key, f"[{upper} {lower}] where {condition}")
+        return self.spread(Code(name), (upper, lower), want)
+
+    def own_mask(self, key: Mask, inner: Scope) -> str:
+        """The mask that a function which is called from here needs."""
+        self.conditions.setdefault(key, inner.conditions[key])
+        return self.masks.setdefault(key, inner.masks[key])
+
+    def inside(self, conditions: Iterable[Condition], want: tuple[str, ...]) -> Code:
+        masks = [self.mask(condition, want) for condition in conditions]
+        return masks[0] if len(masks) == 1 else Code(" & ".join(mask.at(PRODUCT) for mask in masks), PRODUCT)
+
+    def zeros(self, name: str) -> Code:
+        """An array of zeros with the axes that a name is declared with."""
+        same = next((text for text, axes in self.given.items() if axes == self.axes[name]), None)
+        if same:
+            return Code(f"{self.backend.module}.zeros_like({same})")
+        return self.backend.zeros(self.shape(self.axes[name]), self.like)
+
+    # Indices.
+
+    def positions(self, axis: Read) -> Code:
+        return self.value(axis.at.name) if isinstance(axis.at, Term) else Code(str(int(axis.at.value)))
+
+    def _point(self, axis: Read, want: tuple[str, ...]) -> Code:
+        """The positions over the axes wanted; PyTorch writes at arrays alone."""
+        if isinstance(axis.at, Literal) and self.backend.name == "torch":
+            return Code(f"torch.tensor({int(axis.at.value)}, device={self.like}.device)")
+        return self.spread(self.positions(axis), axis.at.loops, want)
+
+    def index(self, term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> str:
+        """What to write in brackets so that an array is read or written at a term's indices, axes as wanted."""
+        parts = []
+        for place, axis in enumerate(term.axes):
+            if isinstance(axis, Read):
+                parts.append(self._point(axis, want).text)
+            else:
+                everything = self.backend.arange(self.size(declared[place]), self.like)
+                parts.append(self.spread(everything, (axis,), want).text)
+        return ", ".join(parts)
+
+    # Statements.
+
+    def put(self, text: str, makes: Sequence[str], comment: str = "", heading: str = "") -> None:
+        """Add a statement; what was read since the one before is read by this one."""
+        self.statements.append(Statement(text, tuple(makes), tuple(self.read), comment, heading))
+        self.read = []
+
+    def wait(self, name: str, code: Code) -> None:
+        """Keep an expression until its only reader is written."""
+        self.waiting[name] = (code, self.read)
+        self.read = []
+
+    def own(self, variable: str, fields: Mapping[str, str]) -> None:
+        """A variable that holds a record: names of the table with their fields."""
+        record = f"record {variable}"
+        self.variables[record] = variable
+        self.paths |= {name: f"{variable}.{own}" for name, own in fields.items()}
+        self.owners |= dict.fromkeys(fields, record)
+
+    def put_two(self, first: str, makes: Sequence[str], second: str, comment: str, heading: str) -> None:
+        """Add a statement that makes a value and one that fills it, of which the second reads."""
+        read, self.read = self.read, []
+        self.put(first, makes, "", heading)
+        self.read = [*read, *makes]
+        self.put(second, (), comment)
+
+    def is_alias(self, left: Term, right: Operand) -> bool:
+        """Whether a name is but a second name of an array, which is then read under its first."""
+        first = self.aliases.get(right.name, right.name)
+        if left.name in self.handed or {left.name, first, right.name} & self.again or first in self.waiting:
+            return False
+        if self.have(right) != left.declared:  # type: ignore[arg-type]  # a number has no second name
+            return False
+        self.aliases[left.name] = first
+        return True
+
+    def settled(self, name: str) -> Code:
+        """A value as it is declared, without axes of length 1 and in their order."""
+        layout = self.layout(name)
+        if layout == tuple(range(len(self.axes[name]))):
+            return self.value(name)
+        letters = [None if place is None else str(place) for place in layout]
+        code = self.without_ones(self.value(name), letters)
+        plain = [place for place in layout if place is not None]
+        if plain == sorted(plain):
+            return code
+        return self.backend.transpose(code, [plain.index(place) for place in range(len(plain))])
+
+    def full(self, sizes: Sequence[str], value: str) -> Code:
+        return self.backend.filled(sizes, self.like, value)

@@ -1,0 +1,258 @@
+"""A repeat as a function of one turn, called in a loop; what a turn keeps for a later loop is one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.table import Repeat, Statement, Table, walk
+from learncost.readings.emit import function
+from learncost.readings.emit.expression import call
+from learncost.readings.emit.function import Parameter, Source
+from learncost.readings.emit.records import Group, Record, Weights
+from learncost.readings.emit.scope import Layout, Scope
+from learncost.readings.emit.scope import Statement as Made
+
+Pair = tuple[str, str]  # a name inside a repeat and the name of its stack outside
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A list of what the turns of a loop keep for a later loop: objects with a field for each name, or plain arrays."""
+
+    variable: str
+    record: str  # empty: the arrays of one name
+    names: tuple[str, ...]  # of the stacks outside
+    layouts: tuple[Layout, ...]
+    backwards: bool
+
+
+@dataclass
+class Turns:
+    """Writes the loops of a program. `statements` writes the lines of a function, given the names that leave it."""
+
+    table: Table
+    weights: Weights
+    record: str  # what the record of the weights is called
+    statements: Callable[[Scope, Sequence[Statement], set[str]], None]
+    records: list[Record] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    kept: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
+
+    def write(self, scope: Scope, line: Repeat) -> None:
+        """Add the loop to a function, and the function of one turn to the program."""
+        _Loop(self, scope, line).write()
+
+    def readers(self, kept: Kept) -> int:
+        """How many loops read what another one keeps."""
+        repeats = (line for line in self.table.lines if isinstance(line, Repeat))
+        return sum(bool({outer for _, outer in line.each} & set(kept.names)) for line in repeats)
+
+    def read_whole(self) -> set[str]:
+        """Names that are read other than slice by slice."""
+        whole = set(self.table.outputs)
+        for line in self.table.lines:
+            if isinstance(line, Repeat):
+                whole |= {carry.initial for carry in line.carry} | set(line.shared)
+            else:
+                whole |= set(line.reads)
+        return whole
+
+    def read_in_slices(self) -> set[str]:
+        return {outer for line in self.table.lines if isinstance(line, Repeat) for _, outer in line.each}
+
+
+class _Loop:
+    """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
+
+    def __init__(self, turns: Turns, scope: Scope, line: Repeat) -> None:
+        self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
+        self.turn = self.names.of("turn", "loop")
+        self.title = _title(line, turns.table)
+        self.inner = Scope(scope.backend, self.names, scope.helpers, {**scope.axes, **line.axes})
+        self.parameters: list[Parameter] = []
+        self.sources: list[Source] = []
+        self.returned: list[str] = []
+        self.targets: list[str] = []
+        self.lists: dict[str, str] = {}  # variables that collect, each with the name that stands for its array
+        self.stacked: dict[str, str] = {}  # what becomes of them after the loop
+
+    def write(self) -> None:
+        line, scope, inner = self.line, self.scope, self.inner
+        for carry in line.carry:
+            self._take(carry.start, line.axes[carry.start], self.names.of(carry.final))
+        opened = self._slices()
+        for name in line.shared:
+            inner.layouts[name] = scope.layout(name)
+            self._take(name, scope.axes[name], scope.value(name).text)
+        inner.like = self.sources[0].text if self.sources else scope.like
+        inner.statements = [*opened]
+        handed = {carry.end for carry in line.carry} | {own for own, _ in line.keep}
+        read, scope.read = scope.read, []
+        self.turns.statements(inner, line.lines, handed)
+        self._gives()
+        self._function(len(opened))
+        self._loop(read)
+
+    # What a turn takes.
+
+    def _take(self, name: str, axes: tuple[str, ...], argument: str) -> None:
+        """A value as a parameter; where it lies as it is declared, sizes are read off it."""
+        self.parameters.append(Parameter(self.names.of(name), axes=axes, argument=argument))
+        if self.inner.layout(name) == tuple(range(len(axes))):
+            self.sources.append(Source(self.names.of(name), axes))
+
+    def _slices(self) -> list[Made]:
+        """Slices of stacks: weights as one record, kept objects, other arrays; the statements that open the objects."""
+        line, inner, opened = self.line, self.inner, list[Made]()
+        rest = dict(line.each)
+        for group in self.turns.weights.groups:
+            own = {inside: outer for inside, outer in rest.items() if outer in group.names}
+            if own:
+                stacks = f"{self.turns.record}.{group.field}"
+                argument = f"{group.record}(*(stack[{self.turn}] for stack in {stacks}))"
+                self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
+                inner.paths |= {inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in own.items()}
+                self.sources += [Source(inner.paths[inside], line.axes[inside]) for inside in own]
+                rest = {inside: outer for inside, outer in rest.items() if inside not in own}
+        for kept in dict.fromkeys(self.turns.kept[outer] for outer in rest.values() if outer in self.turns.kept):
+            own = {outer: inside for inside, outer in rest.items() if outer in kept.names}
+            opened += self._open(kept, own)
+            rest = {inside: outer for inside, outer in rest.items() if outer not in own}
+        for inside, outer in rest.items():
+            self._take(inside, line.axes[inside], f"{self.scope.value(outer).atom}[{self.turn}]")
+        return opened
+
+    def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
+        """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
+        inner = self.inner
+        self.scope.read.append(f"record {kept.variable}")
+        layouts = dict(zip(kept.names, kept.layouts, strict=True))
+        inner.layouts |= {inside: layouts[outer] for outer, inside in own.items()}
+        last_first = kept.backwards != self.line.reverse and self.turns.readers(kept) == 1
+        argument = f"{kept.variable}.pop()" if last_first else f"{kept.variable}[{self.turn}]"
+        if not kept.record:
+            (inside,) = own.values()
+            self._take(inside, self.line.axes[inside], argument)
+            return []
+        self.parameters.append(Parameter(kept.variable, kept.record, argument=argument))
+        self.sources += [
+            Source(self.names.of(inside), self.line.axes[inside])
+            for inside in own.values()
+            if inner.layout(inside) == tuple(range(len(self.line.axes[inside])))
+        ]
+        inner.made |= set(own.values())
+        fields = [self.names.of(own[outer]) if outer in own else "_" for outer in kept.names]
+        opened = [Made(call("", fields, indent=16) + f" = {kept.variable}", tuple(own.values()))]
+        if "\n" not in opened[0].text:
+            opened[0].text = f"{', '.join(fields)} = {kept.variable}"
+        if inner.backend.releases:
+            opened.append(Made(f"del {kept.variable}"))
+        return opened
+
+    # What it gives.
+
+    def _gives(self) -> None:
+        """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
+        inner, names = self.inner, self.names
+        for carry in self.line.carry:
+            self.returned.append(inner.settled(carry.end).text)
+            self.targets.append(names.of(carry.final))
+        whole, sliced = self.turns.read_whole(), self.turns.read_in_slices()
+        objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in whole]
+        rest = {outer: inside for inside, outer in self.line.keep if outer in whole}
+        if objects:
+            self._keep(objects)
+        for group in self.turns.weights.groups:
+            if all(f"d{name}" in rest for name in group.names):
+                self._gradients(group, [rest.pop(f"d{name}") for name in group.names])
+        for outer, inside in rest.items():
+            self.scope.layouts.pop(outer, None)
+            variable = names.of(outer)
+            self._collect(variable, outer, inner.settled(inside).text)
+            self.stacked[variable] = f"{inner.backend.module}.stack({variable})"
+
+    def _collect(self, variable: str, name: str, value: str) -> None:
+        self.returned.append(value)
+        self.targets.append(f"{variable}[{self.turn}]")
+        self.lists[variable] = name
+
+    def _keep(self, pairs: Sequence[Pair]) -> None:
+        inner, names, line = self.inner, self.names, self.line
+        outers = tuple(outer for _, outer in pairs)
+        layouts = tuple(inner.layout(own) for own, _ in pairs)
+        values = [inner.value(own).text for own, _ in pairs]
+        if len(pairs) == 1:
+            kept = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
+            text = values[0]
+        else:
+            wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
+            record = names.of(wish, f"class {id(line)}")
+            kept = Kept(names.of("kept", f"record {id(line)}"), record, outers, layouts, line.reverse)
+            axes = {own: f"[{' '.join(line.axes[own])}]" for own, _ in pairs}
+            fields = tuple((names.of(own), inner.backend.array, axes[own]) for own, _ in pairs)
+            self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
+            text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
+        self.turns.kept |= dict.fromkeys(outers, kept)
+        self._collect(kept.variable, f"record {kept.variable}", text)
+
+    def _gradients(self, group: Group, insides: Sequence[str]) -> None:
+        """The gradients of a group's weights: a record each turn, then a record of stacks."""
+        inner, names = self.inner, self.names
+        variable = names.of(f"d{group.field}", f"record {id(self.line)}")
+        self._collect(variable, f"record {variable}", call(group.record, [inner.settled(n).text for n in insides]))
+        stack = f"{inner.backend.module}.stack"
+        self.stacked[variable] = f"{group.record}(*map({stack}, zip(*{variable}, strict=True)))"
+        self.scope.own(variable, {f"d{name}": names.of(name) for name in group.names})
+
+    # The texts.
+
+    def _function(self, opened: int) -> None:
+        inner, line = self.inner, self.line
+        inner.put(f"return {', '.join(self.returned)}", ())
+        sizes, missing = function.sizes(inner, self.sources)
+        self.parameters += [
+            Parameter(own, argument=self.scope.own_mask(key, inner)) for key, own in inner.masks.items()
+        ]
+        self.parameters += [Parameter(inner.sizes[own], "int", argument=self.scope.size(own)) for own in missing]
+        given = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.made}
+        body = function.freed(inner, given)
+        self.name = self.names.of(self.title, f"function {id(line)}")
+        about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
+        first = [*body[:opened], *sizes]
+        self.turns.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
+
+    def _loop(self, read: list[str]) -> None:
+        line, scope, names = self.line, self.scope, self.names
+        count = line.count if line.count.isdigit() else scope.size(line.count)
+        first = len(scope.statements)
+        for carry in line.carry:
+            if carry.initial != carry.final:
+                code = scope.settled(carry.initial)
+                scope.put(f"{names.of(carry.final)} = {code.text}", (carry.final,))
+            scope.layouts.pop(carry.final, None)
+        for variable, name in self.lists.items():
+            scope.put(f"{variable} = [None] * {count}", (name,))
+            if name.startswith("record "):
+                scope.variables[name] = variable
+        turns = f"reversed(range({count}))" if line.reverse else f"range({count})"
+        arguments = [one.argument for one in self.parameters]
+        called = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
+        scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
+        scope.put(f"for {self.turn} in {turns}:\n    {called}", ())
+        side, _, way = self.title.partition("block")
+        scope.statements[first].heading = f"the {side.replace('_', ' ')}blocks{way.replace('_', ', ')}"
+        for variable, text in self.stacked.items():
+            scope.read = [self.lists[variable]]
+            scope.put(f"{variable} = {text}", (self.lists[variable],))
+
+
+def _title(line: Repeat, table: Table) -> str:
+    """What one turn is called: block, decoder_block_backward."""
+    own = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
+    every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
+    macros = {inner.tag.macro for inner, _ in walk(line.lines)}
+    side = f"{own.pop()}_" if len(every) > 1 and len(own) == 1 else ""
+    if "backward" in macros:
+        return f"{side}block_backward"
+    return f"{side}block_update" if "weight_update" in macros else f"{side}block"

@@ -1,0 +1,164 @@
+"""Words as calls: of the library's own function where it has one, else of a helper made from the word's body."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.table import Line, Literal, Operand, Product, Sum, Word
+from learncost.readings.emit.backend import Backend
+from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, binary, number
+from learncost.vocabulary import entry
+from learncost.vocabulary.entry import Entry
+
+LONGEST = 60
+"""A longer part of a formula has a line of its own."""
+
+
+def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool]) -> Code:
+    """A primitive that acts on each element; `numbers` says which operands are Python's own numbers."""
+    if word in ("exp", "log", "tanh", "sqrt", "erf"):
+        return backend.function(word, operands[0].text)
+    if word == "select":
+        return backend.function("where", *(operand.text for operand in operands))
+    if word == "maximum":
+        return backend.maximum(operands[0], operands[1], numbers)
+    sign, level = {"divide": ("/", PRODUCT), "less": ("<", COMPARISON), "equal": ("==", COMPARISON)}[word]
+    if level == COMPARISON:
+        return Code(f"{operands[0].at(SUM)} {sign} {operands[1].at(SUM)}", level)
+    return binary(operands[0], sign, operands[1], level)
+
+
+def is_along(found: Entry) -> bool:
+    """Whether the word acts along axes, so that its helper has to be told which."""
+    return not found.pointwise and bool(found.body or found.kind == "reduction")
+
+
+@dataclass
+class Helpers:
+    """The functions on the top of a program, each written once, in the order in which they are needed."""
+
+    backend: Backend
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def library(self, name: str) -> None:
+        """Note that a helper of the backend is used, such as NumPy's einsum."""
+        if name in self.backend.helpers:
+            self.texts.setdefault(name, self.backend.helpers[name])
+
+    def call(self, word: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
+        """The call of a whole word: operands as its part reads them, `axis` where it acts along some."""
+        found = entry(word)
+        if (
+            part == "body"
+            and gives == found.outputs
+            and word in self.backend.words
+            and self._fits(word, operands, axis)
+        ):
+            given = dict(zip(found.inputs, operands, strict=True))
+            return self.backend.words[word].format(**given, axis=axis)
+        name = self._name(found, part, gives)
+        if name not in self.texts:
+            text = _Writer(self, found, part, gives).function(name)  # the helpers that it calls come before it
+            self.texts[name] = text
+        return f"{name}({', '.join((*operands, axis) if is_along(found) else operands)})"
+
+    def _fits(self, word: str, operands: Sequence[str], axis: str) -> bool:
+        """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the last ones."""
+        if self.backend.name != "torch" or word not in ("softmax", "log_softmax", "normalize", "rms_normalize"):
+            return True
+        return not axis.startswith("(") and ("softmax" in word or (axis == "-1" and operands[0].isidentifier()))
+
+    def _name(self, found: Entry, part: str, gives: tuple[str, ...]) -> str:
+        if part == "body":
+            more = [name for name in gives if name not in found.outputs]
+            return "_with_".join((found.name, "_".join(more))) if more else found.name
+        every = tuple(
+            t.name for line in found.gradient for t in line.left if t.name[1:] in found.inputs and t.name[0] == "d"
+        )
+        return f"{found.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
+
+
+class _Writer:
+    """One helper: the lines of a word's part, what is read once written into its reader."""
+
+    def __init__(self, helpers: Helpers, found: Entry, part: str, gives: tuple[str, ...]) -> None:
+        self.helpers, self.backend, self.found, self.part, self.gives = helpers, helpers.backend, found, part, gives
+        self.lines = found.lines(part, gives)
+        self.conditions = {one.name for one in self.lines if isinstance(one, Word) and one.word in ("less", "equal")}
+        self.inputs = found.inputs if part == "body" else found.gradient_reads(gives)
+        self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
+        self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
+        self.counts = False
+
+    def function(self, name: str) -> str:
+        uses = Counter(term.name for line in self.lines for term in line.right) + Counter(self.gives)
+        statements = []
+        for line in self.lines:
+            code = self.code(line)
+            if uses[line.name] > 1 or len(code.text) > LONGEST or (line.name in self.gives and len(self.gives) > 1):
+                statements.append(f"    {line.name} = {code.text}")
+                code = Code(line.name)
+                self.summed.pop(line.name, None)
+            self.values[line.name] = code
+        results = ", ".join(self.values[gives].text for gives in self.gives)
+        if self.counts:
+            whole = next(
+                t.name for line in self.lines for t in line.right if "n" in t.declared and t.name in self.inputs
+            )
+            axes = "((axis,) if isinstance(axis, int) else axis)"
+            statements.insert(0, f"    n = math.prod({whole}.shape[i] for i in {axes})")
+        parameters = (*self.inputs, "axis") if is_along(self.found) else self.inputs
+        says = self.found.source if self.part == "body" else f"The gradient of {self.found.name}."
+        says = says or f"The word {self.found.name}."
+        head = [f"def {name}({', '.join(parameters)}):", f'    """{says.rstrip(".")}."""']
+        return "\n".join((*head, *statements, f"    return {results}"))
+
+    def operand(self, term: Operand) -> Code:
+        if isinstance(term, Literal):
+            if not term.sizes:
+                return number(term.value)
+            self.counts = True
+            return Code(f"n**{term.power}", POWER)
+        return self.values[term.name]
+
+    def code(self, line: Line) -> Code:
+        operands = [self.operand(term) for term in line.right if not _is_count(term)]
+        if isinstance(line, Product):
+            return self.product(line, operands)
+        if isinstance(line, Sum):
+            return binary(operands[0], "+" if line.signs[1] > 0 else "-", operands[1], SUM)
+        assert isinstance(line, Word)
+        if line.word == "max":
+            return self.backend.reduce("max", operands[0], "axis", keep=True)
+        inner = entry(line.word)
+        if inner.body:
+            return Code(self.helpers.call(inner.name, "body", inner.outputs, [one.text for one in operands], "axis"))
+        if inner.name == "erf":
+            self.helpers.library("erf")
+        return primitive(self.backend, inner.name, operands, [isinstance(t, Literal) for t in line.right])
+
+    def product(self, line: Product, operands: list[Code]) -> Code:
+        counts = [term for term in line.right if _is_count(term)]
+        if counts:
+            (term,) = (term for term in line.right if not _is_count(term))
+            if term.name in self.summed:
+                return self.backend.reduce("mean", self.summed[term.name], "axis", keep=True)
+            self.counts = True
+            return binary(operands[0], "/", Code("n"), PRODUCT)
+        code = operands[0]
+        if len(operands) == 2:
+            minus = isinstance(line.right[0], Literal) and line.right[0].value == -1
+            one, two = operands
+            code = Code(f"-{two.at(POWER)}", POWER) if minus else binary(one, "*", two, PRODUCT)
+        if any("n" in term.axes for term in line.right) and "n" not in line.left[0].axes:
+            self.summed[line.name] = code
+            whether = "".join(term.name for term in line.right) in self.conditions
+            code = self.backend.reduce("count" if whether else "sum", code, "axis", keep=True)
+        return code
+
+
+def _is_count(term: Operand) -> bool:
+    """One over the number of elements along the axes: with a sum before it, it is a mean."""
+    return isinstance(term, Literal) and term.sizes == ("n",) and term.power == -1 and term.value == 1

@@ -1,0 +1,49 @@
+"""Emitted programs executed in a bare namespace, on arrays by the names of the table."""
+
+import numpy as np
+
+from learncost.readings.emit import fill, program, unfold
+
+
+def namespace(text):
+    """What a program defines, executed where nothing of ours is."""
+    names = {"__name__": "emitted"}
+    exec(compile(text, "emitted.py", "exec"), names)
+    return names
+
+
+def to_backend(backend, value):
+    if backend == "torch":
+        import torch
+
+        return torch.as_tensor(np.array(value))
+    if backend == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        return jax.numpy.asarray(value)
+    return np.asarray(value)
+
+
+def execute(table, backend, arrays, sizes, wrap=None, **options):
+    """The results of a table's program by the names of the table, as NumPy arrays; `wrap` compiles the function."""
+    found = program(table, backend, **options)
+    names = namespace(found.text)
+    values = {name: to_backend(backend, arrays[name]) for name in (*table.inputs, *table.weights)}
+    arguments = [fill(tree, values, names) for tree in found.parameters]
+    function = names[found.function]
+    more = {given: sizes[name] for name, given in found.sizes.items()}
+    result = (wrap or (lambda given, _: given))(function, more)(*arguments, **more)
+    results = result if len(found.results) > 1 else (result,)
+    return {n: np.asarray(v) for tree, own in zip(found.results, results, strict=True) for n, v in unfold(tree, own)}
+
+
+def worst(found, expected):
+    """The largest difference of any entry, over one or the size of the array's largest; which name has it."""
+    errors = {}
+    for name, array in found.items():
+        right = np.asarray(expected[name])
+        assert array.shape == right.shape, name
+        scale = max(1.0, float(np.max(np.abs(right), initial=0)))
+        errors[name] = float(np.max(np.abs(array - right), initial=0)) / scale
+    return max(errors.items(), key=lambda item: (not item[1] <= 0, item[1]))

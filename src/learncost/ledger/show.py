@@ -198,7 +198,7 @@ def active(cost: Cost) -> str:
     """How many of the parameters a token meets, where it is not all of them."""
     if cost.active_parameters == cost.parameters:
         return ""
-    return f", of which {cost.active_parameters:,} are active for a token"
+    return f" ({cost.active_parameters:,} active for a token)"
 
 
 def learning(cost: Cost) -> str:

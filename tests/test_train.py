@@ -48,10 +48,17 @@ def test_it_learns_what_can_be_foreseen(tmp_path):
     # After three letters of a cycle of four, the next one is certain: the bits of a byte go towards 0. Chance is
     # log2(257) = 8.0, the frequencies of single letters alone give 2 bits.
     (tmp_path / "text.txt").write_text("abcd" * 2000)
-    how = options(tmp_path / "text.txt", steps=150, learning_rate=2e-2, batch_size=4, sizes=SIZES | {"hidden_size": 16})
+    how = options(
+        tmp_path / "text.txt",
+        steps=120,
+        learning_rate=2e-2,
+        batch_size=4,
+        validate_every=120,
+        sizes=SIZES | {"hidden_size": 16},
+    )
     result = start(how, tmp_path / "run", Silent())
     assert result.validated.bits_per_byte < 0.2
-    assert result.steps == 150
+    assert result.steps == 120
 
 
 @pytest.mark.parametrize("procedure", ["recompute", "mempepita"])
@@ -113,7 +120,7 @@ def test_the_rate_rises_and_falls():
 
 def test_minutes_say_how_many_steps(text, tmp_path):
     report = Silent()
-    result = start(options(text, steps=None, minutes=0.03), tmp_path / "run", report)
+    result = start(options(text, steps=None, minutes=0.005), tmp_path / "run", report)
     assert result.steps == len(report.steps) == json.loads((tmp_path / "run/training.json").read_text())["steps"]
     # The steps that were timed are forgotten: the first ones are those of a run that is told its steps.
     start(options(text, steps=result.steps), tmp_path / "other", Silent())
@@ -217,7 +224,7 @@ def test_pieces_are_the_whole_bit_for_bit(text, tmp_path):
 
 def killed_and_resumed(text, tmp_path, kills, seed):
     """Train in a process that is killed at random moments, and set the end beside a run that was left alone."""
-    flags = ["--steps", "60", "--save-every", "1", "--sample-every", "20", *TINY]
+    flags = ["--steps", "60", "--save-every", "1", "--sample-every", "20", "--validate-every", "30", *TINY]
     whole = command("train", text, "--out", tmp_path / "whole", *flags)
     assert whole.returncode == 0, whole.stderr
     random, run = np.random.default_rng(seed), tmp_path / "run"
@@ -249,7 +256,7 @@ def killed_and_resumed(text, tmp_path, kills, seed):
 
 
 def test_killed_at_random_moments(text, tmp_path):
-    killed_and_resumed(text, tmp_path, 4, 0)
+    killed_and_resumed(text, tmp_path, 3, 0)
 
 
 @pytest.mark.slow
@@ -296,10 +303,9 @@ def test_no_space_left(room, text, tmp_path):
     # A process whose files may not grow beyond some bytes fails to write as on a full disk: in the metrics, in the
     # optimizer's file, or in that of the weights.
     run = tmp_path / "run"
-    flags = ["--steps", "9", "--save-every", "3", *TINY]
-    command("train", text, "--out", tmp_path / "whole", *flags)
+    how = options(text, steps=9, save_every=3)
+    start(how, tmp_path / "whole", Silent())
     stops = iter([False] * 3 + [True])
-    how = Options(paths=(str(text),), sizes=SIZES, steps=9, save_every=3, batch_size=2, seq_len=16)
     start(how, run, Silent(), lambda: next(stops))
     before = weights_of(run)
     limit = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))"
@@ -313,7 +319,7 @@ def test_no_space_left(room, text, tmp_path):
     )
     assert "Traceback" not in failed.stderr
     assert all(np.array_equal(array, before[name]) for name, array in weights_of(run).items())
-    assert command("train", "--resume", run).returncode == 0
+    go_on(run, Silent())
     assert same(tmp_path / "whole", run)
 
 

@@ -49,7 +49,7 @@ class Layout:
 def layouts() -> Mapping[str, Layout]:
     """Every family whose checkpoints can be read and written."""
     text = Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")
-    found = {}
+    found: dict[str, Layout] = {}
     for family, table in tomllib.loads(text).items():
         also = table.pop("also", ())
         found |= dict.fromkeys((family, *also), Layout(**{**table, "turned": tuple(table["turned"])}))

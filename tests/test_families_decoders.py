@@ -307,7 +307,7 @@ REFUSED = [
     ({"model_type": "gpt_neo", "attention_types": [[["global", "far"], 12]]}, "'far'"),
     ({"model_type": "gpt_neo", "attention_types": [[["global"], 2]]}, "attention_types"),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types"),
-    ({"model_type": "mistral", "sliding_window": -1}, "sliding_window must be a whole number"),
+    ({"model_type": "mistral", "sliding_window": -2}, "sliding_window must be a whole number"),
     ({"model_type": "llama", "num_key_value_heads": 5}, "num_attention_heads 32 is not a multiple of"),
 ]
 

@@ -8,6 +8,7 @@ from hugging_face import flops_of, module_of, parameters_of, read
 from learncost.equation.errors import InputError
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
+from learncost.procedures.procedure import step
 from learncost.readings.price import parameters
 
 torch = pytest.importorskip("torch")
@@ -214,8 +215,8 @@ def test_parameters_and_products(kind, architecture):
         target = LENGTH if architecture.endswith("SequenceClassification") else TARGET
         length = None if kind == "vit" else LENGTH
         sizes = run_sizes(model, BATCH, length, target if model.two_sided else None)
-        step = lc.derive(model.table, wanted=model.learning).step
-        ours = [lc.price(table, sizes, "matmul").flops for table in (model.table, step)]
+        whole = lc.derive(model.table, wanted=model.learning).step
+        ours = [lc.price(table, sizes, "matmul").flops for table in (model.table, whole)]
         inputs, loss = inputs_of(model, kind, architecture, device)
         assert (*ours, 0) == flops_of(module, inputs, loss), keys
 
@@ -313,3 +314,21 @@ def test_lengths():
     assert read({"model_type": "vit"}).architecture == "ViTModel"
     labels = {str(i): f"class {i}" for i in range(1000)}
     assert read({"model_type": "vit", "id2label": labels}).architecture == "ViTForImageClassification"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "vit", "num_labels": 5}, "not over the vocabulary"),
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "not over the vocabulary"),
+        ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, "not over the vocabulary"),
+        ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, "not over the vocabulary"),
+        ({"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}, "has repeats inside of a repeat"),
+        ({"model_type": "whisper"}, "updates every weight"),
+    ],
+)
+def test_forward_learning_says_what_it_cannot(keys, message):
+    """Its error is added to the one-hot tokens, so that the output must be over the vocabulary."""
+    with pytest.raises(InputError, match=message):
+        step(build(read(keys)), "pepita")
+    assert step(build(read(keys)), "bp").lines

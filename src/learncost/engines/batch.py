@@ -13,6 +13,11 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model, run_sizes
 
+NOT_OF_TOKENS = frozenset(
+    ("labels", "ends", "sign", "last", "image", "places", "keep", "features", "bucket", "rows", "delta")
+)
+"""Inputs of tables that a batch of tokens does not say: classes, answers, images, sounds, buckets of distances."""
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -121,7 +126,12 @@ class Batch:
         token_types: Any = None,
         gradients: Mapping[str, Any] | None = None,
     ) -> None:
-        name, vocabulary = configuration.name, configuration.sizes["vocab_size"]
+        name = configuration.name
+        if other := [one for one in model.table.inputs if one.rpartition(".")[2] in NOT_OF_TOKENS]:
+            raise InputError(
+                f"{name} reads {', '.join(other)}, which a batch of tokens does not say: use learncost.run"
+            )
+        vocabulary = configuration.sizes["vocab_size"]
         self.configuration, self.width = configuration, configuration.sizes["hidden_size"]
         causal = model.causal
         self.own = tokens_of(tokens, mask, vocabulary, causal)

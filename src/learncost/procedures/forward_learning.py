@@ -55,6 +55,9 @@ def forward_learning(model: Model, memory_efficient: bool, mode: str = "paper") 
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
             "pepita and mempepita need one, as gpt2 or `encoder` has"
         )
+    if any(isinstance(inner, Repeat) for line in model.table.lines if isinstance(line, Repeat) for inner in line.lines):
+        name = model.configuration.name
+        raise InputError(f"{name} has repeats inside of a repeat, which pepita and mempepita do not support; bp does")
     return _Schedule(model, backpropagation(model), MODES[mode], memory_efficient).table()
 
 
@@ -68,6 +71,7 @@ class _Schedule:
         self.memory_efficient = memory_efficient
         self.mirror = {name: f"{name}^" for name in (*_defined(model.table.lines), *model.projected)}
         self.error = self.error_lines()
+        self.check_modulation()
         self.given: dict[str, tuple[str, ...]] = {"dloss": (), **dict.fromkeys(CONTROLS, ())}  # beside the model's own
 
     def table(self) -> Table:
@@ -98,6 +102,18 @@ class _Schedule:
             outputs=(*plain.outputs, *self.derived.gradients.values()),
             constants=plain.constants | frozenset(self.given),
         )
+
+    def check_modulation(self) -> None:
+        """The error must be over positions and vocabulary, as the one-hot input is that it is added to."""
+        lines = [line for line in self.model.table.lines if isinstance(line, Line) and line.tag.layer == "embedding"]
+        vocabularies = {self.model.table.axes[line.right[0].name][0] for line in lines}
+        axes = self.error[-1].left[0].axes
+        if not self.model.projected and (len(axes) < 3 or vocabularies != {axes[-1]}):
+            name, counted = self.model.configuration.name, self.model.configuration.counted
+            raise InputError(
+                f"the output of {name} (counted: {counted}) is not over the vocabulary: pepita and mempepita add its "
+                "error to the one-hot tokens; bp does without"
+            )
 
     def error_lines(self) -> tuple[Line, ...]:
         """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""

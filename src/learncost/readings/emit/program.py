@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk, windows
 from learncost.layers.lower import lower
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
@@ -105,7 +105,8 @@ class _Writer:
         self.identifiers = Identifiers(reserved)
         self.helpers = Helpers(self.backend)
         self.weights = Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
-        self.w = self.identifiers.of("w", "record") if self.weights.tree else ""
+        axes = {axis for own in self.lowered.axes.values() for axis in own} | set(windows(self.lowered.lines))
+        self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
         self.identifiers.of("turn", "loop")  # before a value of this name
         self.states = self._states()
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}

@@ -144,11 +144,12 @@ class Weights:
 
 
 def _group(own: tuple[str, ...], title: str, names: Identifiers, taken: set[str]) -> Group:
-    record = names.of(title.title().replace("_", ""), "class")
-    while title in taken:
-        title += "_"
-    taken.add(title)
-    return Group(title, record, own)
+    record = names.of(title.title().replace("_", ""), f"class {own[0]}")
+    field_name, number = title, 2
+    while field_name in taken:
+        field_name, number = f"{title}_{number}", number + 1
+    taken.add(field_name)
+    return Group(field_name, record, own)
 
 
 def _axes(axes: Iterable[str]) -> str:

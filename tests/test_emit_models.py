@@ -1,0 +1,177 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.equation.table import Repeat
+from learncost.layers.lower import lower
+from learncost.models.adaptation import adaptation, adapted
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.procedures.procedure import PROCEDURES, step
+from learncost.proof.sample import random_arrays, small_sizes
+from learncost.readings.emit import fill, program, unfold
+from learncost.readings.run import execute as definition
+from programs import execute, namespace, to_backend, worst
+
+NEAR = 1e-12
+TINY = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
+LLAMA = {"model_type": "llama", **TINY, "num_hidden_layers": 2, "num_key_value_heads": 1}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 3}
+MODELS = {
+    "gpt2": configure("gpt2", {**TINY, "num_hidden_layers": 2}),
+    "gpt2-long": configure("gpt2", {**TINY, "num_hidden_layers": 3}),
+    "bert": configure("bert-base", {**TINY, "num_hidden_layers": 2, "architecture": "BertForMaskedLM"}),
+    "encoder-decoder": configure("encoder-decoder", {**TINY, "n_enc": 2, "n_dec": 3}),
+    "llama": configure(LLAMA),
+}
+
+
+def prepared(model, procedure, optimizer="sgd"):
+    """The step's table, random arrays for it at sizes that all differ, and every value as the table defines it."""
+    table = step(model, procedure, optimizer)
+    sizes = small_sizes(table)
+    arrays = random_arrays(table, sizes)
+    for name in arrays:
+        if name.endswith(".V") or name in ("b2", "c2", "k1", "k2", "eps"):  # under a root, or what is divided by
+            arrays[name] = np.abs(arrays[name]) + 0.1
+    values = dict(arrays)
+    definition(lower(table), values, sizes)
+    return table, sizes, arrays, values
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "encoder-decoder", "llama"])
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_step_is_the_one_that_is_defined(name, procedure, backend):
+    table, sizes, arrays, values = prepared(build(MODELS[name]), procedure)
+    found = execute(table, backend, arrays, sizes)
+    assert found.keys() >= set(table.outputs)  # gradients and new weights; frozen ones come back as they were
+    assert worst(found, values)[1] < NEAR
+
+
+@pytest.mark.parametrize(("name", "procedure"), [("gpt2", "bp"), ("llama", "recompute"), ("encoder-decoder", "pepita")])
+def test_a_step_on_jax(name, procedure):
+    table, sizes, arrays, values = prepared(build(MODELS[name]), procedure)
+    assert worst(execute(table, "jax", arrays, sizes), values)[1] < NEAR
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("name", ["gpt2", "encoder-decoder"])
+def test_optimizers_with_their_state(name, optimizer):
+    table, sizes, arrays, values = prepared(build(MODELS[name]), "bp", optimizer)
+    found = execute(table, "numpy", arrays, sizes)
+    state = {"momentum": ("V",), "adamw": ("M", "V")}[optimizer]
+    assert {f"{w}.{part}.new" for w in table.weights for part in state} <= found.keys()
+    assert worst(found, values)[1] < NEAR
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_compiler_takes_a_model_whole(backend):
+    import jax
+    import torch
+
+    def compiled(function, sizes):
+        assert not sizes
+        if backend == "jax":
+            return jax.jit(function)
+        return torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=False)
+
+    table, sizes, arrays, values = prepared(build(MODELS["gpt2"]), "bp")
+    assert worst(execute(table, backend, arrays, sizes, compiled), values)[1] < NEAR
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("gpt2", {}),
+        ("encoder-decoder", {"n_enc": 1, "n_dec": 2}),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_text_trains_as_the_training_does(model, flags, optimizer):
+    # lc.emit's text, told nothing but its arguments, takes the step that lc.Training takes.
+    sizes = {**TINY, **(flags or {"num_hidden_layers": 2})}
+    training = lc.Training(model, optimizer=optimizer, **sizes)
+    generator = np.random.default_rng(0)
+    batch = {"encoder_tokens": generator.integers(0, 11, (2, 7))} if training.model.two_sided else {}
+    tokens = generator.integers(0, 11, (2, 5))
+    arrays = training.prepare(tokens, **batch).values
+    table = replace(
+        step(training.model, "bp", optimizer),
+        outputs=("loss", *(f"{w}.new" for w in training.model.table.weights)),
+    )
+    found = program(table)
+    names = namespace(lc.emit(model, optimizer=optimizer, **sizes))
+    result = names["step"](*(fill(tree, arrays, names) for tree in found.parameters))
+    loss = training.step(tokens, **batch)
+    assert abs(float(result[0]) - loss) < NEAR
+    weights = dict(unfold(found.results[1], result[1]))
+    after = {f"{name}.new": array for name, array in training.weights.items()}
+    assert worst(weights, after)[1] < NEAR
+
+
+def test_without_an_optimizer_it_gives_the_gradients():
+    model = build(MODELS["llama"])
+    table, _, arrays, values = prepared(model, "bp")
+    text = lc.emit(model, optimizer="none")
+    names = namespace(text)
+    assert "sgd" not in text
+    found = program(table)
+    del arrays["lr"]
+    trees = [tree for tree in found.parameters if tree != "lr"]
+    loss, gradients = names["step"](*(fill(tree, arrays, names) for tree in trees))
+    assert abs(float(loss) - values["loss"]) < NEAR
+    (tree,) = (tree for tree in found.results if not isinstance(tree, str) and "dwte" in str(tree))
+    assert worst(dict(unfold(tree, gradients)), values)[1] < NEAR
+
+
+def test_the_size_of_a_window_is_a_parameter():
+    # No array has it, and how much of it is used depends on the length.
+    model = build(configure(MISTRAL))
+    table, sizes, arrays, values = prepared(model, "bp")
+    assert program(table).sizes == {"w": "w"}
+    assert worst(execute(table, "numpy", arrays, sizes), values)[1] < NEAR
+    assert "\n    w = 3\n" in program(table, sizes={"w": 3}).text
+    assert not program(table, sizes={"w": 3}).sizes
+
+
+@pytest.mark.parametrize("asked", [{"layers": "last 1"}, {"lora": "c_attn"}, {"train": "head"}])
+def test_frozen_weights_come_back_as_they_were(asked):
+    # A repeat whose turns differ is split, and names are marked with the turns.
+    model = adapted(build(MODELS["gpt2-long"]), adaptation(**asked))
+    table, sizes, arrays, values = prepared(model, "bp")
+    found = execute(table, "numpy", arrays, sizes)
+    learned = {name for name in model.table.weights if f"{name}.new" in table.outputs}
+    assert 0 < len(learned) < len(model.table.weights)
+    assert worst(found, values)[1] < NEAR
+    names = program(table).names
+    assert len(set(names.values())) == len(names)
+
+
+def test_a_block_is_one_function_called_in_a_loop():
+    model = build(MODELS["gpt2"])
+    table = step(model, "bp")
+    text = program(table).text
+    repeats = [line for line in table.lines if isinstance(line, Repeat)]
+    assert text.count("\n    for turn in") == len(repeats) == 2
+    assert text.count("\ndef block(") == text.count("\ndef block_backward(") == 1
+    assert "kept.pop()" in text
+    assert '["' not in text.partition("def step(")[2]  # no look-up by name
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "encoder-decoder", "llama"])
+def test_identifiers_are_one_to_one(name, procedure):
+    names = program(step(build(MODELS[name]), procedure, "adamw")).names
+    assert len(set(names.values())) == len(names)
+
+
+def test_the_same_on_a_tensor_of_another_type():
+    table, sizes, arrays, _ = prepared(build(MODELS["gpt2"]), "bp")
+    single = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
+    for backend in ("numpy", "torch"):
+        found = execute(table, backend, single, sizes)
+        assert {array.dtype for array in found.values()} == {np.dtype("float32")}
+    assert to_backend("torch", single["wte"]).dtype.is_floating_point

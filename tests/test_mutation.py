@@ -1,7 +1,7 @@
 """Every axis, constant, operation and price is changed in turn, and each time the proof must fail.
 
 The changes are made from the tables, the words and the source of the price rules themselves, so that what is added
-later is changed as well. A change that changes nothing is named in EQUIVALENT with its reason.
+later is changed as well. A change that changes nothing is named in EQUIVALENT_... with its reason.
 """
 
 from __future__ import annotations
@@ -99,6 +99,12 @@ def mutants(name):
                 )
 
 
+EQUIVALENT_LINES = {
+    # One number added to every position's logit changes no softmax over the positions; its gradient is nothing.
+    "spans": ["  O[B M l] = L[B M l] - b[l] <- O[B M l] = L[B M l] + b[l]"],
+}
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
     assert not fails(verify_table(named(name).table, name, LAYERS[name]))
@@ -111,7 +117,7 @@ def test_a_change_of_any_line_of_a_layer_is_seen(name):
             continue  # refused when it is defined
         if not fails(verify_table(changed.table, name, LAYERS[name])):
             survivors.append(what)
-    assert not survivors, "\n".join(survivors)
+    assert survivors == EQUIVALENT_LINES.get(name, []), "\n".join(survivors)
     assert count > 3
 
 
@@ -190,6 +196,9 @@ EQUIVALENT_WORDS = {
         )
     },
     "relu body: Y[_] = maximum(0[], X[_]) <- Y[_] = maximum(X[_], 0[])": SYMMETRIC,
+    "log_sigmoid body: m[_] = maximum(0[], N[_]) <- m[_] = maximum(N[_], 0[])": SYMMETRIC,
+    "softmax_with_sink body: m[_] = maximum(z[_], a[_]) <- m[_] = maximum(a[_], z[_])": SYMMETRIC,
+    "softmax_with_sink outside -inf": GUARDED,
     "softmax outside -inf": GUARDED,
     "log_softmax outside -inf": GUARDED,
 }

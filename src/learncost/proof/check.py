@@ -25,6 +25,7 @@ Values = dict[str, Array]
 Meaning = Callable[..., Any]  # a foreign implementation: from inputs and weights by name to the outputs in order
 TOLERANCE = 1e-9
 STEP = 1e-30
+LARGER = 4.0  # times a sample, to reach limits: still small enough for logarithms of plain exponentials
 ENTRIES = 4000  # above this many entries gradients are compared along random directions
 
 
@@ -50,15 +51,20 @@ def survived(name: str, made: Iterator[Check]) -> Iterator[Check]:
 
 
 def checks(
-    table: Table, name: str, meaning: Meaning | None = None, seed: int = 0, smallest: int = 2
+    table: Table,
+    name: str,
+    meaning: Meaning | None = None,
+    seed: int = 0,
+    smallest: int = 2,
+    larger: float = LARGER,
 ) -> Iterator[Check]:
-    """The comparisons for one table, cheap ones first."""
+    """The comparisons for one table, cheap ones first; values once more at samples so many times `larger`."""
     sizes = small_sizes(table, smallest)
     arrays = sound_arrays(table, sizes, seed)
     derived = derive(table)
     values = values_of(derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     if meaning is not None:
-        yield _same_values(name, table, arrays, values, meaning)
+        yield _same_values(name, table, arrays, sizes, meaning, larger)
     yield tally(name, derived.step, {**arrays, **seeds_of(table, sizes, seed)}, sizes)
     yield _sum_of_passes(name, derived, sizes)
     yield _moved(name, derived.step, values, sizes)
@@ -111,11 +117,18 @@ def worst(errors: Mapping[str, float]) -> tuple[str, bool]:
     return f"worst error {errors[name]:.1e}, in {name}", errors[name] <= TOLERANCE
 
 
-def _same_values(name: str, table: Table, arrays: Values, values: Values, meaning: Meaning) -> Check:
-    with np.errstate(all="ignore"):
-        outputs = meaning(*arrays.values())
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    errors = {own: error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
+def _same_values(
+    name: str, table: Table, arrays: Values, sizes: Mapping[str, int], meaning: Meaning, larger: float
+) -> Check:
+    """Values of the outputs, at the samples and at larger ones, which reach limits such as a clamp's 7 and -7."""
+    errors: dict[str, float] = {}
+    for factor, said in ((1.0, ""), (larger, f" of numbers {larger:g} times larger")):
+        given = {key: array * factor if array.dtype.kind == "f" else array for key, array in arrays.items()}
+        values = values_of(table, given, sizes)
+        with np.errstate(all="ignore"):
+            outputs = meaning(*given.values())
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        errors |= {f"{own}{said}": error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
     return Check(name, "values with a foreign implementation", *worst(errors))
 
 

@@ -96,6 +96,12 @@ def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     return mixture
 
 
+def sigmoid_gates(logits: Array, chosen: Array) -> Array:
+    """DeepSeek-V3's, with the 1e-20 that its code adds to their sum."""
+    share = sigmoid(logits[chosen])
+    return 2.5 * share / (share.sum() + 1e-20)
+
+
 def patch_embedding(X: Array, places: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
     """A product for every patch; what stands at one place is added, the class token at 0."""
     result = np.repeat(P[None], len(X), axis=0)
@@ -126,9 +132,7 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "projection": of("32", lambda X, W: X @ W),
     "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
-    "sigmoid_mixture_of_experts": of(
-        "332333", _experts(lambda logits, chosen: 2.5 * sigmoid(logits[chosen]) / sigmoid(logits[chosen]).sum())
-    ),
+    "sigmoid_mixture_of_experts": of("332333", _experts(sigmoid_gates)),
     "softmax_mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
     "strided_convolution": of("32231", strided_convolution),
 }

@@ -43,8 +43,8 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    return (1 + np.tanh(x / 2)) / 2
+    """1 / (1 + exp(-x)), exact where it is very small too."""
+    return np.exp(-np.logaddexp(0, -x))
 
 
 def under_where(word: Callable[..., Array], x: Array, *more: Array) -> Array:

@@ -19,6 +19,7 @@ from learncost.models.model import Model, build
 from learncost.procedures.optimizer import OPTIMIZERS
 from learncost.procedures.procedure import PROCEDURES, step
 from learncost.proof.check import (
+    LARGER,
     Meaning,
     checks,
     error,
@@ -100,29 +101,18 @@ def all_words() -> Iterator[Check]:
 
 
 def verify_word(entry: Entry) -> Iterator[Check]:
-    """A word as a layer of one line: as such, of large numbers, and where it can be, under a `where`."""
+    """A word as a layer of one line: as such, of large numbers too, and where it can be, under a `where`.
+
+    Of large numbers nothing overflows: an exponential is taken of what is shifted by the maximum.
+    """
     name, meaning = entry.name, WORDS.get(entry.name)
-    layer = word_layer(entry)
     yield consistent(entry)
-    yield from verify_table(layer.table, name, meaning, required=True, smallest=5)
-    if meaning is None:
-        return
-    if not entry.pointwise:
-        yield from survived(name, of_large_numbers(layer.table, name, meaning))
-    if name in UNDER_WHERE:
+    yield from verify_table(word_layer(entry).table, name, meaning, required=True, smallest=5, larger=1000)
+    if meaning is not None and name in UNDER_WHERE:
         masked = word_layer(entry, masked=True).table
         yield from verify_table(
-            masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5
+            masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5, larger=1000
         )
-
-
-def of_large_numbers(table: Table, name: str, meaning: Meaning) -> Iterator[Check]:
-    """Nothing overflows: an exponential is taken of what is shifted by the maximum."""
-    sizes = small_sizes(table, 5)
-    arrays = {key: array * 1000 for key, array in sound_arrays(table, sizes).items()}
-    values = values_of(table, arrays, sizes)
-    errors = {key: error(values[key], meaning(*arrays.values())) for key in table.outputs}
-    yield Check(name, "values of large numbers with a foreign implementation", *worst(errors))
 
 
 def all_layers() -> Iterator[Check]:
@@ -132,12 +122,17 @@ def all_layers() -> Iterator[Check]:
 
 
 def verify_table(
-    table: Table, name: str, meaning: Meaning | None = None, required: bool = False, smallest: int = 2
+    table: Table,
+    name: str,
+    meaning: Meaning | None = None,
+    required: bool = False,
+    smallest: int = 2,
+    larger: float = LARGER,
 ) -> Iterator[Check]:
     """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
     if meaning is None and required:
         yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
-    yield from survived(name, checks(table, name, meaning, smallest=smallest))
+    yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))
     yield from survived(name, with_torch(table, name))
     yield from survived(name, with_jax(table, name))
 

@@ -15,6 +15,7 @@ from learncost.books.book import BOOKS, every
 from learncost.books.errata import errata
 from learncost.books.formula import formulas as formula_books
 from learncost.equation.count import base
+from learncost.faces.emit import LIBRARIES, emit
 from learncost.faces.explain import explain
 from learncost.faces.formulas import formulas
 from learncost.faces.subject import Subject, layers, subject
@@ -36,6 +37,7 @@ def write(folder: Path) -> list[Path]:
     pages["generated/words.md"] = words_page()
     pages["generated/books.md"] = books_page()
     pages["generated/symbols.md"] = symbols_page()
+    pages["generated/emit.md"] = emit_page()
     written = []
     for name, text in pages.items():
         path = folder / name
@@ -210,6 +212,12 @@ def words_page() -> str:
                 parts.append(
                     f"{title.capitalize()}:\n\n```text\n{lines}\n```\n" if title else f"```text\n{lines}\n```\n"
                 )
+    return "\n".join(parts)
+
+
+def emit_page() -> str:
+    """The emitted programs of attention."""
+    parts = (f"{title}:\n\n```python\n{emit('attention', name)}```\n" for name, title in LIBRARIES.items())
     return "\n".join(parts)
 
 

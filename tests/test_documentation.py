@@ -76,6 +76,14 @@ def test_the_layers_on_the_page_of_the_notation(text: str) -> None:
     lc.derive(found)
 
 
+def test_the_emitted_attention_is_that_of_the_page(pages: dict[str, str]) -> None:
+    programs = re.findall(r"^```python\n(.*?)^```$", pages["generated/emit.md"], re.DOTALL | re.MULTILINE)
+    assert programs == [lc.emit("attention", backend) for backend in ("numpy", "torch", "jax")]
+    scope: dict[str, object] = {}
+    for program in blocks("emit.md", "python"):
+        exec(compile(program, "emit.md", "exec"), scope)
+
+
 def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (table,) = blocks("add-a-layer.md", "text")

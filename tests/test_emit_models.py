@@ -17,6 +17,7 @@ from programs import execute, namespace, to_backend, worst
 
 NEAR = 1e-12
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11}
+ALBERT = {"model_type": "albert", **TINY, "embedding_size": 6, "num_hidden_layers": 4, "num_hidden_groups": 2}
 LLAMA = {"model_type": "llama", **TINY, "num_hidden_layers": 2, "num_key_value_heads": 1}
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 3}
 MODELS = {
@@ -148,6 +149,16 @@ def test_frozen_weights_come_back_as_they_were(asked):
     assert worst(found, values)[1] < NEAR
     names = program(table).names
     assert len(set(names.values())) == len(names)
+
+
+def test_a_repeat_in_a_repeat():
+    # ALBERT's groups of layers that share their weights.
+    table, sizes, arrays, values = prepared(build(configure(ALBERT)), "bp")
+    assert any(
+        isinstance(line, Repeat) for repeat in table.lines if isinstance(repeat, Repeat) for line in repeat.lines
+    )
+    for backend in ("numpy", "torch"):
+        assert worst(execute(table, backend, arrays, sizes), values)[1] < NEAR
 
 
 def test_a_block_is_one_function_called_in_a_loop():

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -82,10 +83,11 @@ def emit(
         table, about = subject, subject.title
     else:
         raise InputError(f"emit takes a layer, a table or a model, not {shown(subject)}")
-    lines = (about, f"For {LIBRARIES.get(backend, backend)}. Written by learncost {__version__}: {written}")
-    title = "\n\n".join(line for line in lines if line).replace("\\", "/") + "\n"
-    name = macro if macro != "step" else "step"
-    return program(table, backend, name, title, constants).text
+    paragraphs = [line for line in about.replace("\\", "/").splitlines() if line]
+    paragraphs.append(f"For {LIBRARIES.get(backend, backend)}. Written by learncost {__version__}:")
+    filled = [fill(line, 100, break_long_words=False, break_on_hyphens=False) for line in paragraphs]
+    title = "\n\n".join((*filled, f"    {written}")) + "\n"
+    return program(table, backend, macro, title, constants).text
 
 
 def _named(name: str, sizes: Mapping[str, Any]) -> Layer | Configuration:

@@ -20,14 +20,16 @@ class Place:
         # One index for all other axes: wte[v=tokens[B M] d] takes rows, X[B M=0[] d] a slice.
         self.slices = alone and not set(own) & set(plain)
         # Into the last axis of every row: one place, P[B M v=targets[B M]], or several, L[B M e=chosen[B M t]].
-        last = alone and self.first == len(term.axes) - 1 and own[: len(plain)] == plain
-        self.one_a_row = last and not self.slices and len(own) == len(plain)
-        self.some_a_row = last and not self.slices and len(own) == len(plain) + 1
+        last = self.first == len(term.axes) - 1
+        rows = alone and last and not self.slices and own[: len(plain)] == plain
+        self.one_a_row = rows and len(own) == len(plain)
+        self.some_a_row = rows and len(own) == len(plain) + 1
+        self.before = ["..."] if last and self.first > 1 else [":"] * self.first
         self.fixed = isinstance(self.read.at, Literal)
 
     def index(self, scope: Scope) -> str:
         """What stands in the brackets of a slice."""
-        return ", ".join((*[":"] * self.first, scope.positions(self.read).text))
+        return ", ".join((*self.before, scope.positions(self.read).text))
 
 
 def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
@@ -75,7 +77,8 @@ def _into(scope: Scope, left: Term, place: Place, name: str, value: Code) -> str
         return f"np.put_along_axis({name}, {index}, {value.atom}[..., None], -1)"
     if place.slices:
         positions = scope.positions(place.read).text
-        index = shape((*["slice(None)"] * place.first, positions)) if place.first else positions
+        slices = [before.replace(":", "slice(None)") for before in place.before]
+        index = shape((*slices, positions)) if slices else positions
     else:
         index = f"({_points(scope, left)})"
     return f"np.add.at({name}, {index}, {value.text})"
@@ -89,16 +92,15 @@ def _added(scope: Scope, left: Term, place: Place, value: Code) -> str:
 
 def _added_in_place(scope: Scope, left: Term, place: Place, value: Code) -> str:
     """PyTorch's method, each the fastest that means it."""
-    if place.slices and not place.fixed and place.count and not place.first:
-        positions = scope.positions(place.read).atom
+    if place.slices and place.count:
+        positions, at = scope.positions(place.read).atom, place.first
         if place.count > 1:
-            return f".index_add_(0, {positions}.flatten(), {value.atom}.flatten(0, {place.count - 1}))"
-        return f".index_add_(0, {positions}, {value.text})"
+            return f".index_add_({at}, {positions}.flatten(), {value.atom}.flatten({at}, {at + place.count - 1}))"
+        return f".index_add_({at}, {positions}, {value.text})"
     if place.one_a_row:
         return f".scatter_add_(-1, {scope.positions(place.read).atom}[..., None], {value.atom}[..., None])"
     if place.some_a_row:
         return f".scatter_add_(-1, {scope.positions(place.read).text}, {value.text})"
     if place.slices and place.fixed:
-        at = scope.positions(place.read).text
-        return f".select_scatter({value.text}, {place.first}, {at})"
+        return f".select_scatter({value.text}, {place.first}, {scope.positions(place.read).text})"
     return f".index_put_(({_points(scope, left)},), {value.text}, accumulate=True)"

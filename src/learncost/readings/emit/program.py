@@ -218,7 +218,7 @@ class _Writer:
             updates = []
         for line in rest:
             if isinstance(line, Repeat):
-                self.turns.write(scope, line)
+                self.turns.write(scope, line, lines, handed)
                 before = ""
                 continue
             heading, count = _heading(line) or before, len(scope.statements)

@@ -39,37 +39,25 @@ class Turns:
     functions: list[str] = field(default_factory=list)
     kept: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
 
-    def write(self, scope: Scope, line: Repeat) -> None:
-        """Add the loop to a function, and the function of one turn to the program."""
-        _Loop(self, scope, line).write()
+    def write(self, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+        """Add the loop to a function, and the function of one turn to the program.
 
-    def readers(self, kept: Kept) -> int:
-        """How many loops read what another one keeps."""
-        repeats = (line for line in self.table.lines if isinstance(line, Repeat))
-        return sum(bool({outer for _, outer in line.each} & set(kept.names)) for line in repeats)
-
-    def read_whole(self) -> set[str]:
-        """Names that are read other than slice by slice."""
-        whole = set(self.table.outputs)
-        for line in self.table.lines:
-            if isinstance(line, Repeat):
-                whole |= {carry.initial for carry in line.carry} | set(line.shared)
-            else:
-                whole |= set(line.reads)
-        return whole
-
-    def read_in_slices(self) -> set[str]:
-        return {outer for line in self.table.lines if isinstance(line, Repeat) for _, outer in line.each}
+        around   the statements among which the repeat stands
+        handed   names that leave these
+        """
+        _Loop(self, scope, line, around, handed).write()
 
 
 class _Loop:
     """One repeat while it is written: what the turn takes, what it gives, and the lists that collect it."""
 
-    def __init__(self, turns: Turns, scope: Scope, line: Repeat) -> None:
+    def __init__(self, turns: Turns, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
+        self.around, self.handed = around, handed
         self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
         self.turn = self.names.of("turn", "loop")
         self.title = _title(line, turns.table)
-        self.inner = Scope(scope.backend, self.names, scope.helpers, {**scope.axes, **line.axes})
+        slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
+        self.inner = Scope(scope.backend, self.names, scope.helpers, {**scope.axes, **slices, **line.axes})
         self.parameters: list[Parameter] = []
         self.sources: list[Source] = []
         self.returned: list[str] = []
@@ -107,20 +95,24 @@ class _Loop:
         line, inner, opened = self.line, self.inner, list[Made]()
         rest = dict(line.each)
         for group in self.turns.weights.groups:
-            own = {inside: outer for inside, outer in rest.items() if outer in group.names}
+            stacks = f"{self.turns.record}.{group.field}"
+            own = {
+                inside: outer
+                for inside, outer in rest.items()
+                if outer in group.names and self.scope.paths.get(outer) == f"{stacks}.{self.names.of(outer)}"
+            }
             if own:
-                stacks = f"{self.turns.record}.{group.field}"
                 argument = f"{group.record}(*(stack[{self.turn}] for stack in {stacks}))"
                 self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
                 inner.paths |= {inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in own.items()}
-                self.sources += [Source(inner.paths[inside], line.axes[inside]) for inside in own]
+                self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in own]
                 rest = {inside: outer for inside, outer in rest.items() if inside not in own}
         for kept in dict.fromkeys(self.turns.kept[outer] for outer in rest.values() if outer in self.turns.kept):
             own = {outer: inside for inside, outer in rest.items() if outer in kept.names}
             opened += self._open(kept, own)
             rest = {inside: outer for inside, outer in rest.items() if outer not in own}
         for inside, outer in rest.items():
-            self._take(inside, line.axes[inside], f"{self.scope.value(outer).atom}[{self.turn}]")
+            self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self.turn}]")
         return opened
 
     def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
@@ -129,17 +121,17 @@ class _Loop:
         self.scope.read.append(f"record {kept.variable}")
         layouts = dict(zip(kept.names, kept.layouts, strict=True))
         inner.layouts |= {inside: layouts[outer] for outer, inside in own.items()}
-        last_first = kept.backwards != self.line.reverse and self.turns.readers(kept) == 1
+        last_first = kept.backwards != self.line.reverse and self._readers(kept) == 1
         argument = f"{kept.variable}.pop()" if last_first else f"{kept.variable}[{self.turn}]"
         if not kept.record:
             (inside,) = own.values()
-            self._take(inside, self.line.axes[inside], argument)
+            self._take(inside, self.inner.axes[inside], argument)
             return []
         self.parameters.append(Parameter(kept.variable, kept.record, argument=argument))
         self.sources += [
-            Source(self.names.of(inside), self.line.axes[inside])
+            Source(self.names.of(inside), self.inner.axes[inside])
             for inside in own.values()
-            if inner.layout(inside) == tuple(range(len(self.line.axes[inside])))
+            if inner.layout(inside) == tuple(range(len(self.inner.axes[inside])))
         ]
         inner.made |= set(own.values())
         fields = [self.names.of(own[outer]) if outer in own else "_" for outer in kept.names]
@@ -158,7 +150,7 @@ class _Loop:
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
             self.targets.append(names.of(carry.final))
-        whole, sliced = self.turns.read_whole(), self.turns.read_in_slices()
+        whole, sliced = self._read_whole(), self._read_in_slices()
         objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in whole]
         rest = {outer: inside for inside, outer in self.line.keep if outer in whole}
         if objects:
@@ -189,7 +181,7 @@ class _Loop:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
             record = names.of(wish, f"class {id(line)}")
             kept = Kept(names.of("kept", f"record {id(line)}"), record, outers, layouts, line.reverse)
-            axes = {own: f"[{' '.join(line.axes[own])}]" for own, _ in pairs}
+            axes = {own: f"[{' '.join(inner.axes[own])}]" for own, _ in pairs}
             fields = tuple((names.of(own), inner.backend.array, axes[own]) for own, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
@@ -204,6 +196,24 @@ class _Loop:
         stack = f"{inner.backend.module}.stack"
         self.stacked[variable] = f"{group.record}(*map({stack}, zip(*{variable}, strict=True)))"
         self.scope.own(variable, {f"d{name}": names.of(name) for name in group.names})
+
+    def _readers(self, kept: Kept) -> int:
+        """How many loops read what another one keeps."""
+        repeats = (line for line in self.around if isinstance(line, Repeat))
+        return sum(bool({outer for _, outer in line.each} & set(kept.names)) for line in repeats)
+
+    def _read_whole(self) -> set[str]:
+        """Names that are read other than slice by slice."""
+        whole = set(self.handed)
+        for line in self.around:
+            if isinstance(line, Repeat):
+                whole |= {carry.initial for carry in line.carry} | set(line.shared)
+            else:
+                whole |= set(line.reads)
+        return whole
+
+    def _read_in_slices(self) -> set[str]:
+        return {outer for line in self.around if isinstance(line, Repeat) for _, outer in line.each}
 
     # The texts.
 

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ def text(tmp_path):
 
 
 def options(text, **others):
-    own = {"steps": 12, "batch_size": 2, "seq_len": 16, "sizes": SIZES}
+    """A tiny GPT-2 on NumPy; twelve steps."""
+    own = {"model": "gpt2", "engine": "numpy", "steps": 12, "batch_size": 2, "seq_len": 16, "sizes": SIZES}
     return Options(paths=(str(text),), **{**own, **others})
 
 
@@ -61,6 +63,25 @@ def test_it_learns_what_can_be_foreseen(tmp_path):
     assert result.steps == 120
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
+def test_torch_takes_the_steps_of_numpy(procedure, family, text, tmp_path):
+    # The same tables, weights, batches and masks of dropout; in float64 only the order of sums differs.
+    pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "intermediate_size": 24, **SIZES}))
+    how = options(
+        text, model=str(tmp_path / "config.json"), sizes={}, procedure=procedure, dtype="fp64", dropout=0.1, steps=6
+    )
+    found = {}
+    for name in ("numpy", "torch"):
+        report = Silent()
+        start(replace(how, engine=name), tmp_path / name, report)
+        found[name] = [value for step in report.steps for value in (step.loss, step.validation_loss)]
+    np.testing.assert_allclose(found["torch"], found["numpy"], rtol=1e-11)
+    for name, array in weights_of(tmp_path / "numpy").items():
+        np.testing.assert_allclose(weights_of(tmp_path / "torch")[name], array, atol=1e-9)
+
+
 @pytest.mark.parametrize("procedure", ["recompute", "mempepita"])
 def test_other_procedures_are_the_steps_of_training(procedure, text, tmp_path):
     # The losses are those of lc.Training on the same batches.
@@ -72,6 +93,7 @@ def test_other_procedures_are_the_steps_of_training(procedure, text, tmp_path):
         configure(str(tmp_path / "run" / "config.json")),
         procedure,
         "adamw",
+        betas=(0.9, 0.99),
         weight_decay=0.01,
         mode="stable",
         dropout=0.1,
@@ -222,9 +244,10 @@ def test_pieces_are_the_whole_bit_for_bit(text, tmp_path):
     assert [line["step"] for line in losses_of(tmp_path / "whole")] == list(range(1, 13))
 
 
-def killed_and_resumed(text, tmp_path, kills, seed):
+def killed_and_resumed(text, tmp_path, kills, seed, engine="numpy"):
     """Train in a process that is killed at random moments, and set the end beside a run that was left alone."""
     flags = ["--steps", "60", "--save-every", "1", "--sample-every", "20", "--validate-every", "30", *TINY]
+    flags += ["--engine", engine]
     whole = command("train", text, "--out", tmp_path / "whole", *flags)
     assert whole.returncode == 0, whole.stderr
     random, run = np.random.default_rng(seed), tmp_path / "run"
@@ -237,7 +260,7 @@ def killed_and_resumed(text, tmp_path, kills, seed):
         )
         # From before the first line of Python to well into the steps; one a step, checkpoints are most of the time.
         try:
-            _, said = process.communicate(timeout=random.uniform(0.2, 1.6))
+            _, said = process.communicate(timeout=random.uniform(0.2, 1.6 if engine == "numpy" else 6))
             assert process.returncode == 0, said.decode()
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
@@ -266,9 +289,16 @@ def test_killed_at_a_hundred_random_moments(seed, text, tmp_path):
     killed_and_resumed(text, tmp_path, 10, seed)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_random_moments_with_torch(text, tmp_path):
+    pytest.importorskip("torch")
+    killed_and_resumed(text, tmp_path, 10, 0, "torch")
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
     run = tmp_path / "run"
-    flags = ["--steps", "100000", "--save-every", "100000", "--validate-every", "1", *TINY]
+    flags = ["--steps", "100000", "--save-every", "100000", "--validate-every", "1", *TINY, "--engine", "numpy"]
     process = subprocess.Popen(
         [*COMMAND, "train", str(text), "--out", str(run), *flags], stderr=subprocess.PIPE, text=True, env=environment()
     )
@@ -327,6 +357,16 @@ def test_no_folder_can_be_made(text, tmp_path, capsys):
     (tmp_path / "file").touch()
     said = refused("train", text, "--out", tmp_path / "file" / "run", "--steps", 1, *TINY, capsys=capsys)
     assert said == f"learncost: cannot write {tmp_path / 'file' / 'run'}: Not a directory"
+
+
+def test_torch_goes_on_bit_for_bit(text, tmp_path):
+    pytest.importorskip("torch")
+    how = options(text, engine="torch", dropout=0.1, steps=8, save_every=8)
+    start(how, tmp_path / "whole", Silent())
+    stops = iter([False, False, True])
+    start(how, tmp_path / "run", Silent(), lambda: next(stops))
+    go_on(tmp_path / "run", Silent())
+    assert same(tmp_path / "whole", tmp_path / "run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
@@ -410,12 +450,12 @@ def test_a_run_is_not_written_over(text, tmp_path, capsys):
         ("TEXT --modle nano", "unknown flag '--modle'; did you mean '--mode' or '--model'"),
         ("TEXT --model nanoo", "unknown model 'nanoo'"),
         ("TEXT --model bert-base", "is not a language model that says the next token"),
-        ("TEXT --seq-len 999", "longer than the 256 positions"),
+        ("TEXT --model gpt2 --seq-len 1025", "longer than the 1024 positions"),
         ("TEXT --engine cuda", "no engine is called 'cuda'"),
         ("TEXT --procedure bpp", "no learning procedure is called 'bpp'"),
         ("TEXT --optimizer adma", "no optimizer is called 'adma'"),
         ("TEXT --dtype fp7", "no type is called 'fp7'"),
-        ("TEXT --clip 1", "does not clip gradients"),
+        ("TEXT --clip 1", "no engine clips gradients yet"),
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),
         ("TEXT --from nothing", "no such folder: nothing"),
         ("nowhere", "no such file or folder: nowhere"),

@@ -89,7 +89,13 @@ def test_fine_tuned_it_loads_in_transformers(checkpoint, tmp_path):
     folder, module = checkpoint
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
     options = Options(
-        paths=(str(tmp_path / "text.txt"),), start=str(folder), steps=5, batch_size=2, seq_len=16, learning_rate=1e-2
+        engine="numpy",
+        paths=(str(tmp_path / "text.txt"),),
+        start=str(folder),
+        steps=5,
+        batch_size=2,
+        seq_len=16,
+        learning_rate=1e-2,
     )
     result = start(options, tmp_path / "run", Silent())
     assert result.steps == 5
@@ -108,7 +114,12 @@ def test_a_model_from_scratch_loads_in_transformers(family, tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 60)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "intermediate_size": 40, **SIZES}))
     options = Options(
-        paths=(str(tmp_path / "text.txt"),), model=str(tmp_path / "config.json"), steps=3, seq_len=16, batch_size=2
+        engine="numpy",
+        paths=(str(tmp_path / "text.txt"),),
+        model=str(tmp_path / "config.json"),
+        steps=3,
+        seq_len=16,
+        batch_size=2,
     )
     start(options, tmp_path / "run", Silent())
     loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)

@@ -28,7 +28,14 @@ def run(tmp_path_factory):
     for number in range(30):
         (folder / f"{number}.txt").write_text("abcd" * 7 + "ab" + "." * number)
     options = Options(
-        paths=(str(folder),), sizes=SIZES | {"hidden_size": 16}, steps=120, batch_size=4, seq_len=24, learning_rate=2e-2
+        paths=(str(folder),),
+        model="gpt2",
+        engine="numpy",
+        sizes=SIZES | {"hidden_size": 16},
+        steps=120,
+        batch_size=4,
+        seq_len=24,
+        learning_rate=2e-2,
     )
     start(options, tmp_path / "run", Silent())
     return tmp_path / "run"
@@ -143,6 +150,7 @@ def words(tmp_path):
 def test_a_tokenizer_of_hugging_face(words, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 50)
     flags = ["--tokenizer", str(words), "--num-hidden-layers", "1", "--hidden-size", "8", "--seq-len", "8"]
+    flags += ["--engine", "numpy"]
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "text.txt"), "--out", str(run), "--steps", "3", *flags]) == 0
     own = tokenizer(str(words))

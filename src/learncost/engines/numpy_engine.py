@@ -102,6 +102,11 @@ class Training(Core):
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
         return values | {name.partition(".")[0]: values[name] for name in model.table.outputs}
 
+    def inputs(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+        """What a forward pass without dropout reads, weights too, by the names of the table."""
+        found = self._read(tokens, targets, **batch)
+        return self._inputs(build(self.configuration, padding=found.padded).table, found)
+
     def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
         """The step's table with the arrays that it reads; takes what `step` takes."""
         found = self._read(tokens, targets, **batch)

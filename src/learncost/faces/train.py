@@ -17,7 +17,16 @@ INTERRUPTED = 130
 
 WHOLE = ("batch_size", "seq_len", "warm_up", "seed", "steps", "validate_every", "save_every", "sample_every")
 REAL = (
-    *("learning_rate", "final_learning_rate", "weight_decay", "dropout", "clip", "minutes", "validation_share"),
+    *(
+        "learning_rate",
+        "final_learning_rate",
+        "beta_2",
+        "weight_decay",
+        "dropout",
+        "clip",
+        "minutes",
+        "validation_share",
+    ),
     "peak_flops",
 )
 CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops")
@@ -41,6 +50,7 @@ def train(
     learning_rate: Number | None = None,
     final_learning_rate: Number | None = None,
     warm_up: Number | None = None,
+    beta_2: Number | None = None,
     weight_decay: Number | None = None,
     dropout: Number | None = None,
     clip: Number | None = None,
@@ -72,7 +82,7 @@ def train(
     tokenizer
         bytes, or a tokenizer.json of Hugging Face; by default the checkpoint's own, else bytes.
     engine
-        What runs the steps: numpy.
+        What runs the steps: torch (the default where PyTorch is installed) or numpy.
     procedure
         bp (the default), recompute, pepita or mempepita.
     mode
@@ -91,6 +101,8 @@ def train(
         The share of it that is left at the end; by default 0.1.
     warm_up
         Steps in which the learning rate rises; by default a tenth of all, at most 100.
+    beta_2
+        Of adamw; by default 0.99.
     weight_decay
         By default 0.01.
     dropout

@@ -13,7 +13,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.training import hugging_face
-from learncost.training.engine import engine
+from learncost.training.engine import engine, usual
 from learncost.training.files import cannot_write, read_json, safetensors, written
 from learncost.training.folder import CONFIG, TOKENIZER, Folder
 from learncost.training.generate import Decoder
@@ -39,6 +39,7 @@ def begin(options: Options, folder: Folder) -> None:
     _try(configuration, options)
     options = replace(
         options,
+        engine=options.engine or usual(),
         paths=tuple(str(Path(path).resolve()) for path in options.paths),
         start=str(Path(options.start).resolve()) if options.start else None,
         tokenizer="bytes" if name == "bytes" else TOKENIZER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,12 +57,13 @@ class NumPyEngine:
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         if options.clip:
-            raise InputError("the numpy engine does not clip gradients: leave --clip out")
+            raise InputError("no engine clips gradients yet: leave --clip out")
         self._training = Training(
             configuration,
             options.procedure,
             options.optimizer,
             learning_rate=options.learning_rate or 0.0,
+            betas=(0.9, options.beta_2),
             weight_decay=options.weight_decay,
             dropout=options.dropout,
             mode=options.mode,
@@ -105,10 +107,21 @@ class NumPyEngine:
         return int(price(self._training.table(), sizes, book("matmul")).flops)
 
 
-ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {"numpy": NumPyEngine}
-"""Every engine, the one that is taken where none is named first."""
+def _torch(configuration: Configuration, options: Options) -> Engine:
+    from learncost.training.torch_engine import TorchEngine
+
+    return TorchEngine(configuration, options)
+
+
+ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {"numpy": NumPyEngine, "torch": _torch}
+"""Every engine by its name."""
+
+
+def usual() -> str:
+    """The engine where none is named: PyTorch's, if PyTorch is installed."""
+    return "torch" if find_spec("torch") else "numpy"
 
 
 def engine(configuration: Configuration, options: Options) -> Engine:
     """The engine that the options name, with initial weights."""
-    return named_one("engine", options.engine or next(iter(ENGINES)), ENGINES)(configuration, options)
+    return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

@@ -25,6 +25,7 @@ class Options:
     steps      None: as many as fit in `minutes`, measured before the first one
     minutes    stops after as many, saved
     start      the folder of a checkpoint of Hugging Face to start from
+    beta_2     of adamw, which remembers squares of gradients by it; 0.999 is for longer trainings
     peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
     """
 
@@ -43,6 +44,7 @@ class Options:
     learning_rate: float | None = None
     final_learning_rate: float = 0.1
     warm_up: int | None = None
+    beta_2: float = 0.99
     weight_decay: float = 0.01
     dropout: float = 0.0
     clip: float = 0.0
@@ -108,6 +110,7 @@ _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
     "learning_rate": (0, False, math.inf, False),
     "final_learning_rate": (0, True, 1, False),
     "warm_up": (0, True, 2**53, True),
+    "beta_2": (0, False, 1, False),
     "weight_decay": (0, True, math.inf, False),
     "dropout": (0, True, 1, False),
     "clip": (0, True, math.inf, False),

@@ -45,10 +45,10 @@ class Corpus:
         return _windows(self.training, starts, length)
 
     def check(self, length: int) -> tuple[Any, Any]:
-        """Up to 32 windows of the validation's tokens, evenly spread: always the same."""
+        """Windows of the validation's tokens, evenly spread and always the same: 16,384 tokens, or all where fewer."""
         length = min(length, len(self.validation) - 1)
         last = len(self.validation) - length - 1
-        number = min(32, max(1, len(self.validation) // length))
+        number = max(1, min(16_384, len(self.validation)) // length)
         return _windows(self.validation, np.linspace(0, last, number).astype(int), length)
 
 

@@ -197,12 +197,13 @@ class _Run:
         return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"
 
     def _validated(self, step: Step) -> Step:
-        """With the loss on the windows that validate, eight at a time."""
+        """With the loss on the windows that validate, as many tokens at a time as a step has."""
         assert self.options.seq_len is not None
         tokens, targets = self.corpus.check(self.options.seq_len)
-        places = range(0, len(tokens), 8)
-        losses = [self.engine.loss(tokens[at : at + 8], targets[at : at + 8]) for at in places]
-        loss = float(np.average(losses, weights=[len(tokens[at : at + 8]) for at in places]))
+        size = self.options.batch_size or 1
+        parts = [(tokens[at : at + size], targets[at : at + size]) for at in range(0, len(tokens), size)]
+        losses = [self.engine.loss(*part) for part in parts]
+        loss = float(np.average(losses, weights=[len(part[0]) for part in parts]))
         bits = loss / math.log(2) / self.corpus.bytes_per_token
         return replace(step, validation_loss=loss, bits_per_byte=bits)
 

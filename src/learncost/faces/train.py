@@ -9,7 +9,6 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.progress import reporter
-from learncost.training.interrupt import asked_to_stop
 from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
 
@@ -133,21 +132,21 @@ def train(
     given = {name: value for name, value in locals().items() if value is not None}
     own = {name: value for name, value in given.items() if name not in ("paths", "resume", "out", "from_", "sizes")}
     options = own | {name: number(name, own[name], name in WHOLE) for name in (*WHOLE, *REAL) if name in own}
-    with reporter() as report, asked_to_stop() as stop:
+    with reporter() as report:
         if resume is not None:
             fixed = [*(["PATH"] if paths else []), *(n for n in ("out", "from_") if n in given), *sizes]
             fixed += [name for name in options if name not in CHANGEABLE]
             if fixed:
                 flag = fixed[0] if fixed[0] == "PATH" else f"--{fixed[0].strip('_').replace('_', '-')}"
                 raise InputError(f"--resume goes on as the run began: leave {flag} out, or begin anew without --resume")
-            result = go_on(Path(resume), report, stop, **options)
+            result = go_on(Path(resume), report, **options)
         else:
             known = [name.strip("_").replace("_", "-") for name in train.__annotations__]
             options |= {"paths": paths, "start": from_, "sizes": refuse_unknown(sizes, known)}
-            result = start(Options(**options), Path(out) if out else _free(), report, stop)
+            result = start(Options(**options), Path(out) if out else _free(), report)
     if result.stopped:
         print(_stopped(result), file=sys.stderr)
-        return INTERRUPTED if stop() else 0
+        return INTERRUPTED if result.asked else 0
     return _summary(result)
 
 

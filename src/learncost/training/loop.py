@@ -24,6 +24,7 @@ from learncost.training.corpus import Corpus
 from learncost.training.engine import Engine, engine
 from learncost.training.folder import LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample
+from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
 from learncost.training.options import DTYPES, MINUTES, Options
 
@@ -64,7 +65,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended: its steps and the last of them, `stopped` before the end or not."""
+    """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late."""
 
     folder: Path
     options: Options
@@ -74,18 +75,19 @@ class Result:
     last: Step | None
     validated: Step | None
     stopped: bool
+    asked: bool
 
 
-def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] = lambda: False) -> Result:
-    """Train as the options say, in a new folder. Raises InputError."""
+def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
+    """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError."""
     begin(options, Folder(path))
     return go_on(path, report, stop)
 
 
-def go_on(path: Path, report: Report, stop: Callable[[], bool] = lambda: False, **changes: Any) -> Result:
+def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, **changes: Any) -> Result:
     """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
 
-    stop     asked after every step; the run is saved where it says yes
+    stop     asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
     changes  options in place of the run's own, such as more steps
     """
     return _Run(Folder(path), report, changes).to_the_end(stop)
@@ -152,11 +154,18 @@ class _Run:
         steps = max(1, int(0.9 * 60 * minutes / float(np.median(times[1:]))))
         self.options = replace(self.options.resolved(steps), minutes=None)
 
-    def to_the_end(self, stop: Callable[[], bool]) -> Result:
+    def to_the_end(self, stop: Callable[[], bool] | None) -> Result:
+        """All steps, or until somebody says stop."""
+        if stop is not None:
+            return self._steps(stop)
+        with asked_to_stop() as asked:
+            return self._steps(asked)
+
+    def _steps(self, stop: Callable[[], bool]) -> Result:
         """Step by step, with what is due after some of them."""
         options, own = self.options.resolved(self.options.steps or 1), self.engine
         assert options.steps is not None
-        began, stopped = perf_counter(), False
+        began, asked, stopped = perf_counter(), False, False
         step: Step | None = None
         validated: Step | None = None
         self.report.begin(own.steps, options.steps)
@@ -165,7 +174,8 @@ class _Run:
         while own.steps < options.steps and not stopped:
             step = self._step(options)
             late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
-            stopped = (stop() or late) and own.steps < options.steps
+            asked = stop()
+            stopped = (asked or late) and own.steps < options.steps
             last = own.steps == options.steps
             if last or _due(own.steps, options.validate_every):
                 step = validated = self._validated(step)
@@ -179,7 +189,7 @@ class _Run:
             log.close()
         parameters = sum(array.size for array in own.weights.values())
         seconds = perf_counter() - began
-        return Result(self.folder.path, options, own.steps, parameters, seconds, step, validated, stopped)
+        return Result(self.folder.path, options, own.steps, parameters, seconds, step, validated, stopped, asked)
 
     def _step(self, options: Options) -> Step:
         own, at = self.engine, self.engine.steps

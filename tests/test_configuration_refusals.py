@@ -71,8 +71,8 @@ GPT2 = '{"model_type": "gpt2", %s}'
         (GPT2 % '"tie_word_embeddings": 1', "tie_word_embeddings must be true or false"),
         (GPT2 % '"scale_attn_by_inverse_layer_idx": true', "scale_attn_by_inverse_layer_idx = True is not supported"),
         (
-            GPT2 % '"architectures": ["GPT2ForQuestionAnswering"]',
-            "'GPT2ForQuestionAnswering' is not supported for gpt2",
+            GPT2 % '"architectures": ["GPT2DoubleHeadsModel"]',
+            "'GPT2DoubleHeadsModel' is not supported for gpt2",
         ),
         (GPT2 % '"architectures": 3', "architectures 3 is not supported"),
         (GPT2 % '"pruned_heads": {"1": [0]}', "pruned_heads is not supported"),

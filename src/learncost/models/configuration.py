@@ -102,11 +102,11 @@ def configure(
     in_file = {spelling: Given(spelling, value, argument.where) for spelling, value in argument.values.items()}
     given = _collect(family, in_file, False)
     given.update(_collect(family, flags, True))
-    _refuse_unsupported(family, given)
     named = _architecture(family, given)
     settings = _settings(family, given)
     sizes = _sizes(family, given, settings, argument.name, exact)
     values = {**dict.fromkeys(family.optional, 0), **settings, **sizes, "labelled": "num_labels" in given}
+    _refuse_unsupported(family, given, values)
     architecture = named or _usual_architecture(family, values)
     tied = bool(settings.get("tie_word_embeddings")) and " head(" in family.heads[architecture.head].get("lines", "")
     positions = str(evaluate(family.positions, values)) if family.positions else "none"
@@ -167,8 +167,12 @@ def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[
 
 
 def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
-    """The keys and, under `key.inner`, those of nested objects that the family knows by such a name."""
+    """The keys, both of a list of two and, under `key.inner`, those of nested objects that the family knows so."""
     for spelling, given in values.items():
+        if spelling in family.pairs and isinstance(given.value, list | tuple) and len(given.value) == 2:
+            for name, value in zip((spelling, family.pairs[spelling]), given.value, strict=True):
+                yield name, Given(spelling, value, given.where)
+            continue
         yield spelling, given
         if isinstance(given.value, dict):
             for inner, value in given.value.items():
@@ -252,7 +256,7 @@ def in_order(family: Family) -> list[str]:
 
 def _architecture(family: Family, given: Mapping[str, Given]) -> Architecture | None:
     """The class that `architectures` names first, if it names one."""
-    by_name = {architecture.name: architecture for architecture in family.architectures}
+    by_name = {name: one for one in family.architectures for name in (one.name, *one.also)}
     wanted = given.get("architecture")
     name = wanted.value if wanted else None
     if isinstance(name, list):
@@ -261,7 +265,7 @@ def _architecture(family: Family, given: Mapping[str, Given]) -> Architecture | 
         return None
     if isinstance(name, str) and name and name in by_name:
         return by_name[name]
-    known = [name for name in by_name if name]
+    known = [architecture.name for architecture in family.architectures if architecture.name]
     raise InputError(
         f"{wanted.label} {shown(name)} is not supported for {family.name}"
         + (f"; supported are {', '.join(known)}: give --architecture {known[0]} to count that" if known else "")
@@ -274,8 +278,10 @@ def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architectu
     return family.architectures[place]
 
 
-def _refuse_unsupported(family: Family, given: Mapping[str, Given]) -> None:
+def _refuse_unsupported(family: Family, given: Mapping[str, Given], values: Mapping[str, Any]) -> None:
     for key, supported in family.refused.items():
+        if isinstance(supported, str) and supported.startswith("="):
+            supported = evaluate(supported[1:], values)
         if key in given and given[key].value not in (supported, None):
             raise InputError(
                 f"{given[key].label} = {shown(given[key].value)} is not supported, only {shown(supported)} is"

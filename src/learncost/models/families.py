@@ -54,13 +54,15 @@ ACTIVATIONS = {
 class Architecture:
     """What can be built of a family: its class's name at Hugging Face ("" for the generic ones), its head, its pooler.
 
-    `head` names the lines under `heads` that stand on the last block; `counted` says in words what is there.
+    `head` names the lines under `heads` that stand on the last block; `counted` says in words what is there; `also` are
+    older names of the class.
     """
 
     name: str
     head: str
     counted: str
     pooler: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Family:
     optional: frozenset[str] = frozenset()
     nullable: frozenset[str] = frozenset()
     nulls: Mapping[str, str] = field(default_factory=dict)  # what sizes with a default follow from where null is given
+    pairs: Mapping[str, str] = field(default_factory=dict)  # sizes that may be lists of two, with the second's name
     spellings: Mapping[str, str] = field(default_factory=dict)  # of this family alone
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     dropout: Mapping[str, float] = field(default_factory=dict)
@@ -183,7 +186,8 @@ def _family(name: str, table: dict[str, Any]) -> Family:
     prefix = table.pop("prefix", "")
     chosen: dict[str, Any] = {
         "architectures": tuple(
-            Architecture(prefix + own, **values) for own, values in table.pop("architectures").items()
+            Architecture(prefix + own, **{**values, "also": tuple(values.get("also", ()))})
+            for own, values in table.pop("architectures").items()
         ),
         "layers": {own: _layer(own, values) for own, values in table.pop("layers").items()},
         "slots": {own: _slot(values) for own, values in table.pop("slots", {}).items()},

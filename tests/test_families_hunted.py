@@ -1,0 +1,111 @@
+"""Configurations in which a search against transformers' modules found wrong numbers or needless refusals."""
+
+import pytest
+
+from hugging_face import check_flops, check_parameters, read
+from learncost.equation.errors import InputError
+
+torch = pytest.importorskip("torch")
+
+BATCH, LENGTH = 2, 6
+TINY = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 17}
+
+
+def ones(*shape, device="meta"):
+    return torch.ones(*shape, dtype=torch.long, device=device)
+
+
+@pytest.mark.parametrize("labels", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("albert", "AlbertForQuestionAnswering"),
+        ("bert", "BertForQuestionAnswering"),
+        ("deberta", "DebertaForQuestionAnswering"),
+        ("deberta-v2", "DebertaV2ForQuestionAnswering"),
+        ("electra", "ElectraForQuestionAnswering"),
+        ("gptj", "GPTJForQuestionAnswering"),
+        ("roberta", "RobertaForQuestionAnswering"),
+        ("bart", "BartForQuestionAnswering"),
+        ("gpt2", "GPT2ForQuestionAnswering"),
+        ("llama", "LlamaForQuestionAnswering"),
+    ],
+)
+def test_the_ends_of_an_answer_with_another_number_of_labels(family, name, labels):
+    """Some classes have an output for each label and others always two."""
+    sizes = {"max_position_embeddings": 16, "rotary_dim": 4} if family != "bart" else {"d_model": 32}
+    own = {} if family == "bart" else TINY
+    check_parameters({"model_type": family, **own, **sizes, "num_labels": labels}, name)
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
+def test_heads_of_gpt2(head):
+    """On the CPU, since the last token is looked for."""
+    values = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 17, "pad_token_id": 0}
+    inputs = {"input_ids": ones(BATCH, LENGTH, device="cpu")}
+    if head == "ForQuestionAnswering":
+        inputs |= dict.fromkeys(("start_positions", "end_positions"), ones(BATCH, device="cpu"))
+    else:
+        inputs["labels"] = ones(*((BATCH,) if "Sequence" in head else (BATCH, LENGTH)), device="cpu")
+    check_parameters(values, f"GPT2{head}")
+    check_flops(values, f"GPT2{head}", inputs, lambda result: result.loss, BATCH, LENGTH, device="cpu")
+
+
+def test_answers_of_an_encoder_decoder():
+    """transformers shifts the encoder's tokens to the right for the decoder: both sides are as long."""
+    values = {"model_type": "bart", "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 17}
+    inputs = {"input_ids": ones(BATCH, LENGTH), "decoder_input_ids": ones(BATCH, LENGTH)}
+    inputs |= {"start_positions": ones(BATCH), "end_positions": ones(BATCH)}
+    check_flops(values, "BartForQuestionAnswering", inputs, lambda result: result.loss, BATCH, LENGTH, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("family", "older", "name"),
+    [("mpt", "MPTForCausalLM", "MptForCausalLM"), ("t5", "T5WithLMHeadModel", "T5ForConditionalGeneration")],
+)
+def test_older_names_of_classes(family, older, name):
+    """As mosaicml/mpt-7b and the first files of T5 have them."""
+    assert read({"model_type": family, "architectures": [older]}).architecture == name
+
+
+def test_kinds_of_attention_that_are_null():
+    """transformers' default stands in the configuration's code, behind a null."""
+    values = {"model_type": "gpt_neo", "hidden_size": 16, "vocab_size": 17}
+    assert check_parameters({**values, "attention_types": None}).table == check_parameters(values).table
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "llama", "per_layer_config": {"0": {"intermediate_size": 5}}}, "per_layer_config"),
+        ({"model_type": "deberta", "pooler_hidden_size": 5}, "only 768 is"),
+        ({"model_type": "deberta-v2", "attention_head_size": 5}, "only 64 is"),
+    ],
+)
+def test_keys_that_change_sizes(values, said):
+    """transformers builds other weights by them, and those of DeBERTa do not fit together."""
+    with pytest.raises(InputError, match=said):
+        read(values)
+
+
+def test_keys_that_say_what_holds():
+    """As the published files of DeBERTa have them."""
+    read({"model_type": "deberta", "pooler_hidden_size": 768})
+    read({"model_type": "deberta-v2", "attention_head_size": 64})
+
+
+@pytest.mark.parametrize(("image", "patch"), [([4, 6], 2), ([6, 6], [2, 3]), ([7, 9], [3, 2]), (8, [4, 2])])
+def test_images_that_are_not_square(image, patch):
+    """Height first; what does not fill a patch is left out."""
+    keys = {"image_size": image, "patch_size": patch, "num_channels": 1}
+    values = {"model_type": "vit", "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, **keys}
+    height, width = image if isinstance(image, list) else (image, image)
+    inputs = {"pixel_values": torch.ones(BATCH, 1, height, width, device="meta"), "labels": ones(BATCH)}
+    check_parameters(values, "ViTModel")
+    check_flops(values, "ViTForImageClassification", inputs, lambda result: result.loss, BATCH, None)
+
+
+@pytest.mark.parametrize("image", [[4], [4, 4, 4], [4, 0], [4, "4"], []])
+def test_images_that_are_no_pair(image):
+    with pytest.raises(InputError, match="image_size must be a"):
+        read({"model_type": "vit", "image_size": image})

@@ -1,8 +1,11 @@
 """Configurations in which a search against transformers' modules found wrong numbers or needless refusals."""
 
+import itertools
+
 import pytest
 
-from hugging_face import check_flops, check_parameters, read
+import learncost as lc
+from hugging_face import check_flops, check_parameters, module_of, parameters_of, read
 from learncost.equation.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -109,3 +112,35 @@ def test_images_that_are_not_square(image, patch):
 def test_images_that_are_no_pair(image):
     with pytest.raises(InputError, match="image_size must be a"):
         read({"model_type": "vit", "image_size": image})
+
+
+RELATIVE = ({}, {"relative_attention": True}, {"relative_attention": True, "pos_att_type": "p2c|c2p"})
+NORMS = ({"norm_rel_ebd": "none"}, {"norm_rel_ebd": "layer_norm", "position_buckets": 3})
+UNTIED = [
+    *itertools.product(("BertForMaskedLM", "BertForPreTraining", "BertModel"), ({},)),
+    *itertools.product(("AlbertForMaskedLM", "RobertaForMaskedLM", "ElectraForMaskedLM", "DistilBertModel"), ({},)),
+    *itertools.product(("DebertaForMaskedLM", "DebertaModel"), RELATIVE),
+    *itertools.product(("DebertaForMaskedLM", "DebertaV2ForMaskedLM"), ({"legacy": False},)),
+    *itertools.product(("DebertaV2ForMaskedLM", "DebertaV2Model"), [a | b for a in RELATIVE for b in NORMS]),
+    *itertools.product(("BartModel", "BartForConditionalGeneration", "BartForSequenceClassification"), ({},)),
+]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("name", "keys"), UNTIED)
+def test_parameters_that_nothing_reads(name, keys, tied):
+    """transformers stores them: the bias and the words that were tied, relative rows that no term reads."""
+    family = name.split("For")[0].removesuffix("Model").lower().replace("v2", "-v2")
+    sizes = {"d_model": 16} if family == "bart" else {} if family == "distilbert" else TINY
+    values = {"model_type": family, **sizes, **keys, "tie_word_embeddings": tied}
+    theirs = module_of(values, name)
+    found = lc.cost({**values, "architectures": [name]}, seq_len=5, price_book="matmul")
+    assert found.parameters == parameters_of(theirs), values
+    assert lc.cost(lc.from_module(theirs), seq_len=5, price_book="matmul").parameters == found.parameters
+
+
+def test_two_sides_with_words_of_their_own():
+    values = {"model_type": "bart", "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 17}
+    inputs = {"input_ids": ones(BATCH, LENGTH), "decoder_input_ids": ones(BATCH, 4), "labels": ones(BATCH, 4)}
+    untied = {**values, "tie_word_embeddings": False}
+    check_flops(untied, "BartForConditionalGeneration", inputs, lambda result: result.loss, BATCH, LENGTH, 4)

@@ -137,7 +137,7 @@ def conventions(
         batch_size=run.axes["B"],
         seq_len=run.axes["N" if two_sided else "M"],
         target_len=run.axes["M"] if two_sided else None,
-        parameters=parameters(run.model.table).at(run.axes),
+        parameters=parameters(run.model.table).at(run.axes) + run.model.configuration.unread,
         counted=run.model.configuration.counted,
         conventions=(yardstick, *found),
         counters=counters(run, plain),

@@ -137,7 +137,7 @@ class _Composition:
                 line = line[: match.start()] + inner + line[match.end() :]
             return line
 
-        return fill(text) if "\n" not in text else "\n".join(fill(line) for line in text.splitlines())
+        return "\n".join(map(fill, text.splitlines()))
 
     def slot(self, name: str, more: Mapping[str, Any]) -> str:
         """What stands in a slot."""
@@ -181,11 +181,10 @@ class _Composition:
             )
         every = [tuple(self.choice(name, {"i": i}) for name in varying) for i in range(number)]
         texts = {kind: self.filled(body, i=every.index(kind)) for kind in dict.fromkeys(every)}
-        found = segments(every)
         if len(texts) == 1:
             return self.segment(indent, (symbol, number), carry, each, [("", texts[every[0]])], side)
         result = []
-        for place, (pattern, turns) in enumerate(found, 1):
+        for place, (pattern, turns) in enumerate(segments(every), 1):
             blocks = [(self.own_name(kind), texts[kind]) for kind in pattern]
             result += self.segment(indent, (f"{symbol}_{place}", turns), carry, each, blocks, side)
         return result

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from learncost.equation.errors import InputError
-from learncost.models.argument import GENERIC as GENERIC
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, Architecture, Family
@@ -42,6 +41,7 @@ class Configuration:
     counted     says in words which parameters and operations the architecture has
     tied        whether head and embedding (of an encoder-decoder: both embeddings too) are one matrix
     dropout     keeps the probabilities under the family's own names
+    unread      parameters that are stored with the model, and that nothing reads
     derived     sizes that followed from others, each with its expression
     """
 
@@ -58,6 +58,7 @@ class Configuration:
     dropout: Mapping[str, float]
     source: str
     two_sided: bool = False
+    unread: int = 0
     derived: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -110,7 +111,7 @@ def configure(
     architecture = named or _usual_architecture(family, values)
     tied = bool(settings.get("tie_word_embeddings")) and " head(" in family.heads[architecture.head].get("lines", "")
     positions = str(evaluate(family.positions, values)) if family.positions else "none"
-    return Configuration(
+    found = Configuration(
         name=argument.name,
         family=family.name,
         sizes=sizes,
@@ -126,6 +127,9 @@ def configure(
         two_sided=family.two_sided,
         derived={name: rule for name, rule in family.derived.items() if not _says(given.get(name))},
     )
+    if not (unread := evaluate(family.unread, found.values) if family.unread else 0):
+        return found
+    return replace(found, unread=unread, counted=f"{found.counted}; {unread:,} of the parameters are never read")
 
 
 def _family(given: Given) -> Family:

@@ -28,7 +28,7 @@ class NotWholeError(InputError):
 
 def names(text: str) -> frozenset[str]:
     """The names that an expression reads."""
-    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+    return frozenset(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
 
 
 def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
@@ -79,14 +79,13 @@ def _most(one: Any, two: Any) -> Any:
     return one + two - _least(one, two)
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": _least,
     "max": _most,
-    "len": len,
-    "int": int,
-    "round": round,
     "expanded": _expanded,
 }
+"""What an expression may call."""
+
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -135,7 +134,7 @@ class _Evaluation:
             case ast.Subscript(value, index):
                 return self._entry(value, self.of(index))
             case ast.Call(ast.Name(function), arguments):
-                return _FUNCTIONS[function](*map(self.of, arguments))
+                return FUNCTIONS[function](*map(self.of, arguments))
         raise ValueError(f"no meaning: {ast.unparse(node)}")
 
     def _quotient(self, left: ast.expr, right: ast.expr) -> Any:

@@ -104,7 +104,8 @@ class Family:
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
     one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are
-    weights that are stored and counted, but never learn.
+    weights that are stored and counted, but never learn; `unread` is an expression for the number of parameters that
+    are stored and counted although nothing reads them.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Family:
     fixed: str = ""
     offset: str = ""
     frozen: tuple[str, ...] = ()
+    unread: str = ""
     target_length: str = ""
 
     @property

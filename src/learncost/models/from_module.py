@@ -48,7 +48,8 @@ def from_module(module: Any) -> Configuration:
 
 def _parameters(configuration: Configuration) -> int:
     model = build(configuration)
-    return int(total(Count.of(model.table.axes[name]) for name in model.table.weights).at(model.sizes))
+    read = total(Count.of(model.table.axes[name]) for name in model.table.weights).at(model.sizes)
+    return int(read) + configuration.unread
 
 
 def _inside(module: Any) -> str:

@@ -83,8 +83,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     chosen = plan(configuration)
     table, axes = _build(chosen, dropout, padding)
     family = FAMILIES[configuration.family]
-    every = family.axes
-    rules = {axis: every[axis] for axis in axes if axis in every}
+    rules = {axis: family.axes[axis] for axis in axes if axis in family.axes}
     values = configuration.values
     sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}
     if family.fixed:

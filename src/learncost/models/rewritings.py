@@ -11,12 +11,10 @@ from learncost.layers.rewrite_attention import (
     with_alibi,
     with_bias,
     with_norms,
-    with_relative_bias,
     with_rotary,
     with_scale,
     with_sinks,
     with_softcap,
-    with_visible,
     without_scale,
 )
 from learncost.layers.rewrite_disentangled import with_content_to_position, with_position_to_content
@@ -63,9 +61,7 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "no_scale": lambda layer, _: without_scale(layer),
     "alibi": lambda layer, _: with_alibi(layer),
     "bias": lambda layer, _: with_bias(layer),
-    "relative_bias": lambda layer, _: with_relative_bias(layer),
     "content_to_position": lambda layer, given: with_content_to_position(layer, **given),  # {weight, scale}
     "position_to_content": lambda layer, given: with_position_to_content(layer, **given),
-    "visible": lambda layer, _: with_visible(layer),
 }
 """By name: from a layer and an argument to a layer."""

@@ -15,7 +15,6 @@ from learncost.equation.scope import Axes, bind
 from learncost.equation.table import Line, Table, Term, Word, each_line, walk
 from learncost.vocabulary import canonical, entry
 
-
 KEYS = "N"  # the axis of the keys' positions in a layer of attention
 
 

@@ -53,7 +53,8 @@ Listed = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def _models() -> Listed:
-    from learncost.models.configuration import GENERIC, configure
+    from learncost.models.argument import GENERIC
+    from learncost.models.configuration import configure
     from learncost.models.model import build
     from learncost.models.presets import presets
     from learncost.readings.price import parameters

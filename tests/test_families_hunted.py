@@ -7,6 +7,7 @@ import pytest
 import learncost as lc
 from hugging_face import check_flops, check_parameters, module_of, parameters_of, read
 from learncost.equation.errors import InputError
+from learncost.models.model import build
 
 torch = pytest.importorskip("torch")
 
@@ -81,14 +82,28 @@ def test_kinds_of_attention_that_are_null():
     ("values", "said"),
     [
         ({"model_type": "llama", "per_layer_config": {"0": {"intermediate_size": 5}}}, "per_layer_config"),
+        ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "'old with two norms'"),
+        (
+            {"model_type": "falcon", "new_decoder_architecture": True, "parallel_attn": False},
+            "'new without parallel_attn'",
+        ),
         ({"model_type": "deberta", "pooler_hidden_size": 5}, "only 768 is"),
         ({"model_type": "deberta-v2", "attention_head_size": 5}, "only 64 is"),
     ],
 )
 def test_keys_that_change_sizes(values, said):
-    """transformers builds other weights by them, and those of DeBERTa do not fit together."""
+    """transformers builds other weights by them, and those of DeBERTa and Falcon do not fit together."""
     with pytest.raises(InputError, match=said):
-        read(values)
+        build(read(values))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_window_that_is_null(family):
+    """It is not read where all blocks see everything."""
+    values = {"model_type": family, "num_hidden_layers": 2, "sliding_window": None}
+    check_parameters({**values, "layer_types": ["full_attention"] * 2})
+    with pytest.raises(InputError, match="the axis w would have the size 0"):
+        lc.cost(values, seq_len=5)
 
 
 def test_keys_that_say_what_holds():

@@ -79,7 +79,14 @@ def expressions(family: Family) -> list[str]:
     called = called_in(family)
     rewritings = [one for name, layer in family.layers.items() if name in called for one in layer.rewritings]
     own = [family.default, family.positions, family.limit, family.length, family.target_length, family.fixed]
-    own += [family.offset, *family.axes.values(), *family.derived.values(), *family.nulls.values(), *choices(family)]
+    own += [
+        family.offset,
+        family.unread,
+        *family.axes.values(),
+        *family.derived.values(),
+        *family.nulls.values(),
+        *choices(family),
+    ]
     return [text for text in (*own, *(text for one in rewritings for text in arguments(one.argument))) if text]
 
 

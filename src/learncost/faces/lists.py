@@ -63,7 +63,8 @@ def _models() -> Listed:
     for preset in presets():
         model = build(configure(preset.name))
         also = f"; also {', '.join(preset.aliases)}" if preset.aliases else ""
-        rows.append((preset.name, f"{parameters(model.table).at(model.sizes):,}", f"{preset.title}{also}"))
+        count = parameters(model.table).at(model.sizes) + model.configuration.unread
+        rows.append((preset.name, f"{count:,}", f"{preset.title}{also}"))
     rows += [(name, "-", f"generic {name}: all sizes as flags") for name in GENERIC]
     return ("model", "parameters", "what it is"), rows
 

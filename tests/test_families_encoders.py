@@ -247,7 +247,7 @@ THEIRS = {
     "distilbert": {"intermediate_size": "hidden_dim"},
 }
 # Follow from other sizes, and are no keys of a file.
-OURS_ALONE = {"head_dim", "turns_of_a_group", "score_width", "embedding_size"}
+OURS_ALONE = {"image_width", "patch_width", "head_dim", "turns_of_a_group", "score_width", "embedding_size"}
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -282,11 +282,10 @@ def test_whole_files_mean_what_short_ones_do(kind):
     ("keys", "message"),
     [
         ({"model_type": "albert", "num_hidden_layers": 5, "num_hidden_groups": 2}, "num_hidden_layers 5 is not a mult"),
-        ({"model_type": "bart", "tie_word_embeddings": False}, "tie_word_embeddings = False is not supported"),
+        ({"model_type": "bart", "is_decoder": True}, "is_decoder = True is not supported"),
         ({"model_type": "t5", "feed_forward_proj": "gated"}, "t5 has no feed forward of the kind 'gated'"),
-        ({"model_type": "deberta", "relative_attention": True}, "deberta has no relative of the kind 'unread'"),
         ({"model_type": "bert", "problem_type": "regression"}, "problem_type = 'regression' is not supported"),
-        ({"model_type": "vit", "image_size": [224, 224]}, "image_size must be a whole number"),
+        ({"model_type": "vit", "image_size": [224, 224, 3]}, "image_size must be a whole number"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 3, "conv_groups": 2}, "conv_groups = 2 is not supported"),
     ],
 )

@@ -88,11 +88,12 @@ def test_kinds_of_attention_that_are_null():
             "'new without parallel_attn'",
         ),
         ({"model_type": "deberta", "pooler_hidden_size": 5}, "only 768 is"),
+        ({"model_type": "phi", "qk_layernorm": True, "head_dim": 80}, "only 64 is"),
         ({"model_type": "deberta-v2", "attention_head_size": 5}, "only 64 is"),
     ],
 )
 def test_keys_that_change_sizes(values, said):
-    """transformers builds other weights by them, and those of DeBERTa and Falcon do not fit together."""
+    """transformers builds other weights by them, and those of DeBERTa, Falcon and Phi do not fit together."""
     with pytest.raises(InputError, match=said):
         build(read(values))
 
@@ -110,6 +111,8 @@ def test_keys_that_say_what_holds():
     """As the published files of DeBERTa have them."""
     read({"model_type": "deberta", "pooler_hidden_size": 768})
     read({"model_type": "deberta-v2", "attention_head_size": 64})
+    read({"model_type": "phi", "head_dim": 80})
+    read({"model_type": "phi", "head_dim": 64, "qk_layernorm": True})
 
 
 @pytest.mark.parametrize(("image", "patch"), [([4, 6], 2), ([6, 6], [2, 3]), ([7, 9], [3, 2]), (8, [4, 2])])
@@ -159,3 +162,10 @@ def test_two_sides_with_words_of_their_own():
     inputs = {"input_ids": ones(BATCH, LENGTH), "decoder_input_ids": ones(BATCH, 4), "labels": ones(BATCH, 4)}
     untied = {**values, "tie_word_embeddings": False}
     check_flops(untied, "BartForConditionalGeneration", inputs, lambda result: result.loss, BATCH, LENGTH, 4)
+
+
+def test_a_sweep_counts_what_nothing_reads():
+    """As `cost` does, whatever is swept."""
+    values = {"model_type": "bert", **TINY, "tie_word_embeddings": False, "architectures": ["BertForMaskedLM"]}
+    found = lc.sweep(values, vocab_size=[17, 30], seq_len=5, price_book="matmul")
+    assert list(found.parameters) == [lc.cost(values, vocab_size=v, seq_len=5).parameters for v in (17, 30)]

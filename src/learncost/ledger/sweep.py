@@ -22,6 +22,7 @@ from learncost.ledger.cost import check_probability, rows_of
 from learncost.ledger.grid import Grid, grid_of
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
+from learncost.models.families import FAMILIES
 from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 EXACT = 2.0**53  # every integer below it is a float64
 BLOCK = 2**13  # configurations at a time: their monomials stay in the processor's cache
 BY = ("total", "macro-operation")
+UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def sweep(
     found = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
     built = build(found.configuration, dropout=probability > 0)
     wanted = _wanted(built, names, books, optimizer, by)
-    counts = [parameters(built.table), *(count for _, _, _, pair in wanted for count in pair)]
+    unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
+    counts = [parameters(built.table) + unread, *(count for _, _, _, pair in wanted for count in pair)]
     values, bounds = evaluate(counts, found, built, progress)
     series = tuple(
         Series(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
@@ -251,6 +254,8 @@ def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], di
         values[count] = model.sizes[count] if name is None else sizes[name]
         if name is None and found.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
             raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
+    if model.configuration.unread:
+        values[UNREAD] = expression.evaluate(FAMILIES[model.configuration.family].unread, sizes)
     columns, constants = {}, {}
     for axis, column in values.items():
         if not isinstance(column, np.ndarray):

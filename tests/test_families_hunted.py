@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 import learncost as lc
-from hugging_face import check_flops, check_parameters, module_of, parameters_of, read
+from hugging_face import check_flops, check_parameters, flops_of, module_of, parameters_of, read
 from learncost.equation.errors import InputError
 from learncost.models.model import build
 
@@ -169,3 +169,19 @@ def test_a_sweep_counts_what_nothing_reads():
     values = {"model_type": "bert", **TINY, "tie_word_embeddings": False, "architectures": ["BertForMaskedLM"]}
     found = lc.sweep(values, vocab_size=[17, 30], seq_len=5, price_book="matmul")
     assert list(found.parameters) == [lc.cost(values, vocab_size=v, seq_len=5).parameters for v in (17, 30)]
+
+
+@pytest.mark.parametrize("kind", ["c2p", "p2c"])
+def test_a_shared_projection_that_no_term_reads(kind):
+    """transformers projects the rows of positions for both terms where they share projections, and drops one of them.
+
+    That is a product of 2 x 3 rows with a matrix in each block, forward only; what is never read is not in our table.
+    """
+    keys = {"relative_attention": True, "pos_att_type": kind, "share_att_key": True, "position_buckets": 3}
+    values = {"model_type": "deberta-v2", **TINY, **keys, "architectures": ["DebertaV2ForTokenClassification"]}
+    tokens = ones(BATCH, LENGTH, device="cpu")
+    module = module_of(values, values["architectures"][0], device="cpu")
+    theirs = flops_of(module, {"input_ids": tokens, "labels": tokens}, lambda result: result.loss)
+    found = lc.cost(values, batch_size=BATCH, seq_len=LENGTH, price_book="matmul")
+    unread = 2 * TINY["num_hidden_layers"] * 2 * 3 * TINY["hidden_size"] ** 2
+    assert theirs[:2] == (found.macro_operations["forward"][1].flops + unread, found.total.flops + unread)

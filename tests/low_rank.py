@@ -41,9 +41,9 @@ def learn_only(module, chosen):
 
 
 def parameters_of(module):
-    """How many there are, and how many learn; an untied BERT has a bias that nothing reads, which is left out."""
+    """How many there are, and how many learn: an untied BERT has a bias that nothing reads, so it has no gradient."""
     names = dict(module.named_parameters())
+    learning = {name: parameter.numel() for name, parameter in names.items() if parameter.requires_grad}
     if any(name.startswith("cls.predictions.decoder.") and name.endswith("bias") for name in names):
-        del names["cls.predictions.bias"]
-    own = list(names.values())
-    return sum(p.numel() for p in own), sum(p.numel() for p in own if p.requires_grad)
+        learning.pop("cls.predictions.bias", None)
+    return sum(parameter.numel() for parameter in names.values()), sum(learning.values())

@@ -272,3 +272,13 @@ def test_reading_needs_only_the_standard_library() -> None:
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {module.split(".")[0] for module in modules} <= allowed
+
+
+def test_the_text_of_a_model_of_several_modalities() -> None:
+    inner = {"model_type": "gemma3_text", "hidden_size": 16, "head_dim": 4, "num_attention_heads": 4, "vocab_size": 9}
+    whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
+    found, alone = read(whole), read(inner)
+    assert found.counted == alone.counted.replace("; head", "; the text model of 'gemma3' alone; head")
+    assert (found.family, found.sizes, found.settings) == (alone.family, alone.sizes, alone.settings)
+    with pytest.raises(InputError, match="text_config: model_type 'gemma9' is unknown; did you mean"):
+        read({**whole, "text_config": {**inner, "model_type": "gemma9"}})

@@ -18,12 +18,16 @@ GENERIC = ("encoder", "decoder", "encoder-decoder")
 
 @dataclass(frozen=True)
 class Argument:
-    """A MODEL argument: the name to show, where it comes from, and its keys; `where` stands before them in errors."""
+    """A MODEL argument: the name to show, where it comes from, and its keys; `where` stands before them in errors.
+
+    `part` says which part of a larger model the keys are of.
+    """
 
     name: str
     source: str
     values: Mapping[str, Any]
     where: str = ""
+    part: str = ""
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:
@@ -65,4 +69,5 @@ def _nested(found: Argument) -> Argument:
     if not isinstance(inner, Mapping) or found.values.get("model_type") in family_names():
         return found
     where = f"{found.where}: text_config"
-    return Argument(found.name, f"{found.source} (its text_config)", {"architectures": None, **inner}, where)
+    part = f"the text model of {shown(found.values.get('model_type'))} alone"
+    return Argument(found.name, f"{found.source} (its text_config)", {"architectures": None, **inner}, where, part)

@@ -31,6 +31,8 @@ SETTINGS = {
 }
 """The spellings of what is not a size, in all families."""
 
+TIED = "head and embedding are one matrix, counted once"
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -121,7 +123,7 @@ def configure(
         architecture=architecture.name,
         head=architecture.head,
         pooler=architecture.pooler,
-        counted=architecture.counted + ("; head and embedding are one matrix, counted once" if tied else ""),
+        counted="; ".join(filter(None, (architecture.counted, argument.part, TIED if tied else ""))),
         dropout={key: given[key].probability() if key in given else p for key, p in family.dropout.items()},
         source=argument.source,
         two_sided=family.two_sided,

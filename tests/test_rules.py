@@ -201,3 +201,12 @@ def test_formulas_of_rules():
     assert evaluate("4 / 3", {}) == Fraction(4, 3)
     with pytest.raises(AssertionError):
         evaluate("6 x", letters)
+
+
+def test_every_reading_speaks_of_the_same_parameters():
+    """An untied BERT stores a second bias of the vocabulary's size that nothing reads: all say it, or none."""
+    keys = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
+    masked = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 10, **keys}
+    tied, untied = ({**masked, "tie_word_embeddings": tied} for tied in (True, False))
+    counts = {reading(untied, seq_len=4).parameters for reading in (lc.cost, lc.conventions, lc.rules)}
+    assert counts == {lc.cost(tied, seq_len=4).parameters + 10 * 8 + 10}

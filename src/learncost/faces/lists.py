@@ -57,14 +57,12 @@ def _models() -> Listed:
     from learncost.models.configuration import configure
     from learncost.models.model import build
     from learncost.models.presets import presets
-    from learncost.readings.price import parameters
 
     rows: list[tuple[str, ...]] = []
     for preset in presets():
         model = build(configure(preset.name))
         also = f"; also {', '.join(preset.aliases)}" if preset.aliases else ""
-        count = parameters(model.table).at(model.sizes) + model.configuration.unread
-        rows.append((preset.name, f"{count:,}", f"{preset.title}{also}"))
+        rows.append((preset.name, f"{model.parameters.at(model.sizes):,}", f"{preset.title}{also}"))
     rows += [(name, "-", f"generic {name}: all sizes as flags") for name in GENERIC]
     return ("model", "parameters", "what it is"), rows
 

@@ -15,7 +15,7 @@ from learncost.ledger.counters import Counter, counters
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
 from learncost.models.configuration import Configuration
-from learncost.readings.price import Book, Row, parameters
+from learncost.readings.price import Book, Row
 
 SCHEMA = 1
 YARDSTICK = "matmul"
@@ -137,7 +137,7 @@ def conventions(
         batch_size=run.axes["B"],
         seq_len=run.axes["N" if two_sided else "M"],
         target_len=run.axes["M"] if two_sided else None,
-        parameters=parameters(run.model.table).at(run.axes) + run.model.configuration.unread,
+        parameters=run.model.parameters.at(run.axes),
         counted=run.model.configuration.counted,
         conventions=(yardstick, *found),
         counters=counters(run, plain),

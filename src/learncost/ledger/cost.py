@@ -260,7 +260,7 @@ def ledger(
         batch_size=axes["B"],
         seq_len=axes["N"] if two_sided else axes["M"],
         target_len=axes["M"] if two_sided else None,
-        parameters=parameters(model.table).at(axes) + model.configuration.unread,
+        parameters=model.parameters.at(axes),
         active_parameters=active_parameters(model.table).at(axes) + model.configuration.unread,
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(whole.maccs, whole.flops),

@@ -12,7 +12,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.table import Product, Term, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import Run
-from learncost.readings.price import Row, parameters
+from learncost.readings.price import Row
 
 COUNTS = {"n_layer": "", "n_enc": "encoder ", "n_dec": "decoder "}  # of repeats, and what a block of one is called
 
@@ -66,7 +66,7 @@ class Measures:
     @cached_property
     def parameters(self) -> int:
         """What is trained, tied weights once."""
-        return self.at(parameters(self.run.model.table))
+        return self.at(self.run.model.parameters)
 
     def block_parameters(self, block: Block) -> tuple[int, int]:
         """The parameters of one block: those of its matrices, and all."""

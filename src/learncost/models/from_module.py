@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
@@ -37,19 +36,14 @@ def from_module(module: Any) -> Configuration:
     if kind not in known:
         raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(known)}){_inside(module)}")
     found = replace(configure({**values, "architectures": [kind]}), name=kind, source="a live module")
-    own, theirs = _parameters(found), sum(parameter.numel() for parameter in module.parameters())
+    model = build(found)
+    own, theirs = model.parameters.at(model.sizes), sum(parameter.numel() for parameter in module.parameters())
     if own != theirs:
         raise InputError(
             f"{kind} has {theirs:,} parameters, and its config describes {own:,} ({theirs - own:+,}): "
             "it was changed, so its config does not say what it costs"
         )
     return found
-
-
-def _parameters(configuration: Configuration) -> int:
-    model = build(configuration)
-    read = total(Count.of(model.table.axes[name]) for name in model.table.weights).at(model.sizes)
-    return int(read) + configuration.unread
 
 
 def _inside(module: Any) -> str:

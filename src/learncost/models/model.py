@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from learncost.equation.count import base
+from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.layers.layer import Layer, layer, named
@@ -18,6 +18,7 @@ from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate, names
 from learncost.models.families import FAMILIES
 from learncost.models.rewritings import REWRITINGS
+from learncost.readings.price import parameters
 
 RUN_AXES = frozenset({"B", "M", "N"})
 
@@ -43,6 +44,11 @@ class Model:
     def learning(self) -> tuple[str, ...]:
         """The weights that learn."""
         return self.table.weights if self.trained is None else self.trained
+
+    @property
+    def parameters(self) -> Count:
+        """How many there are, in the table's sizes: those of the table, and those that are stored and never read."""
+        return parameters(self.table) + Count.of((), self.configuration.unread)
 
     @property
     def padded(self) -> bool:

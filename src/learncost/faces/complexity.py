@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json as to_json
-
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show_complexity as show
 from learncost.ledger.complexity import Complexity
 from learncost.ledger.complexity import complexity as compute
@@ -57,6 +55,4 @@ def complexity(
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
-    if wanted == "json":
-        return to_json.dumps(found.to_dict(), indent=2)
-    return writers[wanted](found) if wanted in writers else found
+    return written(found, wanted, writers)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json as to_json
-
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show_conventions
 from learncost.ledger.conventions import Conventions
 from learncost.ledger.conventions import conventions as compute
@@ -45,7 +43,5 @@ def conventions(
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))
-    if wanted == "json":
-        return to_json.dumps(found.to_dict(), indent=2)
     writers = {"csv": show_conventions.as_csv, "md": show_conventions.as_markdown}
-    return writers[wanted](found) if wanted in writers else found
+    return written(found, wanted, writers)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json as to_json
-
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show
 from learncost.ledger.cost import cost as compute
 from learncost.ledger.record import Cost
@@ -126,6 +124,4 @@ def cost(
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
-    if wanted == "json":
-        return to_json.dumps(found.to_dict(), indent=2)
-    return writers[wanted](found) if wanted in writers else found
+    return written(found, wanted, writers)

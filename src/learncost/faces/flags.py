@@ -1,9 +1,10 @@
-"""What the commands share: flags that are sizes, the choice of a format."""
+"""What the commands share: flags that are sizes, the choice of a format and its writing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+import json as to_json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Protocol, TypeVar
 
 from cyclopts import Parameter
 
@@ -51,3 +52,19 @@ def chosen(format: str, json: bool, formats: Iterable[str]) -> str:
     if json and format not in ("table", "json"):
         raise InputError(f"--json contradicts --format {format}")
     return "json" if json else format
+
+
+class Found(Protocol):
+    """What a command found: it has a form for programs, and shows itself as a table."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+Some = TypeVar("Some", bound=Found)
+
+
+def written(found: Some, wanted: str, writers: Mapping[str, Callable[[Some], str]]) -> Some | str:
+    """What was found in the format that is wanted: JSON, what one of the writers makes of it, or itself, a table."""
+    if wanted == "json":
+        return to_json.dumps(found.to_dict(), indent=2)
+    return writers[wanted](found) if wanted in writers else found

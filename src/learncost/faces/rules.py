@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json as to_json
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from learncost.faces.flags import chosen, refuse_unknown
+from learncost.faces.flags import chosen, refuse_unknown, written
 from learncost.ledger import show_rules as show
 from learncost.ledger.rules import rules as compute
 from learncost.ledger.thumbs import Rules
@@ -51,7 +50,5 @@ def rules(
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, tokens, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))
-    if wanted == "json":
-        return to_json.dumps(found.to_dict(), indent=2)
     writers = {"csv": show.as_csv, "md": show.as_markdown}
-    return writers[wanted](found) if wanted in writers else found
+    return written(found, wanted, writers)

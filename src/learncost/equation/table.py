@@ -144,6 +144,20 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """Consecutive lines that run as one, turn by turn: what only they read never lies in memory as a whole.
+
+    axes    what it takes turns over; every other axis of its lines lies inside of a turn
+    blocks  an axis of which a turn takes blocks of at most so many places, one after another; None: all at once
+    Axes are called as the kernel's own values declare them.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    blocks: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tag:
     """Where a line comes from and what it is for; no reading needs it for its meaning."""
 
@@ -158,6 +172,7 @@ class Tag:
     jacobian: str = ""  # and for the explicit Jacobian of the line
     binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
     cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
+    kernel: Kernel | None = None  # which lines it runs with
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
-from learncost.equation.table import Line, Repeat, Statement, Table
+from learncost.equation.table import Repeat, Table
 from learncost.layers.derive import Derived, derive
+from learncost.layers.recompute import in_macro
+from learncost.layers.recompute import recomputed as run_again
 from learncost.models.model import Model
+
+__all__ = ("backpropagation", "in_macro", "recomputed", "repeats")
 
 
 def backpropagation(model: Model, jacobian: bool = False) -> Derived:
@@ -34,20 +35,4 @@ def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
 
 def recomputed(derived: Derived) -> Table:
     """The step in which every block keeps only its input, and the backward pass runs every line of the block again."""
-    changed: dict[int, Repeat] = {}
-    axes = dict(derived.step.axes)
-    for forward, reverse in repeats(derived):
-        starts = tuple((carry.start, f"{carry.start}*") for carry in forward.carry)
-        axes |= {outer: (forward.count, *forward.axes[start]) for start, outer in starts}
-        kept = {inside for inside, _ in forward.keep}
-        own = tuple(pair for pair in forward.keep if not pair[1].endswith("*"))  # stacks that later lines read
-        each = dict.fromkeys((*forward.each, *(pair for pair in reverse.each if pair[0] not in kept), *starts))
-        lines = (*in_macro(forward.lines, "recomputation"), *reverse.lines)
-        changed[id(forward)] = replace(forward, keep=(*own, *starts))
-        changed[id(reverse)] = replace(reverse, lines=lines, axes={**forward.axes, **reverse.axes}, each=tuple(each))
-    return replace(derived.step, lines=tuple(changed.get(id(line), line) for line in derived.step.lines), axes=axes)
-
-
-def in_macro(lines: Iterable[Statement], macro: str) -> tuple[Line, ...]:
-    """Plain lines, labelled as another macro-operation."""
-    return tuple(replace(line, tag=replace(line.tag, macro=macro)) for line in lines if isinstance(line, Line))
+    return run_again(derived.step, chosen=lambda line: True, whole=True)

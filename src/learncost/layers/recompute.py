@@ -1,0 +1,142 @@
+"""Forward lines of repeats that run again in the backward pass, so that what they make need not be kept.
+
+A chosen line runs just before the first backward line that reads what it makes, from values that are kept or that
+other chosen lines make again. What the backward pass no longer reads is no longer kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.table import Line, Repeat, Statement, Table
+
+Axes = dict[str, tuple[str, ...]]
+Chosen = Callable[[Line], bool]
+
+
+def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
+    """The step with the chosen lines of every repeat once more in the repeat that goes backwards through it.
+
+    chosen  says of a forward line whether it may run again; of the lines of a kernel one stands for all
+    whole   all of them run at the beginning of the backward turn, whether a line there needs them or not
+    """
+    axes = dict(table.axes)
+    lines = _scope(table.lines, axes, set(table.outputs), chosen, whole)
+    return replace(table, lines=lines, axes=axes) if lines is not table.lines else table
+
+
+def _scope(
+    lines: tuple[Statement, ...], axes: Axes, outputs: set[str], chosen: Chosen, whole: bool
+) -> tuple[Statement, ...]:
+    """The lines of one scope, in which forward repeats stand before the repeats backwards that read their stacks."""
+    changed: dict[int, Statement] = {}
+    for reverse in lines:
+        forward = _forward_of(reverse, lines)
+        if forward is None or not isinstance(reverse, Repeat):
+            continue
+        others = [line for line in lines if line is not reverse]
+        elsewhere = outputs | {name for line in others for name in line.reads}
+        changed[id(forward)], changed[id(reverse)] = _pair(forward, reverse, elsewhere, axes, chosen, whole)
+    return tuple(changed.get(id(line), line) for line in lines) if changed else lines
+
+
+def _forward_of(reverse: Statement, lines: Iterable[Statement]) -> Repeat | None:
+    """The repeat whose stacks a repeat backwards reads."""
+    if not isinstance(reverse, Repeat) or not reverse.reverse:
+        return None
+    read = {outer for _, outer in reverse.each}
+    for line in lines:
+        if isinstance(line, Repeat) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
+            return line
+    return None
+
+
+def _pair(
+    forward: Repeat, reverse: Repeat, elsewhere: set[str], axes: Axes, chosen: Chosen, whole: bool
+) -> tuple[Repeat, Repeat]:
+    """Both repeats; `elsewhere` are the names that other lines read, `axes` receives the stacks that are new."""
+    own: Axes = {**forward.axes}
+    handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
+    inner = _scope((*forward.lines, *reverse.lines), own, handed, chosen, whole)
+    first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
+    again = _Again(_units(first, chosen))
+    if whole:
+        again.all()
+    for line in second:
+        again.before(line)
+        again.out.append(line)
+    made = {name for line in again.out for name in _made(line)}
+    read = dict.fromkeys(name for line in again.out for name in line.reads if name not in made)
+    sources = dict((*reverse.each, *forward.each))
+    kept = dict(forward.keep)
+    inside = {carry.start for carry in forward.carry} | {name for line in first for name in _made(line)}
+    each = []
+    for name in read:
+        if name in inside and name not in dict(forward.each):
+            sources[name] = kept.setdefault(name, f"{name}*")
+            axes[sources[name]] = (forward.count, *own[name])
+        if name in sources:
+            each.append((name, sources[name]))
+    needed = elsewhere | {outer for _, outer in each}
+    order = {pair: i for i, pair in enumerate(reverse.each)}
+    each.sort(key=lambda pair: order.get(pair, len(order)))
+    return (
+        replace(forward, lines=first, axes=own, keep=tuple(pair for pair in kept.items() if pair[1] in needed)),
+        replace(reverse, lines=tuple(again.out), axes={**own, **reverse.axes}, each=tuple(each)),
+    )
+
+
+def _made(line: Statement) -> Iterable[str]:
+    if isinstance(line, Repeat):
+        return (*(carry.final for carry in line.carry), *(outer for _, outer in line.keep))
+    return (term.name for term in line.left)
+
+
+def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:
+    """What runs again as one: a chosen line, or all lines of its kernel."""
+    groups: list[list[Line]] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            continue
+        kernel = line.tag.kernel
+        if kernel and groups and groups[-1][-1].tag.kernel == kernel:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return [tuple(group) for group in groups if any(map(chosen, group))]
+
+
+@dataclass
+class _Again:
+    """The lines of a backward turn so far, and what may still run again before the next one."""
+
+    units: Sequence[tuple[Line, ...]]
+    out: list[Statement] = field(default_factory=list)
+    waiting: dict[str, tuple[Line, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = {term.name: unit for unit in self.units for line in unit for term in line.left}
+
+    def all(self) -> None:
+        for unit in self.units:
+            self.run(unit)
+
+    def before(self, line: Statement) -> None:
+        """Run what makes the operands of a line."""
+        for name in line.reads:
+            if unit := self.waiting.get(name):
+                self.run(unit)
+
+    def run(self, unit: tuple[Line, ...]) -> None:
+        for line in unit:
+            for term in line.left:
+                self.waiting.pop(term.name, None)
+        for line in unit:
+            self.before(line)
+        self.out += in_macro(unit, "recomputation")
+
+
+def in_macro(lines: Iterable[Statement], macro: str) -> tuple[Line, ...]:
+    """Plain lines, labelled as another macro-operation."""
+    return tuple(replace(line, tag=replace(line.tag, macro=macro)) for line in lines if isinstance(line, Line))

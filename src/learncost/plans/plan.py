@@ -1,0 +1,90 @@
+"""Plans: named rewritings of a step's table, each Table -> Table, applied in the order of the registry.
+
+A plan changes when and in what order the lines of a step run and what lies in memory meanwhile, never what comes out.
+It is written as a list, `head,at-once,recompute=gelu+norm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rewriting: `apply` gives the table that means the same, or the table itself where it finds nothing to do.
+
+    argument  what stands after `=` where the plan takes something: names, joined by `+`; `apply` receives them
+    """
+
+    name: str
+    title: str
+    source: str
+    apply: Callable[[Table, tuple[str, ...]], Table]
+    argument: str = ""
+
+    @property
+    def spelling(self) -> str:
+        """How it is written, `recompute=WHAT`."""
+        return f"{self.name}={self.argument}" if self.argument else self.name
+
+
+def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
+    """The rewriting of a module of this folder, which is imported when it is applied: start-up counts."""
+
+    def apply(table: Table, parts: tuple[str, ...]) -> Table:
+        found = getattr(import_module(f"learncost.plans.{module}"), module)
+        result = found(table, parts) if parts else found(table)
+        assert isinstance(result, Table)
+        return result
+
+    return apply
+
+
+# In the order in which they are applied, whatever the order in which they are written: first what changes the lines of
+# a part, then what runs again and when weights are updated, last which of the lines that stand together run together.
+PLANS: Mapping[str, Plan] = {
+    plan.name: plan
+    for plan in (
+        Plan(
+            "recompute",
+            "chosen forward lines of every block run again in the backward pass",
+            "Chen et al. 2016, Training deep nets with sublinear memory cost; "
+            "Korthikanti et al. 2022, Reducing activation recomputation in large transformer models",
+            _found_in("recompute"),
+            "WHAT",
+        ),
+    )
+}
+
+
+def planned(table: Table, text: str) -> Table:
+    """The step under a plan, written as a list with commas; an empty one leaves it as it is.
+
+    Plans are applied in the order of the registry, not of the writer. Raises `InputError` where a name or what stands
+    after its `=` is not known.
+    """
+    for plan, parts in plan_of(text):
+        table = plan.apply(table, parts)
+    return table
+
+
+def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
+    """The plans of a list with their arguments, in the order in which they are applied."""
+    given: dict[str, tuple[str, ...]] = {}
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, equals, argument = (part.strip() for part in item.partition("="))
+        plan = named_one("plan", name, PLANS)
+        parts = tuple(part.strip() for part in argument.split("+"))
+        if name in given:
+            raise InputError(f"the plan {name} is there twice in {text!r}: join its arguments by +")
+        if plan.argument and not all(parts):
+            raise InputError(f"the plan {name} needs to be told what: {plan.spelling}, as in recompute=gelu+norm")
+        if equals and not plan.argument:
+            raise InputError(f"the plan {name} takes nothing after it, not {item!r}")
+        given[name] = parts if plan.argument else ()
+    return tuple((plan, given[name]) for name, plan in PLANS.items() if name in given)

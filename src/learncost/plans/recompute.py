@@ -1,0 +1,63 @@
+"""Recompute: which forward lines of the blocks run again in the backward pass, so that their results are not kept."""
+
+from __future__ import annotations
+
+from learncost.equation.errors import named_one
+from learncost.equation.table import Line, Product, Table, Term, Word, walk
+from learncost.layers.layer import shipped
+from learncost.layers.recompute import recomputed
+from learncost.vocabulary import canonical, entries
+
+ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}
+
+
+def recompute(table: Table, parts: tuple[str, ...]) -> Table:
+    """The step in which the chosen forward lines of every repeat run again in its backward repeat.
+
+    parts  block: all lines of a block, at the beginning of its backward turn, as the procedure `recompute` has them;
+           all: those that the backward pass needs, each before its first reader there;
+           a word, as softmax, or what words begin with, as gelu: its lines, and the products with masks and gates that
+           read them; a layer or a part of its name, as attention or norm: its lines; a value, as mlp.G: its line
+    Raises `InputError` where a part is none of these.
+    """
+    lines = [line for line, turns in walk(table.lines) if turns]
+    wanted = [canonical(part) for part in parts]
+    words = {part for part in wanted if any(_begins(entry.name, part) for entry in entries())}
+    layers = {part for part in wanted if part not in words} - ALL.keys()
+    values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
+    layers -= values
+    every = (*shipped(), *dict.fromkeys(line.tag.layer for line in lines))
+    for part in layers:
+        if not any(_within(layer, part) for layer in every):
+            used = dict.fromkeys(line.word for line in lines if isinstance(line, Word) and line.part == "body")
+            named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
+    if ALL.keys() & wanted:
+        return recomputed(table, lambda line: True, whole="block" in wanted)
+    acted: set[str] = set()
+    for line in lines:
+        if _passes_on(line, acted) or (isinstance(line, Word) and any(_begins(line.word, word) for word in words)):
+            acted.add(line.name)
+
+    def chosen(line: Line) -> bool:
+        made = {term.name for term in line.left}
+        return bool(made & (acted | values)) or any(_within(line.tag.layer, part) for part in layers)
+
+    return recomputed(table, chosen)
+
+
+def _begins(name: str, part: str) -> bool:
+    """gelu_tanh begins with gelu."""
+    return name == part or name.startswith(f"{part}_")
+
+
+def _within(name: str, part: str) -> bool:
+    """norm is a part of rms_norm and of norm_without_shift."""
+    return f"_{part}_" in f"_{name}_"
+
+
+def _passes_on(line: Line, names: set[str]) -> bool:
+    """A product with a mask or a gate: place by place, without a sum."""
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if not isinstance(line, Product) or len(terms) < 2 or any(term.indexed for term in (*terms, *line.left)):
+        return False
+    return any(term.name in names for term in terms) and set(line.loops) == set(line.left[0].loops)

@@ -1,0 +1,139 @@
+"""Plans change when lines run and what lies in memory, never what comes out."""
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.equation.count import total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, walk
+from learncost.plans.plan import PLANS, plan_of, planned
+from planned import MODELS, given, results, sizes_of, table_of
+
+PARTS = ["gelu+norm", "silu+norm", "attention", "feed_forward", "softmax+add_norm", "all", "block"]
+
+
+def repeats(table):
+    return [line for line in table.lines if isinstance(line, Repeat)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_runs_again_changes_nothing_bit_for_bit(model):
+    table, sizes = table_of(model), sizes_of(model)
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    assert np.isfinite(plain["loss"])
+    assert len(plain) == 1 + 3 * len(table.weights)
+    for part in PARTS:
+        again = results(planned(table, f"recompute={part}"), values, sizes)
+        assert again.keys() == plain.keys()
+        assert all(again[name].tobytes() == array.tobytes() for name, array in plain.items()), part
+
+
+def kept(table):
+    """What the blocks keep for their backward turns."""
+    forward, *_ = repeats(table)
+    return {inside for inside, _ in forward.keep}
+
+
+def test_a_block_of_gpt2_keeps_the_inputs_of_its_norms_and_of_gelu():
+    # Of the norms and GELU only what they are computed from: X and X.2, and U, which GELU's gradient reads anyway.
+    table = planned(table_of("gpt2"), "recompute=gelu+norm")
+    attention = {f"attn.{name}" for name in "QKVPA"}
+    assert kept(table) == {"X", "X.2", "mlp.U"} | attention
+    # A gated feed-forward keeps both halves and nothing that it makes of them.
+    table = planned(table_of("llama-2-7b"), "recompute=silu+norm")
+    assert kept(table) == {"X", "X.2", "mlp.U", "mlp.V"} | attention
+
+
+def test_a_block_keeps_its_input_alone_when_all_of_it_runs_again():
+    for model in MODELS:
+        table = planned(table_of(model), "recompute=all")
+        for line in repeats(table):
+            if not line.reverse:
+                starts = {carry.start.rstrip("*") for carry in line.carry}
+                assert {name.rstrip("*") for name, stack in line.keep if stack.endswith("*")} <= starts, model
+
+
+def test_a_line_runs_again_just_before_its_first_reader():
+    _, backward = repeats(planned(table_of("gpt2"), "recompute=gelu"))
+    names = [line.name for line in backward.lines]
+    assert names[names.index("mlp.G") + 1] == "dmlp.W2"
+    assert [line.name for line in backward.lines if line.tag.macro == "recomputation"] == ["mlp.G"]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-2-7b"])
+def test_what_runs_again_costs_what_it_cost_and_nothing_else(model):
+    table = table_of(model)
+    plain = lc.price(table, {}, lc.book("run"))
+    activation = {"gpt2": "gelu", "llama-2-7b": "silu"}[model]
+    again = lc.price(planned(table, f"recompute={activation}+norm"), {}, lc.book("run"))
+    one, two = plain.by("macro_operation"), again.by("macro_operation")
+    more = two.pop(("recomputation",))
+    assert {key: part.flops for key, part in one.items()} == {key: part.flops for key, part in two.items()}
+    counted = [
+        row
+        for row in plain.rows
+        if row.macro_operation == "forward"
+        and row.block
+        and ("norm" in row.layer or (row.source.name in ("mlp.G", "mlp.H") and not row.maccs))
+    ]
+    names = {"gpt2": 7, "llama-2-7b": 6}[model]  # Z, U and H of both norms, G; Z and H of both norms, G and G V
+    assert len({row.source.name for row in counted}) == names
+    assert more.flops == total(row.flops for row in counted)
+    assert more.maccs == total(row.maccs for row in counted)  # of the sums of squares
+
+
+def test_all_costs_a_block_without_what_its_backward_pass_does_not_read():
+    # Chen et al.: the whole block; its last product, W2's, its bias and the sum after it are read by nothing backward.
+    table = table_of("gpt2")
+    price = [lc.price(planned(table, f"recompute={part}"), {}, lc.book("run")) for part in ("block", "all")]
+    block, lean = (one.by("macro_operation")[("recomputation",)] for one in price)
+    unread = [row for row in block.rows if row.source.name in ("mlp.O", "F", "X.3")]
+    assert len(unread) == 3
+    assert block.flops == lean.flops + total(row.flops for row in unread)
+    forward = [row for row in price[0].rows if row.macro_operation == "forward" and row.block]
+    assert block.flops == total(row.flops for row in forward)
+
+
+def test_the_procedure_recompute_is_the_plan():
+    for model in MODELS:
+        assert planned(table_of(model), "recompute=block").lines == table_of(model, "recompute").lines
+
+
+def test_blocks_that_keep_their_stacks_within_a_stack():
+    # ALBERT's groups hold repeats: the input of each block is kept in a stack of stacks.
+    table = planned(table_of("albert-base-v2"), "recompute=block")
+    again = [line for line, turns in walk(table.lines) if line.tag.macro == "recomputation"]
+    plain = [line for line, turns in walk(table.lines) if line.tag.macro == "forward" and turns]
+    assert len(again) == len(plain) > 20
+    assert kept(table) == {"X**"}
+
+
+def test_plans_are_applied_in_the_order_of_the_registry():
+    names = [plan.name for plan, _ in plan_of(",".join(reversed([plan.spelling for plan in PLANS.values()])))]
+    assert names == list(PLANS)
+
+
+def test_a_plan_leaves_what_it_does_not_find():
+    table = table_of("llama-2-7b")
+    assert planned(table, "recompute=gelu").lines == table.lines
+    assert planned(table, "") is table
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("recompte=norm", "no plan is called 'recompte'; the nearest is 'recompute'"),
+        ("recompute=gelo", "no part of a block is called 'gelo'"),
+        ("recompute=nrm", "the nearest is 'norm'"),
+        ("recompute", "needs to be told what: recompute=WHAT, as in recompute=gelu+norm"),
+        ("recompute=gelu+", "needs to be told what"),
+        ("recompute=gelu,recompute=norm", "is there twice"),
+    ],
+)
+def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
+    with pytest.raises(InputError) as error:
+        planned(table_of("gpt2"), text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

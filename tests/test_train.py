@@ -456,6 +456,8 @@ def test_a_run_is_not_written_over(text, tmp_path, capsys):
         ("TEXT --optimizer adma", "no optimizer is called 'adma'"),
         ("TEXT --dtype fp7", "no type is called 'fp7'"),
         ("TEXT --clip 1", "no engine clips gradients yet"),
+        ("TEXT --accumulate 0", "accumulate must be a whole number from 1, not 0"),
+        ("TEXT --engine numpy --dtype bf16", "--engine numpy has no bf16: choose fp32 or fp64"),
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),
         ("TEXT --from nothing", "no such folder: nothing"),
         ("nowhere", "no such file or folder: nowhere"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ class Tokens:
 
     array: Any
     keep: Any = None
+
+    def rows(self, own: slice) -> Tokens:
+        """Some of the sequences."""
+        return Tokens(self.array[own], None if self.keep is None else self.keep[own])
 
 
 def tokens_of(given: Any, mask: Any, vocabulary: int, causal: bool, name: str = "tokens") -> Tokens:
@@ -159,6 +164,23 @@ class Batch:
             self.sizes = run_sizes(model, rows, length, None)
         else:
             self.sizes = run_sizes(model, rows, self.other.array.shape[1], length)
+
+    def part(self, number: int, parts: int) -> Batch:
+        """One of so many equal parts of the sequences. `count` stays the whole batch's, and with it what is a share."""
+        rows = len(self.own.array)
+        if rows % parts:
+            raise InputError(f"{rows} sequences are not {parts} equal microbatches: give a multiple of {parts}")
+        size = rows // parts
+        own = slice(number * size, (number + 1) * size)
+        found = copy(self)
+        found.own = self.own.rows(own)
+        found.other = None if self.other is None else self.other.rows(own)
+        found.types = self.types[own]
+        found.gradients = {name: np.asarray(array)[own] for name, array in self.gradients.items()}
+        if self.count:
+            found.targets, found.there = self.targets[own], self.there[own]
+        found.sizes = {**self.sizes, "B": size}
+        return found
 
     @property
     def padded(self) -> bool:

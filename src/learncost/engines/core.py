@@ -14,6 +14,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
+from learncost.procedures.accumulation import Accumulated, accumulated
 from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
@@ -40,6 +41,7 @@ class Settings:
     scale: float | None = None
     seed: int = 0
     dtype: Any = np.float64
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Core:
         self.fixed: dict[str, Any] = {}
         self.steps = 0
         self._lowered: dict[int, tuple[Table, Table]] = {}
+        self._split: dict[int, tuple[Table, Accumulated]] = {}
 
     def _begin(self, weights: Mapping[str, Any]) -> None:
         self.weights = dict(weights)
@@ -103,6 +106,13 @@ class Core:
         names = [name for name in table.inputs if name in numbers and not table.axes[name]]
         return {name: np.asarray(numbers[name], self.dtype) for name in names}
 
+    def _halves(self, table: Table) -> Accumulated:
+        """The step's table in two halves, the same ones at every step."""
+        known = self._split.get(id(table))
+        if known is None:
+            known = self._split[id(table)] = (table, accumulated(table))
+        return known[1]
+
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
         """The fixed random matrices of PEPITA, drawn once: uniform, 0.05 sqrt(6 / width of what they are added to)."""
         for name in table.inputs:
@@ -113,9 +123,13 @@ class Core:
                 self.fixed[name] = drawn.astype(self.dtype)
         return self.fixed
 
-    def _mask(self, table: Table, name: str, sizes: Mapping[str, int], dropout: float) -> Any:
-        """A mask of dropout, 0 or 1/keep: the same whenever seed, step and name are, so in every pass of a step."""
-        drawn = generator(self.settings.seed, self.steps, name).random(shape(table, name, sizes))
+    def _mask(self, table: Table, name: str, sizes: Mapping[str, int], dropout: float, part: int = 0) -> Any:
+        """A mask of dropout, 0 or 1/keep: the same whenever seed, step and name are, so in every pass of a step.
+
+        part   the number of the microbatch: each has masks of its own
+        """
+        more = (part,) if part else ()
+        drawn = generator(self.settings.seed, self.steps, name, *more).random(shape(table, name, sizes))
         return ((drawn >= dropout) / (1 - dropout)).astype(self.dtype)
 
     def _run(self, prepared: Prepared) -> Values:

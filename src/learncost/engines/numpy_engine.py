@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class Training(Core):
                 learning rate that was tried: the update of a linear layer contains a term that makes the layer grow.
                 "stable" turns the sign, makes the error small and compares after residual sums. `sign` and `scale`
                 stand in for the mode's own. Set backpropagation, training the head alone, and chance beside it.
+    accumulate  so many microbatches, equal parts of a step's batch, are computed one after the other; their gradients
+                are added before the optimizer's one step, which is then that of the whole batch
     weights     what to start from; else as `initial_weights` draws them
     sizes       any size of the model
 
@@ -52,11 +55,12 @@ class Training(Core):
         scale: float | None = None,
         seed: int = 0,
         dtype: Any = np.float64,
+        accumulate: int = 1,
         weights: Mapping[str, Any] | None = None,
         **sizes: Any,
     ) -> None:
         rates = (learning_rate, momentum, betas, epsilon, weight_decay)
-        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype))
+        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate))
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
@@ -87,9 +91,24 @@ class Training(Core):
         token_types  [B, M], for bert; all 0 by default
         gradients   of a bare encoder, in place of targets: arrays by the names of its outputs; the loss is nan
         """
-        values = self._run(self.prepare(tokens, targets, **batch))
+        found = self._read(tokens, targets, **batch)
+        values = self._run(self._prepared(found)) if self.settings.accumulate == 1 else self._accumulated(found)
         self._take(values)
         return float(values["loss"]) if "loss" in values else float("nan")
+
+    def _accumulated(self, found: Batch) -> Values:
+        """The new weights and state of a step in microbatches; its loss is the sum of theirs, as each is a share."""
+        halves = self._halves(self.table(found.padded))
+        names = {name: shape(halves.gather, name, found.sizes) for name in halves.sums}
+        values: Values = {name: np.zeros(size, self.dtype) for name, size in names.items()}
+        loss = 0.0
+        for number in range(self.settings.accumulate):
+            part = self._prepared(found.part(number, self.settings.accumulate), halves.gather, number)
+            made = self._run(replace(part, values={**part.values, **values}))
+            values = {name: made[f"{name}.new"] for name in names}
+            loss += float(made["loss"]) if "loss" in made else float("nan")
+        values |= self.weights | self.state | self._scalars(halves.update, found.count)
+        return self._run(Prepared(halves.update, values, found.sizes)) | {"loss": loss}
 
     def updates(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
         """What the optimizer would be given: the gradient (or PEPITA's stand-in for it) of every weight."""
@@ -109,9 +128,11 @@ class Training(Core):
 
     def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
         """The step's table with the arrays that it reads; takes what `step` takes."""
-        found = self._read(tokens, targets, **batch)
-        table = self.table(found.padded)
-        values = self._inputs(table, found) | self._scalars(table, found.count) | self.state
+        return self._prepared(self._read(tokens, targets, **batch))
+
+    def _prepared(self, found: Batch, table: Table | None = None, part: int = 0) -> Prepared:
+        table = table or self.table(found.padded)
+        values = self._inputs(table, found, part) | self._scalars(table, found.count) | self.state
         for name in self._models[found.padded].table.outputs:
             if name != "loss":
                 given = found.gradients.get(name.partition(".")[0], np.zeros(shape(table, name, found.sizes)))
@@ -121,7 +142,7 @@ class Training(Core):
     def _read(self, tokens: Any, targets: Any = None, **batch: Any) -> Batch:
         return Batch(self.model, self.configuration, tokens, targets, **batch)
 
-    def _inputs(self, table: Table, found: Batch) -> Values:
+    def _inputs(self, table: Table, found: Batch, part: int = 0) -> Values:
         values = dict(self.weights)
         for name in table.inputs:
             array = found.array(name)
@@ -131,7 +152,7 @@ class Training(Core):
                 keep = found.keep(base(table.axes[name][-1]) == "N")
                 values[name] = np.broadcast_to(keep, shape(table, name, found.sizes))  # for every turn
             elif name.endswith(".mask"):
-                values[name] = self._mask(table, name, found.sizes, self.dropout)
+                values[name] = self._mask(table, name, found.sizes, self.dropout, part)
         return values
 
 

@@ -14,7 +14,17 @@ from learncost.training.options import Options
 
 INTERRUPTED = 130
 
-WHOLE = ("batch_size", "seq_len", "warm_up", "seed", "steps", "validate_every", "save_every", "sample_every")
+WHOLE = (
+    "batch_size",
+    "accumulate",
+    "seq_len",
+    "warm_up",
+    "seed",
+    "steps",
+    "validate_every",
+    "save_every",
+    "sample_every",
+)
 REAL = (
     *(
         "learning_rate",
@@ -44,7 +54,9 @@ def train(
     mode: Name | None = None,
     optimizer: Name | None = None,
     dtype: Name | None = None,
+    plan: Name | None = None,
     batch_size: Number | None = None,
+    accumulate: Number | None = None,
     seq_len: Number | None = None,
     learning_rate: Number | None = None,
     final_learning_rate: Number | None = None,
@@ -81,7 +93,7 @@ def train(
     tokenizer
         bytes, or a tokenizer.json of Hugging Face; by default the checkpoint's own, else bytes.
     engine
-        What runs the steps: torch (the default where PyTorch is installed) or numpy.
+        What runs the steps: torch (the default where PyTorch is installed), numpy or jax.
     procedure
         bp (the default), recompute, pepita or mempepita.
     mode
@@ -89,9 +101,13 @@ def train(
     optimizer
         adamw (the default), momentum or sgd.
     dtype
-        fp32 (the default) or fp64.
+        fp32 (the default), fp64, or bf16 with fp32 weights.
+    plan
+        Rewritings of the step, such as recompute=gelu+norm; by default the engine chooses.
     batch_size
-        Sequences in a step.
+        Sequences that are computed at once.
+    accumulate
+        So many batches are one step: their gradients are averaged, memory is that of one. By default 1.
     seq_len
         Tokens in a sequence.
     learning_rate
@@ -180,7 +196,7 @@ def _summary(result: Result) -> str:
     if result.last is None:
         lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
     elif result.validated is not None:
-        tokens = result.steps * (options.batch_size or 0) * (options.seq_len or 0)
+        tokens = result.steps * (options.batch_size or 0) * options.accumulate * (options.seq_len or 0)
         lines.append(
             f"validation: {result.validated.bits_per_byte:.3f} bits per byte, "
             f"loss {result.validated.validation_loss:.3f}, after {tokens:,} tokens; {result.seconds:.0f} s"

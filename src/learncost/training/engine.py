@@ -53,12 +53,24 @@ class Engine(Protocol):
 
 
 class NumPyEngine:
-    """The tables that are priced, executed by the interpreter that defines them: exact, and slow."""
+    """The tables that are priced, executed by the interpreter that defines them: exact, and slow.
+
+    Other engines are this one with another `training`, which executes the same tables otherwise.
+    """
+
+    name = "numpy"
+    training: type[Training] = Training
+    dtypes: tuple[str, ...] = ("fp32", "fp64")
+    plans = False  # whether it runs the step under a plan
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         if options.clip:
             raise InputError("no engine clips gradients yet: leave --clip out")
-        self._training = Training(
+        if options.dtype not in self.dtypes:
+            raise InputError(f"--engine {self.name} has no {options.dtype}: choose {' or '.join(self.dtypes)}")
+        if options.plan is not None and not self.plans:
+            raise InputError(f"--engine {self.name} runs the step as it is derived: leave --plan out")
+        self._training = self.training(
             configuration,
             options.procedure,
             options.optimizer,
@@ -69,6 +81,7 @@ class NumPyEngine:
             mode=options.mode,
             seed=options.seed,
             dtype=DTYPES[options.dtype],
+            accumulate=options.accumulate,
         )
 
     @property
@@ -103,8 +116,9 @@ class NumPyEngine:
         return float(self._training.forward(tokens, targets)["loss"])
 
     def flops(self, batch_size: int, seq_len: int) -> int:
-        sizes = run_sizes(self._training.model, batch_size, seq_len, None)
-        return int(price(self._training.table(), sizes, book("matmul")).flops)
+        own = self._training
+        sizes = run_sizes(own.model, batch_size, seq_len, None)
+        return int(price(own.table(), sizes, book("matmul")).flops)
 
 
 def _torch(configuration: Configuration, options: Options) -> Engine:
@@ -113,7 +127,17 @@ def _torch(configuration: Configuration, options: Options) -> Engine:
     return TorchEngine(configuration, options)
 
 
-ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {"numpy": NumPyEngine, "torch": _torch}
+def _jax(configuration: Configuration, options: Options) -> Engine:
+    from learncost.training.jax_engine import JaxEngine
+
+    return JaxEngine(configuration, options)
+
+
+ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {
+    "numpy": NumPyEngine,
+    "torch": _torch,
+    "jax": _jax,
+}
 """Every engine by its name."""
 
 

@@ -137,7 +137,7 @@ class _Run:
         options = self.options
         assert options.batch_size is not None
         assert options.seq_len is not None
-        return self.corpus.batch(options.batch_size, options.seq_len, options.seed, step)
+        return self.corpus.batch(options.batch_size * options.accumulate, options.seq_len, options.seed, step)
 
     def _measure(self) -> None:
         """As many steps as fit in the minutes: a few are timed, then the weights are put back."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from learncost.equation.errors import InputError, named_one
 
-DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
+DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64", "bf16": "float32"}
+"""What weights are kept in, as NumPy calls it. bf16 is arithmetic alone: master weights and the optimizer are fp32."""
 
 MINUTES = 2.0
 """How long a training lasts that is told neither steps nor minutes."""
@@ -27,6 +28,8 @@ class Options:
     start      the folder of a checkpoint of Hugging Face to start from
     beta_2     of adamw, which remembers squares of gradients by it; 0.999 is for longer trainings
     peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
+    accumulate  microbatches of `batch_size` sequences whose gradients are averaged before the optimizer's one step
+    plan        the rewritings of the step, as `flash,fused,recompute=gelu+norm`; None: the engine's own choice
     """
 
     paths: tuple[str, ...] = ()
@@ -40,6 +43,7 @@ class Options:
     optimizer: str = "adamw"
     dtype: str = "fp32"
     batch_size: int | None = None
+    accumulate: int = 1
     seq_len: int | None = None
     learning_rate: float | None = None
     final_learning_rate: float = 0.1
@@ -48,6 +52,7 @@ class Options:
     weight_decay: float = 0.01
     dropout: float = 0.0
     clip: float = 0.0
+    plan: str | None = None
     seed: int = 0
     steps: int | None = None
     minutes: float | None = None
@@ -106,6 +111,7 @@ def from_dict(values: Mapping[str, Any], where: str) -> Options:
 # Lowest, whether that itself is allowed, highest, whether it is a whole number.
 _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
     "batch_size": (1, True, 2**31, True),
+    "accumulate": (1, True, 2**31, True),
     "seq_len": (1, True, 2**31, True),
     "learning_rate": (0, False, math.inf, False),
     "final_learning_rate": (0, True, 1, False),

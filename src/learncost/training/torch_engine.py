@@ -23,8 +23,12 @@ class TorchEngine(NumPyEngine):
     So batches, scalars and the masks of dropout are the same, and only the arithmetic differs.
     """
 
+    name = "torch"
+
     def __init__(self, configuration: Configuration, options: Options) -> None:
         super().__init__(configuration, options)
+        if options.accumulate > 1:
+            raise InputError("--engine torch does not accumulate yet: choose numpy or jax")
         try:
             import torch
         except ImportError:

@@ -1,0 +1,56 @@
+"""A step in microbatches: a table that adds gradients to what was gathered before, and one that updates with the sums.
+
+What is kept between the microbatches is a gradient of every weight that learns; activations are those of one
+microbatch. The loss's share, -1/count, counts the targets of the whole batch, so that sums are its gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from learncost.equation.table import Line, Statement, Sum, Table, Tag, Term
+from learncost.procedures.needed import needed
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """The two halves of a step.
+
+    gather    forward, backward and weight update of a microbatch; `W.gradient.new` is `W.gradient` and its gradient
+    update    what the optimizer does, with `W.gradient` in the place of the gradient
+    """
+
+    gather: Table
+    update: Table
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """The names of the gathered gradients; they begin as zeros."""
+        return tuple(name.removesuffix(".new") for name in self.gather.outputs if name.endswith(GATHERED + ".new"))
+
+
+GATHERED = ".gradient"
+
+
+def accumulated(step: Table) -> Accumulated:
+    """A step with an optimizer in two halves. One addition an element of a gradient and microbatch comes in."""
+    last = tuple(line for line in step.lines if isinstance(line, Line) and line.tag.macro == "optimizer_step")
+    first: list[Statement] = [line for line in step.lines if line not in last]
+    read = {name for line in last for name in line.reads}
+    gradients = {f"d{weight}": f"{weight}{GATHERED}" for weight in step.weights if f"d{weight}" in read}
+    axes = dict(step.axes)
+    for gradient, name in gradients.items():
+        shape = axes[gradient]
+        axes[name] = axes[f"{name}.new"] = shape
+        tag = Tag("accumulation", macro="weight_update", local="merge")
+        right = (Term(name, shape), Term(gradient, shape))
+        first.append(Sum((Term(f"{name}.new", shape),), right, (), tag, (1, 1)))
+    sums = tuple(gradients.values())
+    whole = replace(step, axes=axes, inputs=(*step.inputs, *sums), constants=step.constants | frozenset(sums))
+    results = {term.name for line in last for term in line.left}
+    made = [name for name in step.outputs if name not in results and name not in gradients]
+    update = tuple(line.renamed(gradients) for line in last)
+    return Accumulated(
+        needed(replace(whole, lines=tuple(first)), (*made, *(f"{name}.new" for name in sums))),
+        needed(replace(whole, lines=update), [name for name in step.outputs if name in results]),
+    )

@@ -1,0 +1,111 @@
+"""The engine on JAX: the step's table as emitted source, compiled by `jax.jit` for any device that XLA has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.core import Prepared, Values
+from learncost.engines.numpy_engine import Training
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.models.configuration import Configuration
+from learncost.readings.emit import fill, leaves, program, unfold
+from learncost.training.engine import Arrays, NumPyEngine
+from learncost.training.options import Options
+
+
+class _JaxTraining(Training):
+    """A training whose weights and state are arrays of JAX, and whose tables run compiled, each compiled once.
+
+    Batches, scalars and the masks of dropout are made as on NumPy. A step gives weights and state away: XLA writes the
+    new ones into the memory of the old.
+    """
+
+    _compiled: dict[int, _Compiled]
+
+    def place(self) -> None:
+        """Put weights and state on the device."""
+        import jax
+
+        self._compiled = {}
+        with exact(self.dtype):
+            self.weights = {name: jax.numpy.array(array) for name, array in self.weights.items()}
+            self.state = {name: jax.numpy.array(array) for name, array in self.state.items()}
+
+    def _run(self, prepared: Prepared) -> Values:
+        known = self._compiled.get(id(prepared.table))
+        if known is None:
+            known = self._compiled[id(prepared.table)] = _Compiled(prepared.table, self.model.sizes)
+        with exact(self.dtype):
+            return known(prepared)
+
+
+def exact(dtype: Any) -> AbstractContextManager[object]:
+    """The context in which JAX has numbers of this type: it has 64 bits only where it is told so."""
+    import jax
+
+    wide: AbstractContextManager[object] = jax.enable_x64(np.dtype(dtype).itemsize == 8)
+    return wide
+
+
+class JaxEngine(NumPyEngine):
+    """NumPy's engine with the same tables compiled by XLA; its default device is JAX's own."""
+
+    name = "jax"
+    training = _JaxTraining
+    _training: _JaxTraining
+
+    def __init__(self, configuration: Configuration, options: Options) -> None:
+        try:
+            import jax  # noqa: F401  # said here, before anything else is made
+        except ImportError:
+            raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
+        super().__init__(configuration, options)
+        self._training.place()
+
+    @property
+    def weights(self) -> Arrays:
+        return {name: np.array(array) for name, array in self._training.weights.items()}
+
+    @property
+    def state(self) -> Arrays:
+        return {name: np.array(array) for name, array in self._training.state.items()}
+
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        super().load(weights, state, steps)
+        self._training.place()
+
+
+class _Compiled:
+    """The program of a table under `jax.jit`. What it makes anew (`W.new` of `W`) is given away to it."""
+
+    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+        import jax
+
+        # A gradient that only the optimizer reads is no result: XLA then need not keep it.
+        inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
+        self._table = replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
+        self._program = program(self._table, "jax", sizes=sizes)
+        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
+        renewed = {name.removesuffix(".new") for name in table.outputs if name.endswith(".new")}
+        given = [set(leaves(tree)) for tree in self._program.parameters]
+        self._function = jax.jit(
+            self._namespace[self._program.function],
+            donate_argnums=[place for place, names in enumerate(given) if renewed & names],
+            static_argnames=tuple(self._program.sizes.values()),
+        )
+
+    def __call__(self, prepared: Prepared) -> Values:
+        values = {name: prepared.values[name] for name in (*self._table.weights, *self._table.inputs)}
+        arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
+        late = {own: prepared.sizes[name] for name, own in self._program.sizes.items()}
+        result = self._function(*arguments, **late)
+        results = result if len(self._program.results) > 1 else (result,)
+        trees = zip(self._program.results, results, strict=True)
+        return {name: value for tree, own in trees for name, value in unfold(tree, own)}

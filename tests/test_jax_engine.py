@@ -1,0 +1,92 @@
+"""The engine on JAX takes NumPy's steps: the same tables, the same arrays, compiled by XLA."""
+
+import numpy as np
+import pytest
+
+from learncost.equation.errors import InputError
+from learncost.models.configuration import configure
+from learncost.training.engine import engine
+from learncost.training.options import Options
+
+jax = pytest.importorskip("jax")
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 13}
+MODELS = {
+    "gpt2": configure("gpt2", {**SIZES, "max_position_embeddings": 16, "intermediate_size": 24}),
+    "llama": configure(
+        "llama-3-8b",
+        {**SIZES, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "rope_type": "default"},
+    ),
+}
+
+
+def options(**more):
+    return Options(**{"dtype": "fp64", "learning_rate": 1e-2, "mode": "stable", **more})
+
+
+def batches(count, rows=4):
+    generator = np.random.default_rng(1)
+    for _ in range(count):
+        tokens = generator.integers(0, SIZES["vocab_size"], (rows, 9))
+        yield tokens[:, :-1], tokens[:, 1:]
+
+
+def losses(name, count=30, **more):
+    """30 steps in fp64; arithmetic is the same but for the order of additions: some 1e-16 a step, and it may grow."""
+    one, two = (engine(MODELS["gpt2"], options(engine=kind, **more)) for kind in ("numpy", name))
+    return np.array([[own.step(*batch, 1e-2) for own in (one, two)] for batch in batches(count)]), one, two
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"procedure": "bp", "optimizer": "adamw", "dropout": 0.1},
+        {"procedure": "recompute", "optimizer": "momentum", "accumulate": 2},
+        {"procedure": "pepita", "optimizer": "sgd"},
+    ],
+)
+def test_thirty_steps_are_numpys(more):
+    found, one, two = losses("jax", **more)
+    assert np.isfinite(found).all()
+    assert np.ptp(found[:, 0]) > 1e-3  # it learns: losses are not one and the same number
+    np.testing.assert_allclose(found[:, 0], found[:, 1], rtol=0, atol=1e-9)
+    for kind in ("weights", "state"):
+        for name, array in getattr(one, kind).items():
+            np.testing.assert_allclose(getattr(two, kind)[name], array, rtol=0, atol=1e-7, err_msg=name)
+
+
+def test_llama_too():
+    one, two = (engine(MODELS["llama"], options(engine=kind)) for kind in ("numpy", "jax"))
+    for batch in batches(3):
+        assert two.step(*batch, 1e-2) == pytest.approx(one.step(*batch, 1e-2), abs=1e-9)
+        assert two.loss(*batch) == pytest.approx(one.loss(*batch), abs=1e-9)
+    assert one.flops(4, 8) == two.flops(4, 8)
+
+
+def test_fp32_is_fp32_and_goes_on_where_it_stopped():
+    own = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
+    given = list(batches(4))
+    for batch in given[:2]:
+        own.step(*batch, 1e-2)
+    weights, state = own.weights, own.state
+    assert {array.dtype for array in (*weights.values(), *state.values())} == {np.dtype("float32")}
+    later = [own.step(*batch, 1e-2) for batch in given[2:]]
+    other = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
+    other.load(weights, state, 2)  # what was handed out is not changed by the steps after it
+    assert [other.step(*batch, 1e-2) for batch in given[2:]] == later
+    assert other.steps == own.steps == 4
+    assert all(np.array_equal(other.weights[name], array) for name, array in own.weights.items())
+
+
+def test_weights_and_state_are_given_away():
+    own = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
+    before = dict(own._training.weights | own._training.state)
+    own.step(*next(batches(1)), 1e-2)
+    assert all(array.is_deleted() for array in before.values())  # XLA had their memory for the new ones
+
+
+def test_what_it_does_not_have():
+    with pytest.raises(InputError, match="--engine jax has no bf16: choose fp32 or fp64"):
+        engine(MODELS["gpt2"], options(engine="jax", dtype="bf16"))
+    with pytest.raises(InputError, match="leave --plan out"):
+        engine(MODELS["gpt2"], options(engine="jax", plan="flash"))

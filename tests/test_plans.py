@@ -1,14 +1,19 @@
 """Plans change when lines run and what lies in memory, never what comes out."""
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.equation.count import total
+from counting import counting, tally_of
+from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, walk
 from learncost.plans.plan import PLANS, plan_of, planned
 from planned import MODELS, given, results, sizes_of, table_of
+from programs import execute, worst
 
 PARTS = ["gelu+norm", "silu+norm", "attention", "feed_forward", "softmax+add_norm", "all", "block"]
 
@@ -28,6 +33,22 @@ def test_what_runs_again_changes_nothing_bit_for_bit(model):
         again = results(planned(table, f"recompute={part}"), values, sizes)
         assert again.keys() == plain.keys()
         assert all(again[name].tobytes() == array.tobytes() for name, array in plain.items()), part
+
+
+TOGETHER = ["head", "at-once", "head,at-once", "head,at-once,recompute=gelu+silu+norm", "at-once,recompute=block"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_every_plan_gives_the_same_loss_and_weights(model, optimizer):
+    table, sizes = table_of(model, optimizer=optimizer), sizes_of(model)
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    for text in TOGETHER:
+        found = results(planned(table, text), values, sizes)
+        assert found.keys() == plain.keys()
+        for name, array in plain.items():
+            np.testing.assert_allclose(found[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
 
 
 def kept(table):
@@ -108,6 +129,108 @@ def test_blocks_that_keep_their_stacks_within_a_stack():
     plain = [line for line, turns in walk(table.lines) if line.tag.macro == "forward" and turns]
     assert len(again) == len(plain) > 20
     assert kept(table) == {"X**"}
+
+
+def made(table):
+    """The axes of every array that a step makes, the stacks of its repeats included."""
+    for line, _ in walk(table.lines):
+        yield from ((term.name, term.declared) for term in line.left)
+    for line in repeats(table):
+        yield from ((outer, (line.count, *line.axes[inside])) for inside, outer in line.keep)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_head_takes_turns_over_sequences(model):
+    table = table_of(model)
+    wide = {name for name, axes in made(table) if {"B", "v"} <= set(axes)}
+    assert len(wide) >= 4
+    turned = planned(table, "head")
+    assert not any({"B", "v"} <= set(axes) for _, axes in made(turned))
+    (turns,) = [line for line in repeats(turned) if line.count == "B"]
+    assert wide <= set(turns.axes)
+    # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new.
+    plain, found = (lc.price(one, {}, lc.book("run")) for one in (table, turned))
+    assert found.maccs == plain.maccs
+    weights = {carry.final.removesuffix("+1")[1:] for carry in turns.carry if carry.final != "loss"}
+    assert weights == {
+        "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
+        "bert-base": {"wte", "head.b"}, "bart-base": {"wte"}, "albert-base-v2": {"wte", "head.b"},
+    }[model]  # fmt: skip
+    sums = total(Count.of(("B", *table.axes[name])) for name in weights)
+    assert found.flops == plain.flops + sums + Count.of(("B",))
+
+
+def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_another():
+    table = table_of("gpt2")
+    assert planned(replace(table, outputs=(*table.outputs, "P.L")), "head").lines == table.lines
+    others = [
+        ("bert-base", {"architecture": "BertModel"}),
+        ("bert-base", {"architecture": "BertForSequenceClassification", "num_labels": 4}),
+        ("bert-base", {"architecture": "BertForQuestionAnswering"}),
+    ]
+    for model, sizes in others:
+        table = table_of(model, **sizes)
+        assert planned(table, "head") is table
+    table = table_of("gpt2", "pepita", "sgd")
+    assert planned(table, "head,recompute=all").lines == table.lines
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_are_updated_at_once(model):
+    table = table_of(model)
+    moved = planned(table, "at-once")
+    gradients = {f"d{weight}" for weight in table.weights}
+    blocks = {outer for line in repeats(table) for _, outer in line.each if outer in table.weights}
+    assert {name for name, axes in made(table)} >= gradients
+    others = {f"d{weight}" for weight in table.weights if weight not in blocks}
+    assert {name for name, axes in made(moved) if name in gradients and axes == table.axes[name]} == others
+    assert not gradients & set(moved.outputs)
+    assert lc.price(moved, {}, lc.book("run")).flops == lc.price(table, {}, lc.book("run")).flops
+    # A weight is read no more once it is updated: what runs may write the new one in its place.
+    for lines in (moved.lines, *(line.lines for line in repeats(moved))):
+        updated = set()
+        for line in lines:
+            assert updated.isdisjoint(line.reads)
+            if not isinstance(line, Repeat) and line.tag.macro == "optimizer_step":
+                updated.add(line.right[0].name)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-2-7b", "bert-base", "bart-base"])
+def test_the_price_under_a_plan_is_what_numpy_executes(model):
+    table, sizes = table_of(model), sizes_of(model)
+    values = given(table, sizes)
+    for text in ("head", "at-once", "recompute=gelu+silu+norm", "head,at-once,recompute=all"):
+        rewritten = planned(table, text)
+        _, units = tally_of(results, rewritten, {name: counting(array) for name, array in values.items()}, sizes)
+        assert units == lc.price(rewritten, sizes, lc.book("run")).flops, text
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "optimizer"),
+    [
+        ("gpt2", "numpy", "adamw"),
+        ("gpt2", "torch", "adamw"),
+        ("gpt2", "jax", "sgd"),
+        ("llama-2-7b", "torch", "adamw"),
+        ("bart-base", "torch", "sgd"),
+    ],
+)
+def test_a_planned_step_is_emitted_as_it_is_defined(model, backend, optimizer):
+    table, sizes = table_of(model, optimizer=optimizer), sizes_of(model)
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    jit = (lambda function, _: jax.jit(function)) if backend == "jax" else None
+    found = execute(planned(table, "head,at-once,recompute=gelu+silu+norm"), backend, values, sizes, jit)
+    assert found.keys() >= plain.keys()
+    assert worst({name: found[name] for name in plain}, plain)[1] < 1e-12
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-2-7b"])
+def test_every_plan_finds_something_to_do(model):
+    table = table_of(model)
+    for plan in PLANS.values():
+        text = f"{plan.name}=norm" if plan.argument else plan.name
+        assert planned(table, text).lines != table.lines, plan.name
 
 
 def test_plans_are_applied_in_the_order_of_the_registry():

@@ -15,6 +15,7 @@ from learncost.equation.table import Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
+from learncost.procedures.clipping import with_clipping
 from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
@@ -42,6 +43,7 @@ class Settings:
     seed: int = 0
     dtype: Any = np.float64
     accumulate: int = 1
+    clip: float = 0.0  # the largest norm of all gradients together; 0: any
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,9 @@ class Core:
         self.state = {f"{name}.{part}": np.zeros_like(array) for name, array in weights.items() for part in kept}
 
     def _step_table(self, model: Model) -> Table:
-        """The table of one step, which is what `cost` prices; weight decay outside AdamW adds two lines a weight."""
+        """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
         found = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
+        found = with_clipping(found) if self.settings.clip else found
         return with_weight_decay(found) if self.settings.weight_decay else found
 
     def _scalars(self, table: Table, count: int) -> Values:
@@ -102,6 +105,7 @@ class Core:
             "eps": own.epsilon,
             "decay": 1 - self.learning_rate * own.weight_decay,
             "weight_decay": own.weight_decay,
+            "clip": own.clip,
         }
         names = [name for name in table.inputs if name in numbers and not table.axes[name]]
         return {name: np.asarray(numbers[name], self.dtype) for name in names}

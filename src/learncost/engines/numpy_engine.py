@@ -32,6 +32,7 @@ class Training(Core):
                 stand in for the mode's own. Set backpropagation, training the head alone, and chance beside it.
     accumulate  so many microbatches, equal parts of a step's batch, are computed one after the other; their gradients
                 are added before the optimizer's one step, which is then that of the whole batch
+    clip        above 0, gradients are scaled so that their norm, of all weights together, is at most this
     weights     what to start from; else as `initial_weights` draws them
     sizes       any size of the model
 
@@ -56,11 +57,12 @@ class Training(Core):
         seed: int = 0,
         dtype: Any = np.float64,
         accumulate: int = 1,
+        clip: float = 0.0,
         weights: Mapping[str, Any] | None = None,
         **sizes: Any,
     ) -> None:
         rates = (learning_rate, momentum, betas, epsilon, weight_decay)
-        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate))
+        super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip))
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table
+from learncost.equation.table import Line, Repeat, Statement, Table, defined
 
 Axes = dict[str, tuple[str, ...]]
 Chosen = Callable[[Line], bool]
@@ -66,11 +66,11 @@ def _pair(
     for line in second:
         again.before(line)
         again.out.append(line)
-    made = {name for line in again.out for name in _made(line)}
+    made = defined(again.out)
     read = dict.fromkeys(name for line in again.out for name in line.reads if name not in made)
     sources = dict((*reverse.each, *forward.each))
     kept = dict(forward.keep)
-    inside = {carry.start for carry in forward.carry} | {name for line in first for name in _made(line)}
+    inside = {carry.start for carry in forward.carry} | defined(first)
     each = []
     for name in read:
         if name in inside and name not in dict(forward.each):
@@ -85,12 +85,6 @@ def _pair(
         replace(forward, lines=first, axes=own, keep=tuple(pair for pair in kept.items() if pair[1] in needed)),
         replace(reverse, lines=tuple(again.out), axes={**own, **reverse.axes}, each=tuple(each)),
     )
-
-
-def _made(line: Statement) -> Iterable[str]:
-    if isinstance(line, Repeat):
-        return (*(carry.final for carry in line.carry), *(outer for _, outer in line.keep))
-    return (term.name for term in line.left)
 
 
 def _units(lines: Iterable[Statement], chosen: Chosen) -> list[tuple[Line, ...]]:

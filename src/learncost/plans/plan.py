@@ -51,12 +51,24 @@ PLANS: Mapping[str, Plan] = {
     plan.name: plan
     for plan in (
         Plan(
+            "head",
+            "scores, loss and their gradients one sequence after the other: no batch x vocabulary",
+            "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",
+            _found_in("head"),
+        ),
+        Plan(
             "recompute",
             "chosen forward lines of every block run again in the backward pass",
             "Chen et al. 2016, Training deep nets with sublinear memory cost; "
             "Korthikanti et al. 2022, Reducing activation recomputation in large transformer models",
             _found_in("recompute"),
             "WHAT",
+        ),
+        Plan(
+            "at-once",
+            "every weight updated as soon as its gradient is there: no stack of gradients",
+            "Lv et al. 2023, Full parameter fine-tuning for large language models with limited resources, section 3.1",
+            _found_in("at_once"),
         ),
     )
 }

@@ -15,7 +15,12 @@ def with_weight_decay(table: Table) -> Table:
     axes = dict(table.axes) | {"weight_decay": ()}
     lines: list[Statement] = []
     for line in table.lines:
-        changed = isinstance(line, Word) and line.tag.macro == "optimizer_step" and "decay" not in line.given
+        changed = (
+            isinstance(line, Word)
+            and line.tag.macro == "optimizer_step"
+            and "G" in line.given
+            and "decay" not in line.given
+        )
         lines += _decayed(line, axes) if changed and not isinstance(line, Repeat) else [line]
     if len(lines) == len(table.lines):
         return table

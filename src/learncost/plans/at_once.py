@@ -1,0 +1,94 @@
+"""At once: a weight is updated as soon as its gradient is there, so that the gradients never lie in memory together.
+
+A weight of a block is updated in the block's own turn of the backward pass, any other right after the last line that
+makes its gradient or reads the weight: what is updated is read no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, defined
+
+
+def at_once(table: Table) -> Table:
+    """The step with the optimizer's lines where the gradients are made; the gradients are then no outputs any more.
+
+    Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
+    """
+    chains = _chains(table)
+    moved = {id(line) for chain in chains.values() for line in chain}
+    lines: list[Statement] = [line for line in table.lines if id(line) not in moved]
+    for gradient, chain in chains.items():
+        arrays = {name for line in chain for name in line.reads if table.axes[name]}
+        place = next(i for i, line in enumerate(lines) if gradient in defined((line,)))
+        readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
+        maker = lines[place]
+        if isinstance(maker, Repeat) and not readers and gradient in {outer for _, outer in maker.keep}:
+            lines[place] = _in_turns(maker, gradient, chain, table.axes)
+        else:
+            place = max((place, *readers)) + 1
+            lines[place:place] = chain
+    outputs = tuple(name for name in table.outputs if name not in chains)
+    return replace(table, lines=tuple(lines), outputs=outputs)
+
+
+def _chains(table: Table) -> dict[str, list[Line]]:
+    """By gradient, the lines that update its weight: the optimizer's, and those of weight decay before it."""
+    gradients = defined(line for line in table.lines if not _updates(line))
+    chains: dict[str, list[Line]] = {}
+    gradient_of: dict[str, str] = {}
+    for line in table.lines:
+        if not isinstance(line, Line) or not _updates(line):
+            continue
+        read = {gradient_of.get(name, name) for name in line.reads if name in gradients or name in gradient_of}
+        if len(read) > 1:
+            raise InputError(
+                "the plan at-once updates a weight as soon as its gradient is there, but here it waits for others: "
+                f"{line.name} is made of {len(read)} (to clip gradients by their norm, leave at-once out)"
+            )
+        for gradient in read:
+            chains.setdefault(gradient, []).append(line)
+            gradient_of |= dict.fromkeys((term.name for term in line.left), gradient)
+    return chains
+
+
+def _updates(line: Statement) -> bool:
+    return isinstance(line, Line) and line.tag.macro == "optimizer_step"
+
+
+def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mapping[str, tuple[str, ...]]) -> Repeat:
+    """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead."""
+    names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
+    stacks = [name for line in chain for name in line.reads if axes[name] and name != gradient]
+    made = [term.name for line in chain for term in line.left]
+    own = dict(repeat.axes)
+    each = dict(repeat.each)
+    for name in stacks:
+        if name not in made and name not in each.values():
+            each[name] = name
+    own |= {names.get(name, name): axes[name][1:] for name in (*stacks, *made)}
+
+    def sliced(term: Term) -> Term:
+        return Term(names.get(term.name, term.name), term.axes[1:] if term.axes else ())
+
+    lines = list(repeat.lines)
+    turn = [
+        replace(
+            line,
+            left=tuple(map(sliced, line.left)),
+            right=tuple(sliced(term) if isinstance(term, Term) else term for term in line.right),
+        )
+        for line in chain
+    ]
+    arrays = {names.get(name, name) for name in (gradient, *stacks)}
+    place = max(
+        i for i, line in enumerate(lines) if not arrays.isdisjoint(line.reads) or names[gradient] in defined((line,))
+    )
+    lines[place + 1 : place + 1] = turn
+    read = {name for line in chain for name in line.reads}
+    new = tuple((name, name) for name in made if name not in read)
+    keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
+    return replace(repeat, lines=tuple(lines), axes=own, each=tuple(each.items()), keep=(*keep, *new))

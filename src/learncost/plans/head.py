@@ -1,0 +1,173 @@
+"""Head: scores, loss and their gradients one sequence after the other, so that batch x vocabulary never lies in memory.
+
+Between the scores of the vocabulary and the gradients that they leave nothing passes from sequence to sequence but
+sums: of the loss, and of the gradients of the head's weights. Forward and backward of a sequence stand in one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.table import (
+    Carry,
+    Line,
+    Operand,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Tag,
+    Term,
+    Word,
+    defined,
+)
+
+BATCH = "B"
+
+
+def head(table: Table) -> Table:
+    """The step with the head and its loss as a repeat over the batch; left as it is where it has no such form.
+
+    That is so where the loss is no sum over positions of a log softmax, and where scores are read by others or wanted.
+    """
+    part = _part(table)
+    if part is None:
+        return table
+    begin, end, wide = part
+    later = {name for line in table.lines[end:] for name in line.reads} | set(table.outputs)
+    try:
+        turns = _Turns(table, later)
+        for line in table.lines[begin:end]:
+            turns.line(line)
+        if wide & {name for name, _ in turns.keep}:
+            return table
+        middle = turns.statements()
+    except _OtherFormError:
+        return table
+    gone = turns.made - turns.stacks - later
+    axes = {name: own for name, own in table.axes.items() if name not in gone} | turns.outer
+    return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), axes=axes)
+
+
+def _part(table: Table) -> tuple[int, int, set[str]] | None:
+    """From the first line that makes a value of batch x positions x vocabulary to the last that reads one."""
+    acted = [line for line in table.lines if isinstance(line, Word) and line.word == "log_softmax"]
+    acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
+    if len(acted) != 1:
+        return None
+    vocabulary = acted[0].axes
+    wide = {
+        name for name in defined(table.lines) if BATCH in table.axes[name] and set(vocabulary) & set(table.axes[name])
+    }
+    touching = [
+        i
+        for i, line in enumerate(table.lines)
+        if not wide.isdisjoint(line.reads) or not wide.isdisjoint(defined((line,)))
+    ]
+    return touching[0], touching[-1] + 1, wide
+
+
+class _OtherFormError(Exception):
+    """The lines cannot take turns over the batch."""
+
+
+@dataclass
+class _Turns:
+    """The lines of the part: before the repeat, in its turns, and after it."""
+
+    table: Table
+    later: set[str]  # names that lines after the part read, and outputs
+    before: list[Statement] = field(default_factory=list)
+    inside: list[Statement] = field(default_factory=list)
+    after: list[Line] = field(default_factory=list)
+    carry: list[Carry] = field(default_factory=list)
+    each: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # inside of a turn
+    outer: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the totals' zeros
+    made: set[str] = field(default_factory=set)  # inside of a turn, totals aside
+
+    @property
+    def totals(self) -> set[str]:
+        return {carry.final for carry in self.carry}
+
+    @property
+    def stacks(self) -> set[str]:
+        return {name for name, _ in self.keep}
+
+    @property
+    def keep(self) -> tuple[tuple[str, str], ...]:
+        """What others read of the turns."""
+        read = self.later | {name for line in self.after for name in line.reads}
+        return tuple((name, name) for name in self.axes if name in self.made and name in read)
+
+    def statements(self) -> Sequence[Statement]:
+        each = tuple(self.each.items())
+        turns = Repeat(BATCH, tuple(self.inside), self.axes, tuple(self.carry), each, self.keep)
+        return (*self.before, turns, *self.after)
+
+    def line(self, line: Statement) -> None:
+        if isinstance(line, Repeat) or any(BATCH in condition.axes for condition in line.where):
+            raise _OtherFormError
+        past = self.totals | {name for one in self.after for name in defined((one,))}
+        if not past.isdisjoint(line.reads):
+            self.after.append(line)
+        elif BATCH not in line.loops:
+            self.before.append(line)
+        else:
+            self.turn(line)
+
+    def turn(self, line: Line) -> None:
+        """One sequence's share of a line: the same line without the batch, and a sum where it summed over that."""
+        left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
+        one = replace(line, left=left, right=right)
+        if BATCH in one.loops or (isinstance(one, Word) and BATCH in one.axes):
+            raise _OtherFormError
+        self.inside.append(one)
+        for name in line.reads:
+            if BATCH in self.table.axes[name] and name not in self.made:
+                self.each[name] = name
+                self.axes[name] = self.of_turn(name)
+        self.axes |= {term.name: self.of_turn(term.name) for term in line.left}
+        summed = [term for term in line.left if BATCH not in term.declared]
+        if not summed:
+            self.made |= {term.name for term in line.left}
+        elif isinstance(line, Product):
+            self.add(line, self.table.axes[line.name])
+        else:
+            raise _OtherFormError
+
+    def add(self, line: Line, axes: tuple[str, ...]) -> None:
+        """A total that the turns carry."""
+        name = line.name
+        start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
+        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local="merge", binding=line.tag.binding)
+        self.before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
+        self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
+        self.axes |= {start: axes, end: axes}
+        self.outer[zero] = axes
+        self.carry.append(Carry(start, end, zero, name))
+
+    def of_turn(self, name: str) -> tuple[str, ...]:
+        """The axes of a value inside of a turn."""
+        axes = self.table.axes[name]
+        if BATCH not in axes:
+            return axes
+        if axes[0] != BATCH:
+            raise _OtherFormError
+        return axes[1:]
+
+    def operand(self, term: Operand) -> Operand:
+        return self.sliced(term) if isinstance(term, Term) else term
+
+    def sliced(self, term: Term) -> Term:
+        """A value as a turn knows it, where it has a batch: of one sequence."""
+        own = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
+        if self.of_turn(term.name) != self.table.axes[term.name] and own.pop(0) != BATCH:
+            raise _OtherFormError
+        return Term(term.name, tuple(own))
+
+    def read(self, axis: Read) -> Read:
+        return Read(axis.axis, self.sliced(axis.at)) if isinstance(axis.at, Term) else axis

@@ -1,0 +1,66 @@
+"""Clipping as lines before the optimizer's: all gradients scaled so that their common norm is at most a bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word, defined
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_norm + 1e-6), at most 1
+
+
+def with_clipping(table: Table) -> Table:
+    """The step with `factor dW` in the place of every `dW` that the optimizer reads, as torch clips by the norm.
+
+    factor = min(1, clip / (norm + 1e-6)), with the norm over the gradients of all weights together and the bound
+    `clip`, a scalar input; written as 1 / max(1, (norm + 1e-6) / clip). It costs a MACC and a FLOP a parameter. The
+    table's own gradients stay as they are. A table without an optimizer has nothing to clip.
+    """
+    updates = [line for line in table.lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    gradients = defined(line for line in table.lines if line not in updates)
+    read = {t.name: t for line in updates for t in line.right if isinstance(t, Term) and t.name in gradients}
+    if not read:
+        return table
+    clipped = {name: f"{name}.clipped" for name in read}
+    first = table.lines.index(updates[0])
+    scaling = _scaling(tuple(read.values()))
+    lines: list[Statement] = [*table.lines[:first], *scaling]
+    lines += [line.renamed(clipped) if line in updates else line for line in table.lines[first:]]
+    return replace(
+        table,
+        lines=tuple(lines),
+        axes={**table.axes, "clip": (), **{line.name: line.left[0].declared for line in scaling}},
+        inputs=(*table.inputs, "clip"),
+        constants=table.constants | {"clip"},
+    )
+
+
+def _scaling(gradients: tuple[Term, ...]) -> list[Line]:
+    """From the gradients to the clipped gradients."""
+
+    def scalar(name: str) -> Term:
+        return Term(f"clip.{name}", ())
+
+    tag = Tag("optimizer", macro="optimizer_step", local="clip")
+    squares = [Term(f"{gradient.name}.square", ()) for gradient in gradients]
+    lines: list[Line] = [
+        Product((square,), (gradient, gradient), (), tag) for square, gradient in zip(squares, gradients, strict=True)
+    ]
+    lines += [
+        Sum((scalar("squares"),), tuple(squares), (), tag, (1,) * len(squares)),
+        Word((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
+        Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), tag, (1, 1)),
+        _divide("excess", scalar("above"), Term("clip", ()), tag),
+        Word(
+            (scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",)
+        ),
+        _divide("factor", Literal(1.0), scalar("divisor"), tag),
+    ]
+    return lines + [
+        Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), tag)
+        for gradient in gradients
+    ]
+
+
+def _divide(name: str, above: Term | Literal, below: Term, tag: Tag) -> Word:
+    return Word((Term(f"clip.{name}", ()),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))

@@ -1,0 +1,151 @@
+"""The machine's C compiler: a C text as a library in this process, kept in the user's cache, and calls of it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from learncost.equation.errors import InputError
+from learncost.readings.emit.c import Function, source
+
+# -ffast-math lets sums be taken in the order of the vector lanes. The first set that the compiler takes is used: clang
+# without its OpenMP library runs on one thread.
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-std=gnu11")
+_THREADS = (("-fopenmp",), ())
+
+
+@cache
+def compiler() -> tuple[str, ...] | None:
+    """The command of the C compiler: $CC, or the first of cc, gcc, clang on the path; None: there is none."""
+    given = shlex.split(os.environ.get("CC", ""))
+    if given:
+        return tuple(given) if shutil.which(given[0]) else None
+    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    return (found,) if found else None
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept: $XDG_CACHE_HOME or ~/.cache, under learncost."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "learncost" / "kernels"
+
+
+def compiled(text: str) -> ctypes.CDLL:
+    """The library of a C text. What the same compiler compiled before on such a machine is read from the cache.
+
+    Raises `InputError` where there is no compiler, or with the first line of what it says.
+    """
+    command = compiler()
+    if command is None:
+        asked = os.environ.get("CC")
+        raise InputError(
+            f"CC is {asked}, which is not there" if asked else "no C compiler: none of cc, gcc, clang is on the path"
+        )
+    said = ""
+    for threads in _THREADS:
+        options = (*_FLAGS, *threads)
+        key = hashlib.sha256("\n".join((text, *_version(command), *options)).encode()).hexdigest()[:32]
+        folder = _writable_folder()
+        library = folder / f"{key}.so"
+        if not library.exists():
+            said = said or _compile(command, options, text, library)
+        if library.exists():
+            return ctypes.CDLL(str(library))
+    raise InputError(f"{command[0]} could not compile the kernels: {said}")
+
+
+@cache
+def _version(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What tells one compiler on one kind of processor from another."""
+    said = subprocess.run((*command, "--version"), capture_output=True, text=True, check=False).stdout
+    target = subprocess.run(
+        (*command, "-march=native", "-E", "-dM", "-x", "c", os.devnull), capture_output=True, text=True, check=False
+    ).stdout
+    return (*command, said, target, sys.platform)
+
+
+@cache
+def _writable_folder() -> Path:
+    """The cache; a folder of this process where the user's cannot be written."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="learncost-kernels-"))
+
+
+def _compile(command: Sequence[str], options: Sequence[str], text: str, library: Path) -> str:
+    """Compile into a file of its own, which then takes its name: a reader never sees half a library."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made, given = Path(folder) / library.name, Path(folder) / "kernels.c"
+        given.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            (*command, *options, str(given), "-o", str(made), "-lm"), capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            os.replace(made, library)
+            return ""
+        return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+
+
+Call = Callable[..., None]
+
+
+class Kernels:
+    """Compiled functions: `kernels[name](*addresses, *sizes)`, ints in the order that Function has."""
+
+    def __init__(self, functions: Sequence[Function]) -> None:
+        self._library = compiled(source(functions))
+        self._calls: dict[str, Call] = {}
+        for function in functions:
+            call = getattr(self._library, function.name)
+            call.restype = None
+            arrays = len(function.reads) + len(function.writes)
+            call.argtypes = [ctypes.c_void_p] * arrays + [ctypes.c_ssize_t] * len(function.sizes)
+            self._calls[function.name] = call
+        bind(self._library)
+
+    def __getitem__(self, name: str) -> Call:
+        return self._calls[name]
+
+    def __iter__(self) -> object:
+        return iter(self._calls)
+
+
+def bind(library: ctypes.CDLL) -> None:
+    """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one."""
+    found = _products()
+    library.bind.argtypes = [ctypes.c_void_p] * 3
+    library.bind.restype = None
+    library.bind(found.get("sgemm_"), found.get("dgemm_"), found.get("gemm_bf16bf16f32_"))
+
+
+def _products() -> Mapping[str, int]:
+    """The addresses of BLAS's products in a PyTorch that is already imported; NumPy alone has none by these names."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    folder = Path(str(torch.__file__)).parent / "lib"
+    path = next((p for p in (folder / "libtorch_cpu.so", folder / "libtorch_cpu.dylib") if p.exists()), None)
+    if path is None:
+        return {}
+    library = ctypes.CDLL(str(path))
+    found = {}
+    for name in ("sgemm_", "dgemm_", "gemm_bf16bf16f32_"):
+        try:
+            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        except AttributeError:
+            continue
+        if address:
+            found[name] = address
+    return found

@@ -1,0 +1,128 @@
+"""Kernels in C: consecutive lines of a table as one function, what only they read held in registers and caches.
+
+A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and calls a library
+for the matrix products inside of a turn. Sums over the turns are added up thread by thread, so that for a number of
+threads the result is always the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Kernel, Line, Sum, Term
+from learncost.readings.emit.c.expressions import STORED
+from learncost.readings.emit.c.prelude import PRELUDE
+from learncost.readings.emit.c.schedule import Schedule
+from learncost.readings.emit.c.unify import lowered, unified
+from learncost.readings.emit.c.write import Turns, check
+
+__all__ = ["Function", "kernel", "source", "writable"]
+
+
+@dataclass(frozen=True)
+class Function:
+    """One kernel in C.
+
+    name     of the C function, which returns nothing
+    text     its definition
+    reads    names of the arrays that it reads, in the order of its parameters
+    writes   names of the arrays that it writes: the parameters after them
+    sizes    axes (and windows) whose sizes are the parameters after them, of type ptrdiff_t
+    shares   pairs of an array that is read and one that is written that may be one and the same memory
+    """
+
+    name: str
+    text: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    sizes: tuple[str, ...]
+    shares: tuple[tuple[str, str], ...]
+
+
+def kernel(
+    lines: Sequence[Line],
+    axes: Mapping[str, tuple[str, ...]],
+    outputs: frozenset[str],
+    dtypes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    name: str,
+) -> Function:
+    """The C function that computes the lines, which carry the same kernel in their tags.
+
+    axes      the declared axes of every name that the lines read or make
+    outputs   the names, of those that the lines make, that others read
+    dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
+    sizes     sizes that are constants in C; all others are parameters
+    Raises `InputError` with the line that cannot be written.
+    """
+    lines = tuple(lines)
+    check(lines, axes, outputs, dtypes)
+    found = lines[0].tag.kernel or Kernel(name, ())
+    normal = lowered(lines, axes, outputs)
+    arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
+    real = "double" if any(dtypes.get(array) == "fp64" for array in arrays) else "float"
+    schedule = _scheduled(normal, found, outputs, dtypes, real)
+    writer = Turns(schedule, axes, dtypes, sizes, real)
+    body = writer.body(unified(lines))
+    made = tuple(value.name for value in schedule.values.values() if value.output)
+    reads = tuple(writer.given)
+    inner = [f"const place {c} = {sizes[s]};" for s, c in writer.sizes.items() if s in sizes]
+    parameters = [f"const {STORED[dtypes[r]]} *{writer.names.of(r)}" for r in reads]
+    parameters += [f"{STORED[dtypes[w]]} *{writer.names.of(w)}" for w in made]
+    free = tuple(s for s in writer.sizes if s not in sizes)
+    parameters += [f"place {writer.sizes[s]}" for s in free]
+    comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
+    head = textwrap.fill(f"void {name}({', '.join(parameters)}) {{", 118, subsequent_indent="        ")
+    text = "\n".join((line if line.startswith("#") else f"    {line}").rstrip() for line in (*inner, *body))
+    return Function(name, f"/*\n{comment}\n*/\n{head}\n{text}\n}}\n", reads, made, free, writer.shares())
+
+
+def _scheduled(
+    lines: tuple[Line, ...], found: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], real: str
+) -> Schedule:
+    """The schedule; without axes for the turns, every element is a turn where that is possible."""
+    turns = found.axes
+    if not turns and found.blocks is None:
+        widest = max((line.left[0].declared for line in lines), key=len)
+        if not any(line.left[0].indexed for line in lines):
+            try:
+                return Schedule(lines, widest, None, outputs, dtypes)
+            except InputError:
+                pass
+    schedule = Schedule(lines, turns, found.blocks, outputs, dtypes)
+    own = {"float": "fp32", "double": "fp64"}[real]
+    late = {
+        v.name
+        for v in schedule.values.values()
+        if v.output and dtypes[v.name] != own and (v.kind in ("product", "scatter") or v.added) and not v.shared
+    }
+    if not late:
+        return schedule
+    changed: list[Line] = []
+    for line in lines:
+        left = line.left[0]
+        line = line.renamed({name: f"{name}~sum" for name in late})
+        changed.append(line)
+        if left.name in late:
+            plain = Term(left.name, left.declared)
+            changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
+    return Schedule(changed, turns, found.blocks, outputs, dtypes)
+
+
+def writable(
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
+) -> bool:
+    """Whether the lines can be one function."""
+    try:
+        kernel(lines, axes, outputs, dtypes, {}, "kernel")
+    except InputError:
+        return False
+    return True
+
+
+def source(functions: Sequence[Function]) -> str:
+    """The whole C file: what all functions need, and the functions."""
+    return PRELUDE.lstrip() + "\n" + "\n".join(function.text for function in functions)

@@ -1,0 +1,140 @@
+"""Matrix products of a library inside of a turn: where the factors lie, which are turned, what they are added to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Product, Term
+from learncost.readings.emit.c.expressions import STORED, Storage
+from learncost.readings.emit.c.loops import Loops
+from learncost.readings.emit.c.schedule import Value
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A matrix in memory: its first element, the distance between the places of its two axes, how it is stored."""
+
+    text: str
+    strides: tuple[str, str]
+    type: str
+
+    @property
+    def turned(self) -> _Factor:
+        return _Factor(self.text, (self.strides[1], self.strides[0]), self.type)
+
+
+class Library(Loops):
+    """Writes the products."""
+
+    def product(self, value: Value) -> None:
+        """One call: C = A B, or C += A B where the turns of the blocks add to it."""
+        line = value.line
+        assert isinstance(line, Product)
+        (a_term, b_term) = line.right
+        assert isinstance(a_term, Term)
+        assert isinstance(b_term, Term)
+        own = set(self.schedule.inner(value.space)) | ({self.schedule.block[0]} if self.schedule.block else set())
+        (row,) = (x for x in value.axes if x in own and x in a_term.axes and x not in b_term.axes)
+        (column,) = (x for x in value.axes if x in own and x in b_term.axes and x not in a_term.axes)
+        (summed,) = (x for x in a_term.axes if x in own and x in b_term.axes and x not in value.axes)
+        kind = self.factor(line)
+        self.write(f"/* {line} */")
+        a = self._factor(a_term, str(row), str(summed), kind)
+        b = self._factor(b_term, str(summed), str(column), kind)
+        c = self._matrix(value.axes, self.storage(value), str(row), str(column))
+        if c.type != self.real:
+            raise InputError(f"a product cannot be stored as {c.type}, in line: {line}")
+        if c.strides[1] != "1":
+            a, b, c, row, column = b.turned, a.turned, c.turned, column, row
+        if c.strides[1] != "1":
+            raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
+        (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
+        self.write(
+            f"product_{kind}({a_turned}, {b_turned}, {self._extent(row)}, {self._extent(column)}, "
+            f"{self._extent(summed)}, {a.text}, {a_stride}, {b.text}, {b_stride}, {1 if value.added else 0}, "
+            f"{c.text}, {c.strides[0]});"
+        )
+
+    def _extent(self, axis: object) -> str:
+        """How many places of an axis the product goes over."""
+        axis = str(axis)
+        first, last = self._range(axis)
+        return last if first == "0" else f"{last} - {first}"
+
+    def _range(self, axis: str) -> tuple[str, str]:
+        block = self.schedule.block
+        if block and axis == block[0]:
+            counter = self.counter((axis,))
+            return f"from_{counter}", f"to_{counter}"
+        if self.bounds and axis == self.bounds[0]:
+            return self.bounds[1:]
+        return "0", self.size(axis)
+
+    @staticmethod
+    def _turned(factor: _Factor, line: Product) -> tuple[int, str]:
+        if factor.strides[1] == "1":
+            return 0, factor.strides[0]
+        if factor.strides[0] == "1":
+            return 1, factor.strides[1]
+        raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
+
+    def _factor(self, term: Term, first: str, second: str, kind: str) -> _Factor:
+        """A factor as it lies in memory, or as a copy in the type that the product takes."""
+        value = self.schedule.values.get(term.name)
+        if value is None:
+            self.given.setdefault(term.name)
+            self.reads.setdefault(term.name, []).append((self.node, None))
+            store = Storage(self.names.of(term.name), self.axes[term.name], STORED[self.dtypes[term.name]])
+            axes = tuple(map(str, term.axes))
+        else:
+            store, axes = self.storage(value), tuple(map(str, term.axes))
+        found = self._matrix(axes, store, first, second)
+        if found.type == kind:
+            return found
+        return self._copied(found, first, second, kind, f"{self.names.of(term.name)}_copy")
+
+    def _matrix(self, axes: tuple[str, ...], store: Storage, first: str, second: str) -> _Factor:
+        """The part of an array that two axes span, all others standing where they are."""
+        kept = [axis for axis in axes if len(store.axes) == len(axes) or axis in store.axes]
+        text, i = "", 0
+        while i < len(kept):
+            axis = kept[i]
+            group = self.group(axis)
+            length = 1
+            if axis in (first, second):
+                index = "0" if store.block and axis == store.block else self._range(axis)[0]
+            else:
+                index, length = self.positions[group].text, len(group)
+                if store.block == axis:
+                    raise InputError(f"a product cannot read {store.name} row by row")
+            extent = self.block_size if store.block == axis else self.count(store.axes[i : i + length])
+            if text in ("", "0"):
+                text = index
+            else:
+                text = (
+                    (f"({text})" if " + " in text else text) + f" * {extent}" + (f" + {index}" if index != "0" else "")
+                )
+            i += length
+        strides = []
+        for axis in (first, second):
+            after = range(kept.index(axis) + 1, len(kept))
+            sizes = [self.block_size if store.block == kept[j] else self.size(store.axes[j]) for j in after]
+            strides.append(" * ".join(sizes) or "1")
+        return _Factor(
+            f"{store.name} + {text}" if text not in ("", "0") else store.name, (strides[0], strides[1]), store.type
+        )
+
+    def _copied(self, factor: _Factor, first: str, second: str, kind: str, name: str) -> _Factor:
+        """A copy of a factor in another type, its places side by side."""
+        block = self.schedule.block
+        sizes = [self.block_size if block and axis == block[0] else self.size(axis) for axis in (first, second)]
+        self.scratch.setdefault(name, (kind, " * ".join(sizes)))
+        i, j = self._extent(first), self._extent(second)
+        number = f"({factor.text})[i * ({factor.strides[0]}) + j * ({factor.strides[1]})]"
+        number = self.narrowed(self.widened(number, factor.type), kind)
+        self.write(
+            f"for (place i = 0; i < {i}; i++)",
+            f"    for (place j = 0; j < {j}; j++) {name}[i * ({sizes[1]}) + j] = {number};",
+        )
+        return _Factor(name, (sizes[1], "1"), kind)

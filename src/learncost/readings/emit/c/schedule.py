@@ -1,0 +1,328 @@
+"""When and where a kernel's values are computed: in which part of a turn, in which loop, and what lies in memory.
+
+A turn has three phases: what the sequential axes do not touch, the turns over these axes (among them the blocks), and
+what follows from sums over them. A phase is a sequence of segments, elementwise loops and then products of a library;
+the loops of a segment are nodes: one for each stage and inner space, where a stage ends with the reductions that the
+next one needs. A value that is elementwise is computed where it is needed, and stored only where that is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Product, Read, Term, Word
+from learncost.readings.emit.c.unify import is_point, is_reduction, needs
+
+BEFORE, MAIN, AFTER = range(3)
+_HEAVY = {"exp": 10, "log": 10, "tanh": 10, "erf": 10, "sqrt": 4}
+_WORDS = {*_HEAVY, "divide", "maximum", "select", "less", "equal", "max", "zeros", "inside", "eye"}
+
+
+class Place(NamedTuple):
+    """A point in the order of a turn."""
+
+    phase: int
+    segment: int
+    stage: int
+
+
+FIRST = Place(BEFORE, 0, 0)
+
+
+class Node(NamedTuple):
+    """One loop, over the axes of its space; without axes, statements of the turn or the row."""
+
+    place: Place
+    space: tuple[str, ...]
+
+
+@dataclass
+class Value:
+    """What one line in normal form makes.
+
+    kind    pointwise, sum, max, product (of a library), scatter
+    space   the axes over which it is computed
+    at      where in the order it is computed, `ready` from where it can be read
+    added   whether it is complete only after all turns over the sequential axes
+    shared  whether it is complete only after all turns of all threads
+    stored  whether it lies in memory, `home` the loop that puts it there
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    line: Line
+    kind: str
+    type: str
+    space: tuple[str, ...]
+    at: Place = FIRST
+    ready: Place = FIRST
+    added: bool = False
+    shared: bool = False
+    output: bool = False
+    cost: int = 0
+    loads: frozenset[str] = frozenset()
+    stored: bool = False
+    reread: bool = True
+    home: Node | None = None
+    uses: set[Node] = field(default_factory=set)
+    products: list[Line] = field(default_factory=list)
+
+
+class Schedule:
+    """The order of a kernel's lines, which are in normal form and in one scope of axes.
+
+    turns       the axes whose turns are taken in parallel
+    sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
+    block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        turns: tuple[str, ...],
+        blocks: tuple[str, int] | None,
+        outputs: frozenset[str],
+        dtypes: Mapping[str, str],
+    ) -> None:
+        self.turns = turns
+        self.outputs = outputs
+        self.dtypes = dtypes
+        self.block = blocks
+        self.sequence: tuple[str, ...] = ()
+        self._lines = lines
+        self._axes_of_products()
+        self.values: dict[str, Value] = {}
+        for line in lines:
+            self._place(line)
+        for value in reversed(self.values.values()):
+            self._store(value)
+        self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
+
+    # Axes.
+
+    def _axes_of_products(self) -> None:
+        """Which axes are taken one place after another, so that every library product has two axes a side."""
+        sequence: dict[str, None] = {}
+        fixed = set(self.turns)
+        for line in self._lines:
+            if not _is_library(line, fixed):
+                continue
+            rows, columns, summed, batch = _sides(line, fixed)
+            if self.block is None and len(rows) > 0:
+                self.block = (rows[-1], 0)
+            sequence.update(dict.fromkeys(batch))
+            for side in (rows, columns, summed):
+                keep = self.block[0] if self.block and self.block[0] in side else side[-1]
+                sequence.update(dict.fromkeys(axis for axis in side if axis != keep))
+        if self.block and self.block[0] in sequence:
+            del sequence[self.block[0]]
+        self.sequence = tuple(sequence)
+        self.steps = frozenset((*self.sequence, *((self.block[0],) if self.block else ())))
+        self.fixed = frozenset((*self.turns, *self.steps))
+        self.library = {line.name for line in self._lines if _is_library(line, {*self.turns, *self.sequence})}
+
+    def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes that loops inside of a turn go over."""
+        return tuple(axis for axis in axes if axis not in self.fixed)
+
+    # Where every line goes.
+
+    def _place(self, line: Line) -> None:
+        left = line.left[0]
+        value = Value(left.name, left.declared, line, self._kind(line), self._type(line), line.loops)
+        if is_point(line):
+            value.space = left.declared
+        value.output = left.name in self.outputs
+        lost = set(value.space) - set(left.declared)
+        if value.kind == "scatter" and not self.fixed & set(value.space) <= {
+            a for a in left.axes if isinstance(a, str)
+        }:
+            raise InputError(f"a kernel cannot scatter from one turn into another, in line: {line}")
+        value.shared = bool(lost & set(self.turns))
+        value.added = bool(lost & self.steps)
+        at = self._begin(value)
+        touched = bool(self.steps & set(value.space))
+        if at.phase == BEFORE and touched:
+            at = Place(MAIN, 0, 0)
+        if at.phase == AFTER and touched:
+            raise InputError(f"a kernel cannot go over its blocks twice, in line: {line}")
+        value.at = value.ready = at
+        if value.kind == "product":
+            value.ready = Place(at.phase, at.segment + 1, 0)
+        elif value.kind != "pointwise":
+            value.ready = at._replace(stage=at.stage + 1)
+        if value.added:
+            value.ready = Place(AFTER, 0, 0)
+        self.values[value.name] = value
+
+    def _begin(self, value: Value) -> Place:
+        """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
+        at = FIRST
+        heavy = value.line.word if isinstance(value.line, Word) else ""
+        value.cost = _HEAVY.get(heavy, 1)
+        loads: set[str] = set()
+        for term, gathered in needs(value.line):
+            found = self.values.get(term.name)
+            inner = self.inner(term.loops if found is None else found.axes)
+            if found is None:
+                loads |= {term.name} if inner else set()
+                continue
+            if found.shared:
+                raise InputError(f"a kernel cannot read {found.name} before all its turns have added to it")
+            ready = found.ready
+            foreign = gathered or (inner and set(inner) != set(self.inner(value.space)))
+            if found.kind == "pointwise" and inner:
+                if value.kind == "product":
+                    found.stored = True
+                elif foreign and not self._cheap(found):
+                    ready, found.stored = ready._replace(stage=ready.stage + 1), True
+                if self._cheap(found):
+                    value.cost += found.cost
+                    loads |= found.loads
+                else:
+                    loads.add(found.name)
+            elif inner:
+                loads.add(found.name)
+            if value.kind == "product":
+                found.products.append(value.line)
+            at = max(at, ready)
+        value.loads = frozenset(loads)
+        return at
+
+    def _cheap(self, value: Value) -> bool:
+        """Whether computing it again costs less than reading it from memory."""
+        return value.cost <= 6 and len(value.loads) <= (1 if value.output else 2)
+
+    def _kind(self, line: Line) -> str:
+        if line.name in self.library:
+            return "product"
+        if isinstance(line, Word) and line.word not in _WORDS:
+            raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
+        if line.left[0].indexed and not is_point(line):
+            return "scatter"
+        if is_reduction(line):
+            return "max" if isinstance(line, Word) else "sum"
+        return "pointwise"
+
+    def _type(self, line: Line) -> str:
+        if isinstance(line, Word) and line.word in ("less", "equal", "inside", "eye"):
+            return "bool"
+        if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
+            source = line.right[0].name
+            if source in self.values:
+                return self.values[source].type
+            return {"int64": "index", "bool": "bool"}.get(self.dtypes[source], "real")
+        return "real"
+
+    # What lies in memory.
+
+    def _sites(self, value: Value) -> set[Node]:
+        """The loops in which the line is computed."""
+        if value.kind == "product":
+            return set()
+        if value.kind != "pointwise":
+            return {Node(value.at, self.inner(value.space))}
+        if not value.stored:
+            return value.uses
+        assert value.home is not None
+        return {value.home} if value.reread else value.uses | {value.home}
+
+    def _store(self, value: Value) -> None:
+        """Decide whether the value is stored and where, given all its readers; then its operands are used there."""
+        inner = self.inner(value.space)
+        if value.kind == "pointwise":
+            early = value.stored
+            elsewhere = len(value.uses) != 1 or next(iter(value.uses)).place.phase != value.at.phase
+            cheap = self._cheap(value) or not inner
+            value.stored = value.stored or value.output or bool(elsewhere and not cheap and value.uses)
+            value.reread = not cheap
+            homes = [
+                node for node in value.uses if set(node.space) == set(inner) and node.place.phase == value.at.phase
+            ]
+            value.home = min(homes) if homes and not early else Node(value.at, inner)
+        else:
+            value.stored = value.kind in ("product", "scatter") or value.output or bool(self.inner(value.axes))
+            value.stored = value.stored or any(n.place[:2] != value.at[:2] for n in value.uses) or value.added
+        sites = self._sites(value)
+        for term, _ in needs(value.line):
+            if term.name in self.values:
+                self.values[term.name].uses |= sites
+
+    def moment(self, node: Node, value: Value) -> bool:
+        """Whether a stored value is in memory when a node begins."""
+        if value.kind != "pointwise":
+            return True
+        return value.home is not None and node.place > value.home.place
+
+    def crosses(self, value: Value) -> bool:
+        """Whether it is read in another segment than the one that makes it, or by a product."""
+        return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)
+
+
+def is_move(line: Line) -> bool:
+    """Whether every element of the result is computed from one point."""
+    return not is_reduction(line) and not line.left[0].indexed
+
+
+def _sides(line: Line, fixed: set[str]) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Of a product of two factors: the axes of the rows, of the columns, the summed, and those of all three."""
+    left = [axis for axis in line.left[0].loops if axis not in fixed]
+    one, two = ([axis for axis in term.loops if axis not in fixed] for term in line.right)
+    rows = [axis for axis in left if axis in one and axis not in two]
+    columns = [axis for axis in left if axis in two and axis not in one]
+    summed = [axis for axis in one if axis in two and axis not in left]
+    return rows, columns, summed, [axis for axis in left if axis in one and axis in two]
+
+
+def _is_library(line: Line, fixed: set[str]) -> bool:
+    """Whether the line is a true matrix product inside of a turn."""
+    if not isinstance(line, Product) or len(line.right) != 2 or line.left[0].indexed:
+        return False
+    if any(isinstance(term, Literal) or term.indexed for term in line.right):
+        return False
+    rows, columns, summed, _ = _sides(line, fixed)
+    return bool(rows and columns and summed)
+
+
+def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Axes that always stand side by side are one axis: for every axis of such a group, the group."""
+    following: dict[str, set[str]] = {}
+    loose = set(apart)
+    for line in lines:
+        loose |= {axis for condition in line.where for axis in condition.axes}
+        if isinstance(line, Word) and line.word == "eye":
+            loose |= set(line.loops)
+        if isinstance(line, Word) and line.axes:
+            loose |= set(line.axes) if len(line.axes) == 1 else set()
+        for term in (*line.left, *(term for term, _ in needs(line))):
+            for i, axis in enumerate(term.axes):
+                if isinstance(axis, Read):
+                    loose.add(axis.axis)
+                    continue
+                after = term.axes[i + 1] if i + 1 < len(term.axes) else ""
+                following.setdefault(axis, set()).add(after if isinstance(after, str) else "")
+    before: dict[str, set[str]] = {}
+    for line in lines:
+        for term in (*line.left, *(term for term, _ in needs(line))):
+            for i, axis in enumerate(term.axes):
+                if isinstance(axis, str):
+                    prior = term.axes[i - 1] if i else ""
+                    before.setdefault(axis, set()).add(prior if isinstance(prior, str) else "")
+
+    def follower(axis: str) -> str:
+        (after, *more) = following.get(axis, {""})
+        alone = more or not after or axis in loose or after in loose or (axis in turns) != (after in turns)
+        return "" if alone or before.get(after) != {axis} else after
+
+    result: dict[str, tuple[str, ...]] = {}
+    for axis in following:
+        if axis in result or any(follower(other) == axis for other in following):
+            continue
+        chain = [axis]
+        while (after := follower(chain[-1])) and after not in chain:
+            chain.append(after)
+        result.update(dict.fromkeys(chain, tuple(chain)))
+    return {axis: result.get(axis, (axis,)) for axis in following}

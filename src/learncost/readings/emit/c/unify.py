@@ -1,0 +1,137 @@
+"""The lines of a kernel in one scope of axes: an axis has one name in all of them, and plain copies are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Operand, Product, Read, Sum, Table, Term, Word, defined
+from learncost.layers.lower import lower
+
+
+def terms(operands: Iterable[Operand]) -> Iterator[tuple[Term, bool]]:
+    """Every named value among operands and their indices, and whether it is read at an index itself."""
+    for operand in operands:
+        if isinstance(operand, Term):
+            yield operand, operand.indexed
+            yield from terms(axis.at for axis in operand.axes if isinstance(axis, Read))
+
+
+def needs(line: Line) -> Iterator[tuple[Term, bool]]:
+    """What a line reads: its operands and the indices on both sides."""
+    yield from terms(line.right)
+    for left in line.left:
+        yield from terms(axis.at for axis in left.axes if isinstance(axis, Read))
+
+
+def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """The lines with their axes renamed, so that every value among them is read with the axes that it was made with.
+
+    `dV[B M h k] = dA[B M' h k] P[B h M' M]` after `P[B h M M'] = ...` becomes `dV[B M' h k] = dA[B M h k] P[B h M M']`.
+    Raises `InputError` where a value is read with other axes in one line.
+    """
+    made: dict[str, tuple[str, ...]] = {}
+    result: list[Line] = []
+    for line in lines:
+        names: dict[str, str] = {}
+        for term, _ in needs(line):
+            for here, there in zip(term.axes, made.get(term.name, ()), strict=False):
+                if isinstance(here, str) and names.setdefault(here, there) != there:
+                    raise InputError(
+                        f"a kernel cannot read {term.name} along {here} and {there} at once, in line: {line}"
+                    )
+        if len(set(names.values())) < len(names):
+            raise InputError(f"a kernel cannot read two axes as one, in line: {line}")
+        for axis in line.loops:
+            if axis not in names:
+                name = axis
+                while name in names.values():
+                    name = f"{name}'" if name != axis or base(axis) == axis else base(axis)
+                names[axis] = name
+        line = line.renamed({}, names)
+        made.update({term.name: term.declared for term in line.left})
+        result.append(line)
+    return tuple(result)
+
+
+def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str]) -> tuple[Line, ...]:
+    """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
+    lines = unified(lines)
+    own = {term.name: term.declared for line in lines for term in line.left}
+    outputs &= defined(lines)
+    table = lower(Table(lines, {**axes, **own}, outputs=tuple(outputs)))
+    normal = [line for line in table.lines if isinstance(line, Line)]
+    return _needed(_without_points(_without_copies(normal, outputs)), outputs)
+
+
+def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
+    """A second name of a value of the kernel is the value; a value that an output is a copy of, is the output."""
+    made: dict[str, Line] = {}
+    names: dict[str, str] = {}
+    result: list[Line] = []
+    for line in lines:
+        line = line.renamed(names)
+        left = line.left[0]
+        (source, *more) = line.right or (None,)
+        copy = isinstance(line, Sum | Product) and not more and isinstance(source, Term) and not line.where
+        if (
+            copy
+            and isinstance(source, Term)
+            and source.name in made
+            and source.axes == left.axes
+            and not source.indexed
+        ):
+            if left.name not in outputs:
+                names[left.name] = source.name
+                continue
+            if source.name not in outputs and not made[source.name].left[0].indexed:
+                new = {source.name: left.name}
+                names = {old: new.get(name, name) for old, name in names.items()} | new
+                result = [one.renamed(new) for one in result]
+                made = {new.get(name, name): one.renamed(new) for name, one in made.items()}
+                continue
+        made[left.name] = line
+        result.append(line)
+    return result
+
+
+def is_point(line: Line) -> bool:
+    """Whether a line puts one number into a row of zeros, `dP[B M v=targets[B M]] = dT[B M]`."""
+    left = line.left[0]
+    if not (isinstance(line, Product) and left.indexed and len(line.right) == 1):
+        return False
+    plain = {axis for axis in left.axes if isinstance(axis, str)}
+    return set(line.loops) <= plain
+
+
+def _without_points(lines: Sequence[Line]) -> list[Line]:
+    """The sum over a row of zeros with one number in it is the number."""
+    points = {line.name: line for line in lines if is_point(line)}
+    result: list[Line] = []
+    for line in lines:
+        if isinstance(line, Product) and len(line.right) == 1 and line.right[0].name in points:
+            term, point = line.right[0], points[line.right[0].name]
+            read = {axis.axis for axis in point.left[0].axes if isinstance(axis, Read)}
+            if set(term.loops) - set(line.left[0].loops) == read and term.axes == point.left[0].declared:
+                line = replace(line, right=point.right)
+        result.append(line)
+    return result
+
+
+def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
+    wanted = set(outputs)
+    kept: list[Line] = []
+    for line in reversed(lines):
+        if line.name in wanted:
+            kept.append(line)
+            wanted |= set(line.reads)
+    return tuple(reversed(kept))
+
+
+def is_reduction(line: Line) -> bool:
+    """Whether something is summed, or the largest is taken."""
+    if isinstance(line, Word):
+        return line.word == "max"
+    return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

@@ -33,7 +33,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("formulas", "needs LAYER"),
         ("cost gtp2", "did you mean 'gpt2'"),
         ("cost gpt2 bert", "'bert' is one word too many"),
-        ("cots gpt2", "no command is called 'cots'; did you mean 'cost'?"),
+        ("cots gpt2", "no command is called 'cots'; did you mean 'cost'"),
         ("gpt2", "there are cost, compare"),
         ("--verison", "'--verison'; did you mean '--version'"),
         ("cost gpt2 --seq-len", "--seq-len needs a value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table, windows
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
+from learncost.models.model import Model
 from learncost.readings.run import infer_sizes
 
 
 class LayerTraining(Core):
     """The training of a layer of one's own whose output is `loss`, under any learning procedure.
 
+    layer       it, or a whole model that is given its table's inputs by name: one that reads images, for example
     weights     arrays by name, from which the training starts
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix, which is
                 drawn from the seed (`fixed["X.F"]` for X)
@@ -28,7 +31,7 @@ class LayerTraining(Core):
 
     def __init__(
         self,
-        layer: Layer,
+        layer: Layer | Model,
         weights: Mapping[str, Any],
         procedure: str = "bp",
         optimizer: str = "sgd",
@@ -37,13 +40,16 @@ class LayerTraining(Core):
         **settings: Any,
     ) -> None:
         super().__init__(Settings(procedure, optimizer, **settings))
-        self.model = from_layer(layer, projected)
-        if not self.model.learns:
-            raise InputError(f"{layer.name} must have `loss` as its only output, not {self.model.table.outputs}")
-        self._table = self._step_table(self.model)
-        if missing := set(layer.table.weights) - set(weights):
+        self.model = model = (
+            replace(layer, projected=projected) if isinstance(layer, Model) else from_layer(layer, projected)
+        )
+        if not model.learns:
+            name = model.configuration.name
+            raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")
+        self._table = self._step_table(model)
+        if missing := set(model.table.weights) - set(weights):
             raise InputError(f"the weight {min(missing)} is missing")
-        self._begin({name: np.asarray(weights[name], self.dtype) for name in layer.table.weights})
+        self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights})
 
     def table(self) -> Table:
         """The table that a step executes."""
@@ -82,4 +88,4 @@ class LayerTraining(Core):
             given["share"] = np.where(there, -1 / max(count, 1), 0.0)
             given["targets"] = np.where(there, given["targets"], 0)
         values = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
-        return values, infer_sizes(self.model.table, values, sizes), count
+        return values, infer_sizes(self.model.table, values, {**self.model.sizes, **sizes}), count

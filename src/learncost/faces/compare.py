@@ -22,6 +22,7 @@ OWN = (
     "lora",
     "lora-rank",
     "lora-alpha",
+    "plan",
     "format",
     "json",
     "help",
@@ -46,6 +47,7 @@ def compare(
     lora: Name | None = None,
     lora_rank: Number | None = None,
     lora_alpha: Number | None = None,
+    plan: Name | None = None,
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
@@ -61,7 +63,8 @@ def compare(
         A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
         or encoder, decoder, encoder-decoder with all sizes as flags.
     procedures
-        Of bp, recompute, pepita and mempepita, with commas between; by default all that the model can be trained by.
+        Of bp, recompute, pepita, mempepita and head-only, with commas between; by default all that the model can be
+        trained by, without the control head-only.
     price_book
         Whose macro-operations are shown: run, matmul, paper or another (learncost list price-books).
     batch_size
@@ -88,6 +91,8 @@ def compare(
         Of these paths; by default 8.
     lora_alpha
         The paths' result is scaled by this over the rank; by default 16.
+    plan
+        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans).
     format
         table, json, csv, md or latex.
     json
@@ -112,6 +117,7 @@ def compare(
         lora=lora,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
+        plan=plan,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -23,6 +23,7 @@ OWN = (
     "lora",
     "lora-rank",
     "lora-alpha",
+    "plan",
     "by",
     "format",
     "json",
@@ -49,6 +50,7 @@ def cost(
     lora: Name | None = None,
     lora_rank: Number | None = None,
     lora_alpha: Number | None = None,
+    plan: Name | None = None,
     by: Name = "layer",
     format: Name = "table",
     json: Switch = False,
@@ -62,7 +64,7 @@ def cost(
         A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
         or encoder, decoder, encoder-decoder with all sizes as flags.
     procedure
-        bp, recompute, pepita or mempepita; of inference prefill or decode.
+        bp, recompute, pepita, mempepita, or head-only, a control; of inference prefill or decode.
     price_book
         What one operation costs: run, matmul, paper, palm or another (learncost list price-books).
     batch_size
@@ -92,6 +94,8 @@ def cost(
         Of these paths; by default 8.
     lora_alpha
         The paths' result is scaled by this over the rank; by default 16.
+    plan
+        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans).
     by
         What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
     format
@@ -121,6 +125,7 @@ def cost(
         lora=lora,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
+        plan=plan,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -18,7 +18,7 @@ def listing(
     format: Name = "table",
     json: Switch = False,
 ) -> Sheet | str:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, layers, words, commands.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, plans, layers, words, commands.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ def _price_books() -> Listed:
 
 
 def _procedures() -> Listed:
-    from learncost.procedures.procedure import PROCEDURES
+    from learncost.procedures.procedure import CONTROLS, PROCEDURES
 
     rows: list[tuple[str, ...]] = []
-    for found in PROCEDURES.values():
+    for found in (*PROCEDURES.values(), *CONTROLS.values()):
         passes = ", ".join(f"{times} {macro.replace('_', ' ')}" for macro, times in found.passes.items())
         rows.append((found.name, f"{found.title}: {passes}. {found.source}"))
     return ("procedure", "what it is, and its passes in a step"), rows
@@ -113,6 +113,12 @@ def _optimizers() -> Listed:
 
     rows: list[tuple[str, ...]] = [(name, entry(found.word).source) for name, found in OPTIMIZERS.items()]
     return ("optimizer", "source"), rows
+
+
+def _plans() -> Listed:
+    from learncost.plans.plan import PLANS
+
+    return ("plan", "what it does"), [(plan.spelling, f"{plan.title}; {plan.source}") for plan in PLANS.values()]
 
 
 def _layers() -> Listed:
@@ -140,6 +146,7 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "price-books": _price_books,
     "procedures": _procedures,
     "optimizers": _optimizers,
+    "plans": _plans,
     "layers": _layers,
     "words": _words,
     "commands": _commands,

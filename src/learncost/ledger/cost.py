@@ -12,14 +12,22 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line
+from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS, PROCEDURES, Procedure, step
+from learncost.procedures.procedure import (
+    CONTROLS,
+    INFERENCE,
+    MACRO_OPERATIONS,
+    PROCEDURES,
+    Procedure,
+    step,
+    trained_by,
+)
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
@@ -61,24 +69,37 @@ class _Structure:
 
 
 @lru_cache(maxsize=64)
-def _priced(structure: _Structure, name: str, book: str, optimizer: str, mode: str) -> tuple[Row, ...]:
+def _priced(structure: _Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
     found = find_book(book)
-    table = step(structure.model, name, optimizer, found.jacobian, mode)
+    table = _under(plan, step(structure.model, name, optimizer, found.jacobian, mode))
     return price(table, {}, found).rows
 
 
-def rows_of(model: Model, name: str, book: str | Book, optimizer: str = "sgd", mode: str = "paper") -> tuple[Row, ...]:
-    """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
+def _under(plan: str, table: Table) -> Table:
+    if not plan:
+        return table
+    from learncost.plans.plan import planned  # imported where it is needed: start-up counts
+
+    return planned(table, plan)
+
+
+def rows_of(
+    model: Model, name: str, book: str | Book, optimizer: str = "sgd", mode: str = "paper", plan: str = ""
+) -> tuple[Row, ...]:
+    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes."""
     if name in ("pepita", "mempepita") and not model.learns:
         step(model, name)  # refuses with its own message
     found = find_book(book)
     if found.rule == "formula":
+        if plan:
+            raise InputError(f"price book {found.name} is a formula of whole models; a plan rewrites their lines")
         from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
 
         return by_formula(model, found, name)
     if BOOKS.get(found.name) is found:
-        return _priced(_Structure(model), name, found.name, optimizer, mode)
-    return price(step(model, name, optimizer, found.jacobian, mode), {}, found).rows  # a book of the caller's own
+        return _priced(_Structure(model), name, found.name, optimizer, mode, plan)
+    table = _under(plan, step(model, name, optimizer, found.jacobian, mode))
+    return price(table, {}, found).rows  # a book of the caller's own
 
 
 def cost(
@@ -99,12 +120,13 @@ def cost(
     lora: object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    plan: str | None = None,
     **sizes: Any,
 ) -> Cost:
     """The exact cost of one training step, or of inference.
 
     model       a preset, a path to a config.json or its folder, `-`, or encoder, decoder, encoder-decoder with sizes
-    procedure   bp, recompute, pepita, mempepita; of inference prefill, decode
+    procedure   bp, recompute, pepita, mempepita, and the control head-only; of inference prefill, decode
     price_book  run, matmul, paper, causal-half, palm, ...: `learncost list price-books`
     seq_len     tokens in a sequence; an encoder's length N where there is a decoder too (`target_len`, M)
     tokens      of a whole training run
@@ -116,10 +138,11 @@ def cost(
     train_layers  which blocks learn, or have low-rank paths: 10-11, 0,2,5-7, last 2
     lora        projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
     lora_rank   of the paths, 8 by default; their result is scaled by `lora_alpha`, 16, over the rank
+    plan        rewritings of the step, as head,at-once,recompute=gelu+norm: `learncost list plans`
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Numbers may be text, as flags are. Raises `InputError`.
     """
-    named_one("procedure", procedure, {**PROCEDURES, **INFERENCE})
+    named_one("procedure", procedure, {**PROCEDURES, **CONTROLS, **INFERENCE})
     wanted = _adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
@@ -127,6 +150,8 @@ def cost(
         _check_choice("by", by, BY)
         if wanted is not None:
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
+        if plan:
+            raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes)
@@ -143,6 +168,7 @@ def cost(
         sizes,
         (procedure,),
         wanted,
+        plan,
     )
     _check_choice("by", by, BY)
     if context is not None:
@@ -161,16 +187,22 @@ class Run:
     dtype: str
     tokens: int | None
     trained: str = "all"
+    plan: str = ""
 
     def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
-        return rows_of(self.model, procedure, book, self.optimizer)
+        return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
     def cost(self, procedure: str, book: Book, by: str = "layer") -> Cost:
         """The ledger of one step of a procedure."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
-        found = ledger(self.model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
-        return replace(found, trained=self.trained)
+        model, trained = trained_by(self.model, procedure), self.trained
+        if model is not self.model:
+            from learncost.procedures.head_only import head_said  # imported where it is needed: start-up counts
+
+            trained = head_said(model)
+        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
+        return replace(found, trained=trained, plan=self.plan)
 
 
 def prepare(
@@ -186,6 +218,7 @@ def prepare(
     sizes: Mapping[str, Any],
     procedures: Iterable[str],
     wanted: Adaptation | None = None,
+    plan: str | None = None,
 ) -> Run:
     """Check all that `cost` is given, and build the model. Raises `InputError`."""
     lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
@@ -206,12 +239,14 @@ def prepare(
     built = build(configuration, dropout=probability > 0)
     learning = "all"
     if wanted is not None:
+        if control := next((name for name in procedures if name in CONTROLS), None):
+            raise InputError(f"{control} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, said
 
         built = adapted(built, wanted)
         learning = said(built, wanted)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    return Run(built, axes, book, optimizer, dtype, tokens, learning)
+    return Run(built, axes, book, optimizer, dtype, tokens, learning, (plan or "").strip())
 
 
 def _adaptation(*given: object) -> Adaptation | None:
@@ -249,6 +284,8 @@ def ledger(
     """Priced rows, put together as asked and evaluated."""
     whole = Price(book, tuple(rows), axes, dtype)
     passes = chosen.passes_over(model)
+    if any(row.macro_operation == "recomputation" for row in whole.rows):
+        passes["recomputation"] = 1  # a plan's, where the procedure has none
     macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
     for (name,), part in whole.by("macro_operation").items():
         macros[name] = (passes[name], Amount(part.maccs, part.flops))

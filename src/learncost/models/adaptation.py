@@ -131,7 +131,7 @@ def adapted(model: Model, wanted: Adaptation) -> Model:
         pieces = [
             (Part(a, b, repeat if learns else plain), learns) for a, b, learns in _pieces(turns, inside, every, alone)
         ]
-        if len(pieces) > 1 or (alone and turns == 1):
+        if len(pieces) > 1 or (alone and turns == 1 and pieces[0][1]):
             whole = split(whole, repeat, (part for part, _ in pieces))
             trained |= {f"{name}{part.mark}" for part, learns in pieces if learns for name in stacks}
         elif pieces[0][1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Sum, Table, Term, walk
+from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, walk
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
 from learncost.models.modules import held, joint, names
@@ -72,7 +72,11 @@ class Parts:
         places = [place for place, line in enumerate(self.table.lines) if isinstance(line, Repeat)]
         outside = [line for line in self.table.lines if isinstance(line, Line)]
         after = self.table.lines[places[-1] + 1 :] if places else self.table.lines
-        # The head is what stands after the last block, norms aside: also BERT's transformation, and a pooler.
+        # The head is what stands after the last block, norms aside: also BERT's transformation, and a pooler. A network
+        # without blocks ends with its last product with a weight.
+        if not places:
+            last = max((n for n, line in enumerate(after) if self._multiplies(line)), default=0)
+            after = after[last:]
         self.head = self.read_by(line for line in after if isinstance(line, Line) and "norm" not in line.tag.layer)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         self.linear = tuple(w for w in self.table.weights if any(_is_projection(line, w) for line in self.lines))
@@ -81,6 +85,9 @@ class Parts:
         """The weights that lines read."""
         read = {name for line in lines for name in line.reads}
         return tuple(weight for weight in self.table.weights if weight in read)
+
+    def _multiplies(self, line: Statement) -> bool:
+        return isinstance(line, Line) and any(is_linear(line, weight) for weight in self.table.weights)
 
     def turns(self, repeat: Repeat) -> int:
         return int(repeat.count) if repeat.count.isdigit() else self.model.sizes[repeat.count]

@@ -163,11 +163,15 @@ class _Schedule:
         ]
 
     def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
-        """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F."""
+        """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
+
+        It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
+        """
         error, own = self.error[-1].left[0], value.loops
-        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), own[-1]))
+        wide = tuple(axis for axis in own if axis not in ("B", "M", "N", *error.loops))
+        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), *wide))
         self.given[fixed.name] = fixed.loops
-        axes = tuple(axis for axis in own if axis in (*error.loops, own[-1]))
+        axes = tuple(axis for axis in own if axis in (*error.loops, *wide))
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         tag = replace(tag, macro="forward", equation="", locals=())
         return [
@@ -230,7 +234,7 @@ class _Schedule:
         return result
 
     def difference(self, line: Line) -> list[Line]:
-        left = line.left[0]
+        left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
         whole, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
         tag = Tag(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
         standard, modulated = Term(left.name, left.axes), Term(self.mirror[left.name], left.axes)

@@ -56,6 +56,19 @@ PROCEDURES: Mapping[str, Procedure] = {
     )
 }
 
+CONTROLS: Mapping[str, Procedure] = {
+    procedure.name: procedure
+    for procedure in (
+        Procedure(
+            "head-only",
+            "backpropagation of the head alone, all else frozen: a control",
+            {"forward": 1, "backward": 1, **_ONE},
+            "cost --train head",
+        ),
+    )
+}
+"""What a learning procedure is held against; `compare` sets them beside it where they are named."""
+
 _SERVING = "Pope et al. 2022, Efficiently scaling transformer inference, section 2"
 
 INFERENCE: Mapping[str, Procedure] = {
@@ -68,8 +81,17 @@ INFERENCE: Mapping[str, Procedure] = {
 
 
 def procedure(name: str) -> Procedure:
-    """A learning procedure by its name; an unknown one is refused with those that exist."""
-    return named_one("learning procedure", name, PROCEDURES)
+    """A learning procedure or a control by its name; an unknown one is refused with those that exist."""
+    return named_one("learning procedure", name, {**PROCEDURES, **CONTROLS})
+
+
+def trained_by(model: Model, name: str) -> Model:
+    """The model with the weights that learn under a procedure: itself, but for a control."""
+    if name not in CONTROLS:
+        return model
+    from learncost.procedures.head_only import head_only  # only where it is asked for: start-up counts
+
+    return head_only(model)
 
 
 def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = False, mode: str = "paper") -> Table:
@@ -81,6 +103,7 @@ def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = 
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
     """
     chosen, found = procedure(name), optimizer(optimizer_name)
+    model = trained_by(model, name)
     if chosen.name in ("pepita", "mempepita"):
         if model.trained is not None:
             raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for bp and recompute")

@@ -1,0 +1,92 @@
+"""Budgets: an equal number of steps, of FLOPs, or of bytes at the worst moment, and what each entrant gets for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from learncost.contest.entrant import Cost
+from learncost.equation.errors import InputError
+from learncost.models.wording import shown
+
+KINDS = ("steps", "flops", "memory")
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_NUMBER = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,15}))?(?:e\+?([0-9]{1,2}))?([kmg]?i?b)?", re.IGNORECASE)
+
+MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard
+
+
+@dataclass(frozen=True)
+class Budget:
+    """So much of something, for every entrant."""
+
+    kind: str
+    amount: int
+
+    def __str__(self) -> str:
+        unit = {"steps": "steps", "flops": "FLOPs", "memory": "bytes of predicted memory"}[self.kind]
+        return f"{self.amount:,} {unit}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an entrant gets for a budget: so many steps on so many examples, each at this cost."""
+
+    steps: int
+    batch_size: int
+    cost: Cost
+
+
+def budget(text: str) -> Budget:
+    """A budget as it is written: steps:300, flops:2e10, memory:5MB. Raises `InputError`."""
+    kind, _, amount = text.partition(":")
+    match = _NUMBER.fullmatch(amount.strip())
+    if kind not in KINDS or not match or (match[4] and kind != "memory"):
+        raise InputError(f"budget must be such as steps:300, flops:2e10 or memory:5MB, not {shown(text)}")
+    whole, fraction, power, unit = match[1], match[2] or "", int(match[3] or 0), (match[4] or "").lower()
+    if unit not in _UNITS:
+        raise InputError(f"budget: a unit is one of kB, MB, GB, KiB, MiB, GiB, not {shown(match[4])}")
+    scaled = int(whole + fraction) * 10**power * _UNITS[unit]
+    number, rest = divmod(scaled, 10 ** len(fraction))
+    if rest or not number:
+        raise InputError(f"budget: {shown(amount)} is not a whole number from 1")
+    return Budget(kind, number)
+
+
+def share(
+    given: Budget, name: str, cost_of: Callable[[int], Cost], batch_size: int, steps: int, examples: int
+) -> Share:
+    """What the entrant of that name gets.
+
+    cost_of     what one step costs it on so many examples
+    batch_size  where the budget is not memory; there it is the largest that fits, and at most all `examples`
+    steps       where the budget is memory
+    Raises `InputError` for a budget that is not enough for one step, or for very many.
+    """
+    if given.kind == "memory":
+        batch_size = _largest(lambda size: cost_of(size).peak <= given.amount, examples)
+        if not batch_size:
+            least = cost_of(1).peak
+            raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {given.amount:,}")
+        return Share(steps, batch_size, cost_of(batch_size))
+    cost = cost_of(batch_size)
+    steps = given.amount if given.kind == "steps" else given.amount // cost.flops
+    if not steps:
+        raise InputError(f"budget: one step of {name} takes {cost.flops:,} FLOPs, more than {given.amount:,}")
+    if steps > MOST_STEPS:
+        raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
+    return Share(steps, batch_size, cost)
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number to `most` that fits, 0 where none does; what is larger than one that does not fit does not."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

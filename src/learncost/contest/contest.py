@@ -1,0 +1,188 @@
+"""A contest: every entrant has the same data in the same order, the same initial weights, optimizer and budget.
+
+An entrant's learning rate is chosen before, by the first seed, on training examples that its trials did not learn from.
+What the search costs is in no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from learncost.contest.budget import Budget, Share, share
+from learncost.contest.entrant import Entrant, Setting, Training, costs
+from learncost.contest.problem import RATES
+from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
+from learncost.equation.errors import InputError
+
+
+class Report(Protocol):
+    """Who is told how a contest goes."""
+
+    def begin(self, steps: int) -> None:
+        """So many steps are to be done, of all trainings together, at most."""
+
+    def say(self, text: str) -> None:
+        """What is done now."""
+
+    def stepped(self, done: int) -> None:
+        """So many steps are done."""
+
+
+@dataclass
+class Result:
+    """What is known of an entrant; what is not known yet is None or missing."""
+
+    entrant: Entrant
+    share: Share
+    parameters: int
+    measured_peak: int | None = None
+    search: Search | None = None
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def maccs(self) -> int:
+        """Those of a whole training."""
+        return self.share.steps * self.share.cost.maccs
+
+    @property
+    def flops(self) -> int:
+        """Those of a whole training."""
+        return self.share.steps * self.share.cost.flops
+
+
+@dataclass
+class Contest:
+    """What was asked for, and a result for each entrant; `stopped` before the end."""
+
+    setting: Setting
+    budget: Budget
+    seeds: tuple[int, ...]
+    results: tuple[Result, ...]
+    stopped: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return 130 if self.stopped else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data (schema 1)."""
+        from learncost.contest.show import as_dict
+
+        return as_dict(self)
+
+    def __rich__(self) -> Any:
+        from learncost.contest.show import ContestTable
+
+        return ContestTable(self)
+
+    def __str__(self) -> str:
+        from learncost.contest.show import as_text
+
+        return as_text(self)
+
+
+def contest(
+    setting: Setting,
+    entrants: Sequence[Entrant],
+    budget: Budget,
+    seeds: Sequence[int] = (0, 1, 2),
+    rates: Sequence[float] = (),
+    batch_size: int | None = None,
+    steps: int = 300,
+    report: Report | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Contest:
+    """Train every entrant once for each seed, with equal budgets.
+
+    rates       the learning rates to try; without them decades that suit the optimizer, and finer ones around the best
+    batch_size  where the budget is not memory; by default the problem's
+    steps       where the budget is memory
+    stop        asked after every step; where it says yes, what is known by then is the result
+    Raises `InputError` for a budget that is too small for one step of an entrant, and a batch of more than there is.
+    """
+    problem = setting.problem
+    size, most = batch_size or problem.batch_size, len(problem.training)
+    if size > most:
+        raise InputError(f"a batch of {size:,} is more than the {most:,} examples to learn from")
+    parameters = sum(array.size for array in problem.begin(0).values())
+    results = []
+    for entrant in entrants:
+        own = share(budget, entrant.name, costs(setting, entrant), size, steps, most)
+        results.append(Result(entrant, own, parameters))
+    found = Contest(setting, budget, tuple(seeds), tuple(results))
+    run = _Run(found, tuple(rates), report, stop)
+    try:
+        run.all()
+    except StoppedError:
+        found.stopped = True
+    return found
+
+
+class _Run:
+    """A contest on its way."""
+
+    def __init__(
+        self, found: Contest, rates: tuple[float, ...], report: Report | None, stop: Callable[[], bool]
+    ) -> None:
+        self.found, self.report, self.stop = found, report, stop
+        self.rates, self.finer = rates or RATES[found.setting.optimizer], not rates
+        self.done = 0
+
+    def all(self) -> None:
+        trainings = len(self.found.seeds) + (len(self.rates) + 2 * self.finer if len(self.rates) > 1 else 0)
+        if self.report is not None:
+            self.report.begin(trainings * sum(result.share.steps for result in self.found.results))
+        for result in self.found.results:
+            self._measure(result)
+            self._choose(result)
+        for seed in self.found.seeds:  # the entrants by turns, so that what disturbs the machine disturbs all of them
+            for result in self.found.results:
+                self._train(result, seed)
+
+    def _measure(self, result: Result) -> None:
+        training = Training(self.found.setting, result.entrant)
+        result.measured_peak = training.peak(self.found.setting.problem.training, np.arange(result.share.batch_size))
+
+    def _choose(self, result: Result) -> None:
+        """On the last of the training examples, which the trials do not learn from."""
+        if len(self.rates) == 1:
+            result.search = Search((), self.rates[0])
+            return
+        training = self.found.setting.problem.training
+        border = len(training) - max(1, len(training) // CHOOSING)
+        last = min(len(training), border + len(self.found.setting.problem.validation))
+        parts = training.part(0, border), training.part(border, last)
+
+        def trial(rate: float) -> Outcome:
+            self._say(f"{result.entrant.name}: trying the learning rate {rate:.3g}")
+            seed = self.found.seeds[0]
+            return self._outcome(result, rate, seed, parts)
+
+        result.search = search(self.rates, trial, self.finer)
+
+    def _train(self, result: Result, seed: int) -> None:
+        assert result.search is not None
+        self._say(f"{result.entrant.name}: seed {seed}, learning rate {result.search.best:.3g}")
+        problem = self.found.setting.problem
+        parts = problem.training, problem.validation
+        result.outcomes += (self._outcome(result, result.search.best, seed, parts),)
+
+    def _outcome(self, result: Result, rate: float, seed: int, parts: Any) -> Outcome:
+        before = self.done
+        one = outcome(self.found.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
+        self.done = before + result.share.steps  # the steps after a divergence are not done, but over
+        return one
+
+    def _stepped(self) -> bool:
+        self.done += 1
+        if self.report is not None:
+            self.report.stepped(self.done)
+        return self.stop()
+
+    def _say(self, text: str) -> None:
+        if self.report is not None:
+            self.report.say(text)

@@ -1,0 +1,158 @@
+"""An entrant: a learning procedure in one of its modes, what its step costs on a problem, and its training there."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from learncost.books.book import book
+from learncost.contest.emitted import Emitted
+from learncost.contest.problem import Examples, Problem
+from learncost.engines.core import Prepared, Values
+from learncost.engines.layer_training import LayerTraining
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Table
+from learncost.layers.lower import lower
+from learncost.models.model import Model
+from learncost.models.wording import shown
+from learncost.procedures.procedure import procedure
+from learncost.readings.live import live
+from learncost.readings.price import price
+
+DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
+
+BOOKS = ("run", "matmul")
+"""The price books that count what is executed."""
+
+FORWARD_LEARNING, MODES = ("pepita", "mempepita"), ("paper", "stable")
+
+AT_ONCE = 256  # examples of a pass that only looks
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A procedure, and its mode where it has some."""
+
+    procedure: str
+    mode: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.procedure}:{self.mode}" if self.mode else self.procedure
+
+
+def entrants(text: str, mode: str) -> tuple[Entrant, ...]:
+    """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none."""
+    named_one("mode", mode, dict.fromkeys(MODES))
+    found = []
+    for item in text.split(","):
+        name, colon, own = (part.strip() for part in item.partition(":"))
+        chosen = procedure(name).name
+        if colon and (chosen not in FORWARD_LEARNING or own not in MODES):
+            raise InputError(f"only pepita and mempepita have modes, paper and stable: not {shown(item)}")
+        found.append(Entrant(chosen, (own or mode) if chosen in FORWARD_LEARNING else ""))
+    if len(set(found)) < len(found):
+        raise InputError(f"procedures must be different names with commas between them, not {shown(text)}")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all entrants have in common. `book` prices what they execute."""
+
+    problem: Problem
+    optimizer: str
+    dtype: str = "fp32"
+    book: str = "run"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one step, as its table says: MACCs, FLOPs, and the largest number of bytes that is alive at once."""
+
+    maccs: int
+    flops: int
+    peak: int
+
+
+def costs(setting: Setting, entrant: Entrant) -> Callable[[int], Cost]:
+    """What one step costs an entrant, by the number of examples in it."""
+    table, chosen = Training(setting, entrant).table(), book(setting.book)
+    lowered = lower(table)
+
+    def of(batch_size: int) -> Cost:
+        sizes = setting.problem.sizes(batch_size)
+        priced = price(table, sizes, chosen)
+        return Cost(priced.maccs, priced.flops, live(lowered, sizes, setting.dtype).peak)
+
+    return of
+
+
+class Training(LayerTraining):
+    """The training of an entrant: `LayerTraining` whose step runs as the program that `emit` writes of its table."""
+
+    def __init__(self, setting: Setting, entrant: Entrant, learning_rate: float = 0.0, seed: int = 0) -> None:
+        self.problem = problem = setting.problem
+        super().__init__(
+            problem.model,
+            problem.begin(seed),
+            entrant.procedure,
+            setting.optimizer,
+            projected=problem.projected,
+            learning_rate=learning_rate,
+            mode=entrant.mode or MODES[0],
+            seed=seed,
+            dtype=DTYPES[setting.dtype],
+        )
+        read = self.table().inputs
+        self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
+        self._programs: dict[int, Emitted] = {}
+        self._looking = replace(self.model.table, outputs=("loss", "P"))
+
+    def learn(self, examples: Examples, rows: Any) -> float:
+        """One step on some examples; the loss before it."""
+        given = examples.rows(rows)
+        return self.step(**given, **self.problem.fixed)
+
+    def look(self, examples: Examples) -> tuple[float, float]:
+        """The mean loss of examples and the share of right answers; nothing is learned."""
+        losses, rights, weights = [], [], []
+        for start in range(0, len(examples), AT_ONCE):
+            given = examples.rows(slice(start, start + AT_ONCE))
+            values, sizes, _ = self._given({**given, **self.problem.fixed})
+            found = self._run(Prepared(self._looking, values, sizes))
+            right = given[examples.answers]
+            losses.append(float(found["loss"]))
+            rights.append(float((found["P"].argmax(axis=-1) == right).mean()))
+            weights.append(len(right))
+        return float(np.average(losses, weights=weights)), float(np.average(rights, weights=weights))
+
+    def peak(self, examples: Examples, rows: Any) -> int:
+        """The bytes of all arrays at the worst moment of a step, as NumPy reports them to tracemalloc.
+
+        What the step reads counts, as in the prediction: weights, state, batch. Nothing is learned.
+        """
+        prepared = self.prepare(**examples.rows(rows), **self.problem.fixed)
+        self._run(prepared)  # makes the program
+        tracemalloc.start()
+        try:
+            self._run(replace(prepared, values={name: np.array(array) for name, array in prepared.values.items()}))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    def _step_table(self, model: Model) -> Table:
+        """The step gives back what a training goes on with, and no gradients."""
+        table = super()._step_table(model)
+        updates = {f"d{weight}" for weight in table.weights}
+        return replace(table, outputs=tuple(name for name in table.outputs if name not in updates))
+
+    def _run(self, prepared: Prepared) -> Values:
+        key = id(prepared.table)  # both tables live as long as the training does
+        if key not in self._programs:
+            self._programs[key] = Emitted(prepared.table, self.model.sizes)
+        return self._programs[key](prepared.values)

@@ -1,0 +1,133 @@
+"""The bundled digits of scikit-learn, for a dense network and for a small vision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from learncost.contest.problem import Arrays, Examples, Problem
+from learncost.engines.weights import generator, initial_weights
+from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer, layer
+from learncost.models.configuration import configure
+from learncost.models.from_layer import from_layer
+from learncost.models.model import build
+from learncost.models.sizes import check_size
+
+CLASSES, SIDE, BRIGHTEST = 10, 8, 16
+"""Of scikit-learn's digits: 1,797 images of 8 by 8 pixels from 0 to 16 (load_digits)."""
+
+TRAINING = 1300  # of the 1,797; the others validate
+
+WIDTHS = (64, 32)
+
+VIT: Mapping[str, Any] = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    "image_size": SIDE,
+    "patch_size": 4,
+    "num_channels": 1,
+    "num_labels": CLASSES,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "hidden_act": "gelu_new",  # by tanh, which NumPy has; erf it has not
+}
+"""A family that `cost` prices: four patches, a class token, two blocks. The sizes are chosen, not published."""
+
+
+def _digits() -> tuple[Any, Any]:
+    """Images [1797, 64] from 0 to 1 and their classes, in one shuffled order."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise InputError("digits come with scikit-learn: pip install scikit-learn") from None
+    found = load_digits()
+    order = generator(0, "digits").permutation(len(found.target))
+    return found.data[order] / BRIGHTEST, found.target[order]
+
+
+def _problem(name: str, shape: tuple[int, ...], inputs: tuple[str, str], optimizer: str, **more: Any) -> Problem:
+    images, classes = _digits()
+    image, answers = inputs
+    examples = Examples({image: images.reshape(len(images), *shape), answers: classes}, answers)
+    training, validation = examples.part(0, TRAINING), examples.part(TRAINING, len(examples))
+    return Problem(
+        name=name,
+        training=training,
+        validation=validation,
+        classes=CLASSES,
+        optimizer=optimizer,
+        batch_size=64,
+        facts=f"scikit-learn's digits: {len(training):,} images learned from, {len(validation):,} validate",
+        projected=(image,),
+        **more,
+    )
+
+
+def network(hidden: int) -> Layer:
+    """A dense network without biases, as PEPITA's authors train (Dellaferrera & Kreiman 2022), with relu."""
+    lines = []
+    for i in range(hidden):
+        lines += [
+            f"  H{i + 1}[B x{i + 1}] = {'G' if i else 'X'}{i or ''}[B x{i}] W{i + 1}[x{i} x{i + 1}]",
+            f"  G{i + 1}[B x{i + 1}] = relu(H{i + 1}[B x{i + 1}])",
+        ]
+    weights = " ".join(f"W{i + 1}" for i in range(hidden + 1))
+    return layer(
+        f"mlp(X targets share; {weights}) -> loss\n"
+        + "\n".join(lines)
+        + f"""
+  L[B c] = {f"G{hidden}" if hidden else "X"}[B x{hidden}] W{hidden + 1}[x{hidden} c]
+  P[B c] = log_softmax[c](L[B c])
+  T[B] = P[B c=targets[B]]
+  loss[] = T[B] share[B]
+constants: share"""
+    )
+
+
+def mlp(widths: tuple[int, ...] = WIDTHS) -> Problem:
+    """A dense network with hidden layers of these widths; its weights start uniform in +-sqrt(6 / inputs)."""
+    sizes = tuple(pairwise((SIDE * SIDE, *(check_size("widths", width) for width in widths), CLASSES)))
+
+    def begin(seed: int) -> Arrays:
+        drawn = {}
+        for i, (before, after) in enumerate(sizes, 1):
+            drawn[f"W{i}"] = generator(seed, f"W{i}").uniform(-1, 1, (before, after)) * sqrt(6 / before)
+        return drawn
+
+    shown = "-".join(map(str, (SIDE * SIDE, *widths, CLASSES)))
+    return _problem(
+        f"mlp {shown}",
+        (SIDE * SIDE,),
+        ("X", "targets"),
+        "momentum",
+        model=from_layer(network(len(widths)), ("X",)),
+        begin=begin,
+    )
+
+
+def vit(sizes: Mapping[str, Any]) -> Problem:
+    """A vision transformer on patches; `sizes` are any of the family's."""
+    configuration = configure(dict(VIT), dict(sizes))
+    own = {name: configuration.sizes[name] for name in ("image_size", "image_width", "num_channels")}
+    if own != {"image_size": SIDE, "image_width": SIDE, "num_channels": 1}:
+        raise InputError(f"the digits are {SIDE} by {SIDE} pixels of one channel: leave {', '.join(own)} out")
+    if configuration.settings["num_labels"] != CLASSES or not configuration.head.startswith("image"):
+        raise InputError("the digits need ViTForImageClassification with 10 labels: leave both out")
+    model = build(configuration)
+    rows, columns = model.sizes["i"], model.sizes["j"]
+    return _problem(
+        f"vit of {configuration.sizes['num_hidden_layers']} blocks of {configuration.sizes['hidden_size']}",
+        tuple(model.sizes[axis] for axis in ("c", "i", "y", "j", "x")),
+        ("image", "labels"),
+        "adamw",
+        model=model,
+        begin=lambda seed: initial_weights(model.table, model.sizes, seed),
+        fixed={"places": 1 + np.arange(rows * columns).reshape(rows, columns)},  # the class token stands at 0
+    )

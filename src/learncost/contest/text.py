@@ -1,0 +1,81 @@
+"""Any text, by bytes, for a small decoder that says the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from learncost.contest.problem import Examples, Problem
+from learncost.engines.batch import Batch
+from learncost.engines.weights import initial_weights
+from learncost.equation.errors import InputError
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.training import corpus
+from learncost.training.tokenizer import tokenizer
+
+DECODER: Mapping[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 168,
+    "max_position_embeddings": 1024,
+}
+"""Half of `train`'s nano. Its head is not its embedding, so that the head alone can learn. Chosen, not published."""
+
+MOST = 2**24  # tokens that are held in memory, of the beginning of what is given
+CHECKED = 128  # windows that validate
+
+
+def text(
+    paths: Iterable[str], model: str | Mapping[str, Any], sizes: Mapping[str, Any], seq_len: int, share: float = 0.1
+) -> Problem:
+    """Windows of `seq_len` tokens, one after the other, of files and of all files in folders.
+
+    share   of the documents that validate; of a single one its end does
+    Raises `InputError` for a path that is not there, too little text, a model that does not say the next token.
+    """
+    own = tokenizer("bytes")
+    configuration = configure(dict(model) if isinstance(model, Mapping) else model, {"vocab_size": own.size, **sizes})
+    if configuration.head != "language-model" or configuration.two_sided:
+        raise InputError(f"{configuration.name} is not a language model that says the next token")
+    built = build(configuration)
+    with TemporaryDirectory(prefix="learncost-") as folder:
+        corpus.prepare(paths, own, share, Path(folder))
+        found = corpus.load(Path(folder), "give the text again")
+        training, validation = (np.array(part[:MOST], int) for part in (found.training, found.validation))
+    if min(len(training) // 5, len(validation)) <= seq_len:
+        raise InputError(f"{len(training) + len(validation):,} tokens are too few for sequences of {seq_len}")
+    learned, checked = _windows(training, seq_len), _windows(validation, seq_len)
+    spread = np.linspace(0, len(checked) - 1, min(CHECKED, len(checked))).astype(int)
+    checked = Examples({name: array[spread] for name, array in checked.arrays.items()}, "targets")
+    tokens, targets = learned.arrays["tokens"][:1], learned.arrays["targets"][:1]
+    batch = Batch(built, configuration, tokens, targets)
+    given = {"tokens", "targets", "share"}
+    fixed = {name: batch.array(name) for name in built.table.inputs if name not in given}
+    if missing := [name for name, array in fixed.items() if array is None]:
+        raise InputError(f"{configuration.name} cannot be trained on text: nothing gives its input {missing[0]}")
+    blocks, width = configuration.sizes["num_hidden_layers"], configuration.sizes["hidden_size"]
+    return Problem(
+        name=f"{configuration.family} of {blocks} blocks of {width}, sequences of {seq_len} bytes",
+        model=built,
+        training=learned,
+        validation=checked,
+        classes=own.size,
+        begin=lambda seed: initial_weights(built.table, built.sizes, seed),
+        optimizer="adamw",
+        batch_size=8,
+        facts=f"{len(training):,} bytes learned from; {checked.right.size:,} of {len(validation):,} others validate",
+        fixed=fixed,
+    )
+
+
+def _windows(tokens: Any, length: int) -> Examples:
+    count = (len(tokens) - 1) // length
+    parts = {"tokens": tokens[: count * length], "targets": tokens[1 : count * length + 1]}
+    return Examples({name: array.reshape(count, length) for name, array in parts.items()}, "targets")

@@ -1,0 +1,108 @@
+"""One training from its beginning to its end, or to where it diverges, and the search for its learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+from learncost.contest.budget import Share
+from learncost.contest.entrant import Entrant, Setting, Training
+from learncost.contest.problem import Examples
+
+FINER = 3.0  # after the rates that are given, the best of them times and over this
+
+CHOOSING = 5  # one of so many training examples chooses the learning rate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training went. `losses` are those of its steps, each before the step.
+
+    seconds   of the steps alone
+    after     loss and accuracy on the examples that check; None where it diverged
+    diverged  the step after which the loss was no number or beyond return; None where it was not
+    """
+
+    seed: int
+    learning_rate: float
+    losses: tuple[float, ...]
+    seconds: float
+    before: tuple[float, float]
+    after: tuple[float, float] | None
+    diverged: int | None
+
+
+class StoppedError(Exception):
+    """Somebody asked to stop."""
+
+
+def outcome(
+    setting: Setting,
+    entrant: Entrant,
+    share: Share,
+    rate: float,
+    seed: int,
+    examples: tuple[Examples, Examples],
+    step_done: Callable[[], bool],
+) -> Outcome:
+    """Train on the first examples, check on the second; `step_done` says after every step whether to stop."""
+    learned, checked = examples
+    training = Training(setting, entrant, rate, seed)
+    before = training.look(checked)
+    losses: list[float] = []
+    seconds = 0.0
+
+    def lost(loss: float) -> bool:
+        return not math.isfinite(loss) or loss > setting.problem.diverged
+
+    for step in range(share.steps):
+        rows = learned.stream(seed, step * share.batch_size, share.batch_size)
+        began = perf_counter()
+        losses.append(training.learn(learned, rows))
+        seconds += perf_counter() - began
+        if step_done():
+            raise StoppedError
+        if lost(losses[-1]):  # the loss before this step: the one before was too much
+            return Outcome(seed, rate, tuple(losses), seconds, before, None, step)
+    after = training.look(checked)
+    if lost(after[0]):
+        return Outcome(seed, rate, tuple(losses), seconds, before, None, share.steps)
+    return Outcome(seed, rate, tuple(losses), seconds, before, after, None)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The learning rates that were tried, in their order, and the best one.
+
+    edge   whether the best one is the first or the last of all, so that one beyond it may be better
+    """
+
+    tried: tuple[Outcome, ...]
+    best: float
+
+    @property
+    def edge(self) -> bool:
+        rates = [one.learning_rate for one in self.tried]
+        return len(rates) > 1 and self.best in (min(rates), max(rates))
+
+
+def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: bool) -> Search:
+    """The rate of the lowest loss; where all diverge, the one that did so last, the lowest of several.
+
+    finer   try a third and three times the best of the rates too
+    """
+    tried = [trial(rate) for rate in rates]
+    if finer:
+        best = min(tried, key=_rank).learning_rate
+        tried += [trial(rate) for rate in (best / FINER, best * FINER)]
+    tried.sort(key=lambda one: one.learning_rate)
+    return Search(tuple(tried), min(tried, key=_rank).learning_rate)
+
+
+def _rank(one: Outcome) -> tuple[bool, float, float]:
+    """The lower the better."""
+    if one.after is None:
+        return True, -float(one.diverged or 0), one.learning_rate
+    return False, one.after[0], one.learning_rate

@@ -1,0 +1,223 @@
+"""`learncost contest DATA`: learning procedures trained with equal budgets, and what came of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from learncost.contest.budget import budget as read_budget
+from learncost.contest.contest import Contest, Report
+from learncost.contest.contest import contest as compete
+from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
+from learncost.contest.problem import Problem
+from learncost.contest.show import as_markdown
+from learncost.equation.errors import InputError, named_one
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
+from learncost.models.sizes import check_size
+from learncost.models.wording import shown
+from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.training.files import write_json
+from learncost.training.interrupt import asked_to_stop
+
+PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only"
+
+
+def contest(
+    *data: str,
+    procedures: Name = PROCEDURES,
+    budget: Name = "steps:300",
+    model: Name | None = None,
+    mode: Name = "stable",
+    seeds: Name = "0,1,2",
+    rates: Name | None = None,
+    batch_size: Number | None = None,
+    steps: Number | None = None,
+    seq_len: Number | None = None,
+    widths: Name | None = None,
+    optimizer: Name | None = None,
+    dtype: Name = "fp32",
+    price_book: Name = "run",
+    out: Name | None = None,
+    format: Name = "table",
+    json: Switch = False,
+    **sizes: Value,
+) -> Contest | str | int:
+    """Train by several learning procedures with equal budgets: loss, accuracy, counts, time and memory of each.
+
+    All have the same data in the same order, the same initial weights and optimizer, each the best learning rate of one
+    grid, chosen on training data that its trials did not learn from. NumPy runs the programs that `emit` writes.
+
+    Parameters
+    ----------
+    data
+        digits (of scikit-learn), or text: files in UTF-8 and folders. A file of that name is ./digits.
+    procedures
+        Of bp, recompute, pepita, mempepita and head-only, with commas between; pepita:paper and pepita:stable name a
+        mode.
+    budget
+        What each may use: steps:300, flops:2e10 (as priced), or memory:5MB, which chooses the largest batch that fits
+        by the predicted peak.
+    model
+        For digits mlp (the default) or vit. For text a preset or a config.json; by default two Llama-like blocks of 64.
+    mode
+        Of pepita and mempepita where the list names none: stable or paper.
+    seeds
+        Of weights and order, one training for each.
+    rates
+        Learning rates to try, such as 0.01,0.1; a single one is used as it is.
+    batch_size
+        Examples in a step; by default 64 images, or 8 sequences.
+    steps
+        With --budget memory: how many; by default 300.
+    seq_len
+        Bytes in a sequence of text; by default 64.
+    widths
+        Of the mlp's hidden layers; by default 64,32.
+    optimizer
+        sgd, momentum (the default of the mlp) or adamw.
+    dtype
+        fp32 or fp64.
+    price_book
+        Of what is executed: run, or matmul for matrix products alone. A budget in FLOPs is counted by it.
+    out
+        A JSON file for everything, every step's loss of every training too.
+    format
+        table, json or md.
+    json
+        Short for --format json.
+    sizes
+        Any size or setting of the vit or the text's model: --hidden-size 32, --num-hidden-layers 4.
+    """
+    wanted = chosen(format, json, ("table", "json", "md"))
+    flags = [name.replace("_", "-") for name in contest.__annotations__]
+    given = {"seq_len": seq_len, "widths": widths} | refuse_unknown(sizes, flags)
+    named = entrants(procedures, mode)
+    limit = read_budget(budget)
+    numbers = {"batch_size": batch_size, "steps": steps}
+    checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
+    if (unused := {"memory": "batch_size"}.get(limit.kind, "steps")) in checked:
+        raise InputError(f"--{unused.replace('_', '-')} does not go with --budget {limit.kind}, which says it itself")
+    tried, all_seeds = _rates(rates), _seeds(seeds)
+    if optimizer is not None:
+        find_optimizer(optimizer)
+    named_one("type", dtype, DTYPES)
+    if price_book not in BOOKS:
+        raise InputError(
+            f"price-book must be one of {', '.join(BOOKS)}, which count what runs, not {shown(price_book)}"
+        )
+    if out is not None and not Path(out).parent.is_dir():
+        raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
+    try:
+        problem = _problem(data, model, {name: value for name, value in given.items() if value is not None})
+        setting = Setting(problem, optimizer or problem.optimizer, dtype, price_book)
+        with reporter() as report, asked_to_stop() as asked:
+            found = compete(setting, named, limit, all_seeds, tried, **checked, report=report, stop=asked)
+    except MemoryError:
+        raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
+    if out is not None:
+        write_json(Path(out), found.to_dict())
+    return _shown(found, wanted)
+
+
+def _shown(found: Contest, wanted: str) -> Contest | str | int:
+    """What is printed. A text has no exit code of its own: that of a contest that was stopped is printed here."""
+    result = written(found, wanted, {"md": as_markdown})
+    if not found.stopped or isinstance(result, Contest):
+        return result
+    print(result)
+    return found.exit_code
+
+
+def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -> Problem:
+    if not data:
+        raise InputError("contest needs DATA: digits, or text files, or folders with text files in them")
+    own = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
+    if "digits" in data:
+        from learncost.contest.images import WIDTHS, mlp, vit
+
+        if len(data) > 1:
+            raise InputError("digits are data of their own: leave the other paths out; a file of that name is ./digits")
+        kind = model or "mlp"
+        if kind not in ("mlp", "vit"):
+            raise InputError(f"the models for digits are mlp and vit, not {shown(kind)}")
+        strange = {"mlp": ["seq_len", *own], "vit": ["seq_len", "widths"]}[kind]
+        if unused := next((name for name in strange if name in sizes), None):
+            raise InputError(f"--{unused.replace('_', '-')} is nothing that {kind} has")
+        if kind == "vit":
+            return vit(own)
+        return mlp(tuple(check_size("widths", width) for width in sizes["widths"].split(",")) if sizes else WIDTHS)
+    from learncost.contest.text import DECODER, text
+
+    if "widths" in sizes:
+        raise InputError("--widths are those of the mlp, which learns digits")
+    for path in data:
+        if not Path(path).exists():
+            raise InputError(f"no such file or folder: {path}; or DATA is digits")
+    return text(data, model or DECODER, own, check_size("seq_len", sizes.get("seq_len", "64")))
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        found = tuple(sorted({float(item) for item in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or not all(math.isfinite(rate) and rate > 0 for rate in found):
+        raise InputError(f"rates must be numbers above 0 with commas between them, not {shown(text)}")
+    return found
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isascii() and item.isdigit() and len(item) < 10 for item in items) or len({*items}) < len(items):
+        raise InputError(f"seeds must be different whole numbers with commas between them, not {shown(text)}")
+    return tuple(map(int, items))
+
+
+@contextmanager
+def reporter() -> Iterator[Report]:
+    """Who is told, on standard error: a bar on a terminal, a line for each training elsewhere."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
+        yield Bar(progress)
+
+
+class Lines:
+    """For files and pipes."""
+
+    def begin(self, steps: int) -> None:
+        self.say(f"{steps:,} steps at most")
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def stepped(self, done: int) -> None:
+        """A line for each step would be too many."""
+
+
+class Bar:
+    """For a terminal."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def begin(self, steps: int) -> None:
+        self._progress.update(self._task, total=steps)
+
+    def say(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+
+    def stepped(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)

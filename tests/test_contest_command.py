@@ -1,0 +1,146 @@
+"""The command contest: what it writes, how it is stopped, what it refuses in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from learncost.faces.command import main
+
+COMMAND = [sys.executable, "-m", "learncost.faces.command", "contest"]
+QUICK = ["--rates", "0.1", "--seeds", "0", "--widths", "8"]
+
+
+def test_the_tables_and_the_file(tmp_path, capsys):
+    """What is shown is what the file says; the file is written whole under its name alone."""
+    out = tmp_path / "contest.json"
+    assert main(["contest", "digits", "--budget", "flops:2e6", *QUICK, "--out", str(out)]) == 0
+    said, told = capsys.readouterr()
+    assert [path.name for path in tmp_path.iterdir()] == ["contest.json"]
+    data = json.loads(out.read_text())
+    names = ["bp", "recompute", "pepita:paper", "pepita:stable", "mempepita:stable", "head-only"]
+    lines = {line.split()[0]: line.split() for line in said.splitlines()[::-1] if line.split()[:1] != []}
+    for name, result in zip(names, data["results"], strict=True):
+        (one,) = result["trainings"]
+        assert lines[name][1:6] == [
+            f"{one['after']['loss']:.3f}",
+            "-",
+            f"{100 * one['after']['accuracy']:.1f}",
+            "%",
+            "-",
+        ]
+        assert lines[name][6:] == ["0.1", "no"]
+        assert result["flops"] == result["steps"] * result["flops_per_step"] <= 2 * 10**6
+        assert result["flops"] + result["flops_per_step"] > 2 * 10**6
+        assert len(one["losses"]) == result["steps"]
+        assert f"{name}: seed 0, learning rate 0.1" in told
+    assert lines["chance"][1] == f"{data['chance']['loss']:.3f}"
+    assert {result["procedure"] for result in data["results"]} == {
+        "bp",
+        "recompute",
+        "pepita",
+        "mempepita",
+        "head-only",
+    }
+
+
+def test_on_text_with_a_model_of_ones_own(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("what is learned is what was there, and what was there is learned. " * 40)
+    sizes = ["--hidden-size", "8", "--num-attention-heads", "2", "--intermediate-size", "8", "--num-hidden-layers", "1"]
+    flags = ["--budget", "memory:500kB", "--steps", "2", "--seq-len", "16", "--seeds", "0", "--rates", "0.01", "--json"]
+    for model in (["--model", "gpt2"], []):
+        assert main(["contest", str(tmp_path), "--procedures", "bp,pepita", *sizes, *flags, *model]) == 0
+        data = json.loads(capsys.readouterr().out)
+        for result in data["results"]:
+            assert result["predicted_peak_bytes"] <= 500_000
+            assert result["steps"] == 2
+            assert result["measured_peak_bytes"] > 0
+        assert data["price_book"] == "run"
+
+
+def test_markdown_and_the_matrix_products_alone(capsys):
+    flags = [
+        "--procedures",
+        "bp",
+        "--budget",
+        "steps:2",
+        "--price-book",
+        "matmul",
+        "--batch-size",
+        "4",
+        "--format",
+        "md",
+    ]
+    assert main(["contest", "digits", *QUICK, *flags]) == 0
+    said = capsys.readouterr().out
+    # Forward and update of 64 x 8 and 8 x 10, backward of the last: MACCs of two steps on four images.
+    maccs = 2 * 4 * (2 * (64 * 8 + 8 * 10) + 8 * 10)
+    assert f"| bp | 2 | 4 | {maccs / 1e9:.3f} | {2 * maccs / 1e9:.3f} |" in said
+
+
+def test_ctrl_c_prints_what_is_there():
+    process = subprocess.Popen(
+        [*COMMAND, "digits", "--budget", "steps:1000000", "--procedures", "bp,head-only", *QUICK],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    while not process.stderr.readline().startswith("bp: seed 0"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert "Stopped before the end" in said
+    assert "predicted" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "contest needs DATA"),
+        ("digts", "no such file or folder: digts; or DATA is digits"),
+        ("digits LICENSE", "leave the other paths out"),
+        ("digits --procedures bp,foo", "no learning procedure is called 'foo'"),
+        ("digits --procedures bp,bp", "different names"),
+        ("digits --procedures bp:paper", "only pepita and mempepita have modes"),
+        ("digits --mode other", "no mode is called 'other'"),
+        ("digits --budget flops:1e4", "one step of bp takes"),
+        ("digits --budget memory:1kB", "needs"),
+        ("digits --budget steps:1e99", "too many"),
+        ("digits --budget hours:3", "budget must be such as"),
+        ("digits --budget memory:1MB --batch-size 3", "--batch-size does not go with --budget memory"),
+        ("digits --steps 3", "--steps does not go with --budget steps"),
+        ("digits --batch-size 1301", "more than the 1,300 examples"),
+        ("digits --seeds 0,0", "seeds must be different"),
+        ("digits --rates 0.1,-1", "rates must be numbers above 0"),
+        ("digits --optimizer lion", "no optimizer is called 'lion'"),
+        ("digits --dtype bf16", "no type is called 'bf16'"),
+        ("digits --price-book paper", "price-book must be one of run, matmul"),
+        ("digits --model resnet", "the models for digits are mlp and vit"),
+        ("digits --model vit --widths 3", "--widths is nothing that vit has"),
+        ("digits --model vit --image-size 16", "8 by 8 pixels"),
+        ("digits --model vit --hidden-size 33", "not a multiple of num_attention_heads"),
+        ("digits --hidden-size 3", "--hidden-size is nothing that mlp has"),
+        ("digits --widths 3,x", "widths must be a whole number"),
+        ("digits --hiden-size 3", "unknown flag '--hiden-size'"),
+        ("digits --out /nowhere/x.json", "there is no folder /nowhere"),
+        ("LICENSE --widths 3", "--widths are those of the mlp"),
+        ("LICENSE --seq-len 100000", "too few for sequences of 100000"),
+        ("LICENSE --model bert-base-uncased", "not a language model"),
+        ("LICENSE --model gtp2", "did you mean 'gpt2'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(line, said, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    assert main(["contest", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (last,) = err.splitlines()
+    assert last.startswith("learncost: ")
+    assert said in last

@@ -1,0 +1,118 @@
+"""The floor as a side that takes its turn in every round, so that a drift of the machine's speed hits it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from learncost.bench.floor import OPTIMIZER_BYTES, Product, products
+from learncost.bench.subject import Subject
+from learncost.bench.torch_side import facts, start
+
+ROUTES = ("highest", "medium")
+"""Of torch.set_float32_matmul_precision. On a processor without AMX `medium` is fp32 too, done by oneDNN."""
+
+ACCURACY = 1e-5
+"""The error, relative to the result in float64, up to which a route is fp32: 1e-7 to 1e-6 is usual, bf16 has 2e-3."""
+
+REPEATS, LEAST_SECONDS = 3, 0.01
+"""How often at least, and for how long, a product is timed in a turn; the median counts."""
+
+LARGEST_COPY = 2**28
+"""Bytes copied at most to measure bandwidth, far above any cache."""
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class FloorSide:
+    """Every distinct product of the step by torch.mm or torch.bmm, and a copy of as many bytes as AdamW moves."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        start(self.device)
+
+    def begin(self, subject: Subject) -> dict[str, Any]:
+        self.products, self.dtype = products(subject), _TYPES[subject.dtype]
+        self.bytes = OPTIMIZER_BYTES * subject.parameters
+        self.routes = {one: self._accurate(one) for one in self.products}
+        flops = int(sum(one.flops * times for one, times in self.products.items()))
+        return {"flops": flops, "optimizer_bytes": self.bytes, **facts(self.device)}
+
+    def turn(self, count: int) -> dict[str, Any]:
+        """One measurement, whatever the count: `seconds`, of it those of the `optimizer`; FLOPs a second by product."""
+        times = {one: self._product(one) for one in self.products}
+        own = sum(seconds * float(self.products[one]) for one, seconds in times.items())
+        optimizer = self._copy()
+        rates = {str(one): one.flops / seconds for one, seconds in times.items()}
+        return {"seconds": [own + optimizer], "losses": [], "optimizer": optimizer, "rates": rates}
+
+    def gradients(self) -> dict[str, Any]:
+        raise NotImplementedError("the floor learns nothing")
+
+    def peak(self) -> int | None:
+        return None
+
+    def _factors(self, one: Product) -> tuple[Any, Any, Any]:
+        """Factors as they lie in memory, seen as m x k and k x n, and their product's place."""
+        shapes = ((one.m, one.k), (one.k, one.n))
+        made = []
+        for (rows, columns), turned in zip(shapes, one.turned, strict=True):
+            shape = (one.batch, columns, rows) if turned else (one.batch, rows, columns)
+            array = (torch.rand(shape, device=self.device) - 0.5).to(self.dtype)
+            made.append(array.transpose(1, 2) if turned else array)
+        place = torch.empty(one.batch, one.m, one.n, dtype=self.dtype, device=self.device)
+        first, second = made
+        return (first, second, place) if one.batch > 1 else (first[0], second[0], place[0])
+
+    def _accurate(self, one: Product) -> tuple[str, ...]:
+        """The routes that are as exact as the type says; for bf16 there is one."""
+        if self.dtype is not torch.float32:
+            return ROUTES[:1]
+        first, second, place = self._factors(one)
+        # A part of the rows and columns tells as much as all.
+        exact = first[..., :64, :].double() @ second[..., :, :64].double()
+        kept = []
+        for route in ROUTES:
+            _multiply(route, first, second, place)
+            error = (place[..., :64, :64].double() - exact).norm() / exact.norm()
+            if float(error) <= ACCURACY:
+                kept.append(route)
+        return tuple(kept) or ROUTES[:1]
+
+    def _product(self, one: Product) -> float:
+        """Seconds of the product by its best route."""
+        factors = self._factors(one)
+        return min(self._timed(partial(_multiply, route, *factors)) for route in self.routes[one])
+
+    def _copy(self) -> float:
+        """Seconds to read half of the optimizer's bytes and to write the other half."""
+        half = self.bytes // 2
+        own = min(half, LARGEST_COPY)
+        source = torch.ones(own, dtype=torch.uint8, device=self.device)
+        target = torch.zeros_like(source)
+        return self._timed(lambda: target.copy_(source)) * half / own
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        work()  # threads, caches and the pages of the result
+        seconds: list[float] = []
+        while len(seconds) < REPEATS or sum(seconds) < LEAST_SECONDS:
+            self._wait()
+            began = perf_counter()
+            work()
+            self._wait()
+            seconds.append(perf_counter() - began)
+        return median(seconds)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _multiply(route: str, first: Any, second: Any, place: Any) -> None:
+    torch.set_float32_matmul_precision(route)
+    (torch.bmm if first.ndim == 3 else torch.mm)(first, second, out=place)

@@ -1,0 +1,89 @@
+"""The machine and the programs that figures were measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("learncost", "numpy", "torch", "triton", "jax", "jaxlib")
+
+
+def machine() -> dict[str, Any]:
+    """What there is, by name; what cannot be found out is None."""
+    return {
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory_bytes": _memory(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "compiler": _compiler(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def described(found: Mapping[str, Any]) -> str:
+    """The same as a few words."""
+    versions = ", ".join(f"{name} {own}" for name, own in found["versions"].items() if own and name != "jaxlib")
+    memory = found["memory_bytes"]
+    parts = [
+        f"{found['processor']}, {found['cores']} cores",
+        f"{memory / 2**30:.0f} GiB" if memory else "",
+        found["system"],
+        f"Python {found['python']}",
+        versions,
+        found["compiler"] or "no C compiler",
+        f"OMP_NUM_THREADS={found['threads']}" if found["threads"] else "",
+        f"load {found['load']} before" if found["load"] is not None else "",
+        found["date"][:10],
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    """The first line of what the C compiler says of itself."""
+    path = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
+    if path is None:
+        return None
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(said.splitlines()), None)

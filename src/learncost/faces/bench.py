@@ -1,0 +1,108 @@
+"""`learncost bench [MODEL...]`: the engine against PyTorch and JAX, in one run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from learncost.bench.result import Bench
+from learncost.bench.rounds import bench as measure
+from learncost.bench.show import as_markdown
+from learncost.bench.sides import PEERS, peers
+from learncost.bench.subject import USUAL, subjects
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Number, Switch, chosen, written
+from learncost.training.files import write_json
+
+EVERY = ",".join(PEERS)
+
+
+def bench(
+    *models: str,
+    shape: tuple[Number, Number] | None = None,
+    dtype: Name = "fp32",
+    against: Name = EVERY,
+    rounds: Number = "8",
+    plan: Name | None = None,
+    out: Name | None = None,
+    format: Name = "table",
+    json: Switch = False,
+) -> Bench | str:
+    """Set the engine's training step against PyTorch's and JAX's on this machine: time, memory, and the step's floor.
+
+    Every side has a fresh process; gradients and losses are compared first, then the sides take turns.
+
+    Parameters
+    ----------
+    models
+        char, gpt2-124m, tiny, long (these four by default) or llama-char, which have their batches; or with --shape a
+        preset (learncost list models) or the path of a config.json, of GPT-2's or Llama's kind.
+    shape
+        Sequences in a batch and tokens in a sequence, such as --shape 4 256.
+    dtype
+        fp32, bf16 (products in bf16; weights and optimizer in fp32), or both: fp32,bf16.
+    against
+        The peers: eager, compile, jax.
+    rounds
+        How often every side takes its turn.
+    plan
+        The engine's plan; by default it chooses one itself.
+    out
+        A file for everything that was measured, as JSON.
+    format
+        table, json or md.
+    json
+        Short for --format json.
+    """
+    wanted = chosen(format, json, ("table", "json", "md"))
+    file = None if out is None else _free(Path(out))
+    sizes = None if shape is None else (_whole("--shape", shape[0]), _whole("--shape", shape[1]))
+    types = tuple(dict.fromkeys(one.strip() for one in dtype.split(",")))
+    cases = subjects(models or USUAL, sizes, types, plan)
+    with _reporter() as say:
+        found = measure(cases, peers(against), _whole("--rounds", rounds), say)
+    if file is not None:
+        write_json(file, found.to_dict())
+    shown = written(found, wanted, {"md": as_markdown})
+    if isinstance(shown, str) and found.exit_code:
+        return _Text(shown, found.exit_code)
+    return shown
+
+
+class _Text(str):
+    """Text for programs, with the exit code of what it tells."""
+
+    def __new__(cls, text: str, exit_code: int) -> _Text:
+        made = super().__new__(cls, text)
+        made.exit_code = exit_code
+        return made
+
+    exit_code: int
+
+
+def _whole(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _free(path: Path) -> Path:
+    """A path that can be written to, refused before hours are spent."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise InputError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
+    return path
+
+
+@contextmanager
+def _reporter() -> Iterator[Callable[[str], None]]:
+    """Who is told what happens: one line that changes on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status("") as status:
+        yield status.update

@@ -1,0 +1,337 @@
+"""`learncost bench`: how a measurement is led, what it says, how it fails; and one that is real, at a tiny size."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learncost.bench import rounds
+from learncost.bench.check import TOLERANCES, difference
+from learncost.bench.process import Process, SideError
+from learncost.bench.result import Bench, Case, Memory, SideFound
+from learncost.bench.show import as_text
+from learncost.bench.subject import Subject, shapes, subjects
+from learncost.faces.command import main
+
+TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
+SUBJECT = Subject("tiny", TINY, 3, 7)
+MIB = 2**20
+
+
+# The real thing.
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two threads that wait for each other are slow beside other tests.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
+    """Workers find a package jax that does this when it is imported."""
+    (folder / "jax").mkdir()
+    (folder / "jax" / "__init__.py").write_text(body)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.usefixtures("alone")
+def test_engine_and_eager_end_to_end(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretended(monkeypatch, tmp_path, "raise ModuleNotFoundError(name='jax')")
+    out = tmp_path / "bench.json"
+    given = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--out", str(out)]
+    assert main(["bench", config, *given]) == 0
+    said = capsys.readouterr()
+    assert "round 2 of 2" in said.err
+    assert "jax is left out: jax is not installed: pip install 'learncost[jax]'." in said.out
+    found = json.loads(out.read_text())
+    assert found["rounds"] == 2
+    assert found["machine"]["versions"]["torch"]
+    (case,) = found["cases"]
+    engine, eager, floor = (case["sides"][name] for name in ("engine", "eager", "floor"))
+    # 8 x (13 + 9) embeddings, 2 blocks of 12 x 8^2 + 13 x 8 parameters, the last norm's 2 x 8.
+    assert case["parameters"] == 8 * 22 + 2 * (12 * 64 + 13 * 8) + 16
+    # Both start from the same weights and read the same batches: what is left is rounding in fp32.
+    assert engine["difference"]["side"] == "eager"
+    assert engine["difference"]["loss"] < 1e-5
+    assert engine["difference"]["gradient"] < 1e-5
+    for side in (engine, eager):
+        assert len(side["rounds"]) == 2
+        assert side["tokens_per_second"] == pytest.approx(21 / side["seconds"])
+        # PyTorch is imported before, so that the peak is above it, and the steps of this size add little to it.
+        assert 100 * MIB < side["memory"]["runtime"] < side["memory"]["peak"] < side["memory"]["runtime"] + 200 * MIB
+    assert eager["over_best_peer"] == 1.0
+    assert floor["seconds"] < eager["seconds"]
+    assert floor["facts"]["optimizer_bytes"] == 28 * case["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+@pytest.mark.timeout(900)
+def test_every_peer_in_both_types(config: str, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    main(["bench", config, "--shape", "3", "7", "--rounds", "2", "--dtype", "fp32,bf16", "--out", str(out)])
+    for case in json.loads(out.read_text())["cases"]:
+        for name in ("eager", "compile", "jax", "floor"):
+            assert case["sides"][name]["left_out"] is None, name
+            assert len(case["sides"][name]["rounds"]) == 2
+
+
+def test_a_process_that_dies_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretended(monkeypatch, tmp_path, "import os, sys\nprint('no more', file=sys.stderr, flush=True)\nos._exit(3)")
+    with pytest.raises(SideError, match=r"^its process ended with exit code 3: no more$"):
+        Process("jax")
+
+
+def test_a_process_that_is_killed_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretended(monkeypatch, tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(SideError, match="killed, as for want of memory"):
+        Process("jax")
+
+
+def test_an_error_within_a_side_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretended(monkeypatch, tmp_path, "raise RuntimeError('first\\nsecond')")
+    with pytest.raises(SideError, match=r"^RuntimeError: first$"):
+        Process("jax")
+
+
+# How it is led, with processes that are none.
+
+
+class Pretended:
+    """Steps take as long as `SECONDS` says; everybody's gradients are ones, but the `wrong` side's."""
+
+    SECONDS: dict[str, float] = {"engine": 0.2, "eager": 0.1, "jax": 0.4, "floor": 0.05}  # noqa: RUF012
+    calls: list[tuple[str, int]] = []  # noqa: RUF012
+    alive: list[str] = []  # noqa: RUF012
+    wrong = dying = ""
+
+    def __init__(self, side: str) -> None:
+        self.side = side
+        self.alive.append(side)
+
+    def __enter__(self) -> "Pretended":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.alive.remove(self.side)
+
+    def begin(self, subject: Subject) -> dict[str, object]:
+        return {"threads": 1}
+
+    def turn(self, count: int) -> dict[str, object]:
+        self.calls.append((self.side, count))
+        if self.side == self.dying and [name for name, _ in self.calls].count(self.side) > 4:
+            raise SideError("gone")
+        return {"seconds": [self.SECONDS[self.side]] * count, "losses": [1.0] * count}
+
+    def gradients(self, folder: Path) -> None:
+        np.save(folder / "W.npy", np.full(4, 1.001 if self.side == self.wrong else 1.0))
+
+    def memory(self) -> dict[str, object]:
+        return {"peak": 500, "runtime": 100, "where": "process"}
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
+    own = type("Own", (Pretended,), {"calls": [], "alive": []})
+    monkeypatch.setattr(rounds, "Process", own)
+    monkeypatch.setattr(rounds, "PAUSE", 0.0)
+    return own
+
+
+def test_sides_take_turns(processes: type[Pretended]) -> None:
+    found = rounds.bench([SUBJECT], ("eager", "jax"), 3)
+    (case,) = found.cases
+    # Memory: 3 steps each, alone. Check: 1 and 2 steps, the engine last. Rounds: as many steps as the fastest side,
+    # 0.1 s, takes in 0.25 s, the sides in turns.
+    memory = [("engine", 3), ("eager", 3), ("jax", 3)]
+    check = [(name, count) for name in ("eager", "jax", "engine") for count in (1, 2)]
+    turn = [("engine", 3), ("eager", 3), ("jax", 3), ("floor", 3)]
+    assert processes.calls == [*memory, *check, *turn * 3]
+    assert processes.alive == []
+    assert case.over_peers("engine") == pytest.approx(2.0)  # 0.2 s over eager's 0.1 s
+    assert case.over_floor("engine") == pytest.approx(4.0)
+    assert found.exit_code == 0
+
+
+def test_a_side_that_does_something_else_is_not_timed(processes: type[Pretended]) -> None:
+    processes.wrong = "engine"
+    found = rounds.bench([SUBJECT], ("eager", "jax"), 2)
+    engine = found.cases[0].sides["engine"]
+    assert engine.rounds == []
+    assert engine.left_out == "it does something else: losses 0.0e+00, gradients 1.0e-03 (W) from those of eager"
+    assert found.exit_code == 1
+    assert "engine is left out" in as_text(found)
+    assert len(found.cases[0].sides["jax"].rounds) == 2
+
+
+def test_a_side_that_dies_leaves_the_others(processes: type[Pretended]) -> None:
+    processes.dying = "eager"
+    found = rounds.bench([SUBJECT], ("eager", "jax"), 3)
+    assert found.cases[0].sides["eager"].left_out == "gone"
+    assert found.cases[0].over_peers("engine") == pytest.approx(0.5)  # jax is the best that is left
+    assert len(found.cases[0].sides["engine"].rounds) == 3
+
+
+def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeypatch: pytest.MonkeyPatch) -> None:
+    def turn(self: Pretended, count: int) -> dict[str, object]:
+        if len(self.calls) > 14:
+            raise KeyboardInterrupt
+        return Pretended.turn(self, count)
+
+    monkeypatch.setattr(processes, "turn", turn)
+    found = rounds.bench([SUBJECT, SUBJECT], ("eager", "jax"), 3)
+    assert (found.interrupted, found.exit_code, len(found.cases)) == (True, 130, 1)
+    # 9 turns before the rounds and 4 in each: the second one breaks off after two.
+    assert [len(side.rounds) for side in found.cases[0].sides.values()] == [2, 2, 1, 1]
+    assert found.cases[0].over_peers("engine") == pytest.approx(2.0)
+    assert "Interrupted" in as_text(found)
+    assert processes.alive == []
+
+
+# What it says.
+
+
+def case(**turns: list[float]) -> Case:
+    sides = {name: SideFound(name, rounds=[[seconds] for seconds in own]) for name, own in turns.items()}
+    return Case(SUBJECT, sides)
+
+
+def test_ratios_are_of_a_round() -> None:
+    # The machine is twice as slow in the second round, and in the third one the other peer is the best.
+    found = case(engine=[3.0, 6.0, 3.0], eager=[4.0, 8.0, 6.0], jax=[5.0, 10.0, 5.0], floor=[1.0, 2.0, 1.5])
+    assert found.over_peers("engine") == 0.75  # of 3/4, 6/8, 3/5
+    assert found.over_peers("jax") == 1.25  # of 5/4, 10/8, 5/5
+    assert found.over_floor("engine") == 3.0  # of 3/1, 6/2, 3/1.5
+    assert found.sides["engine"].step == 3.0
+    assert case(engine=[1.0], eager=[]).over_peers("engine") is None
+    assert case(engine=[1.0], eager=[1.0]).over_floor("engine") is None
+
+
+def test_memory_beyond_what_all_have() -> None:
+    found = case(engine=[1.0], eager=[1.0], jax=[1.0])
+    for name, peak in (("engine", 60_000), ("eager", 100_000), ("jax", 140_000)):
+        found.sides[name].memory = Memory(peak, 10_000, "process")
+    own = 12 * found.subject.parameters  # a weight and two moments in fp32
+    assert found.beyond("engine") == 50_000 - own
+    assert found.beyond_over_peers("engine") == pytest.approx((50_000 - own) / (90_000 - own))
+
+
+def test_the_table() -> None:
+    found = case(engine=[0.003], eager=[0.004], floor=[0.002])
+    found.sides["engine"].memory = Memory(300 * MIB, 100 * MIB, "process")
+    machine = {"processor": "P", "cores": 2, "memory_bytes": 2**34, "system": "S", "python": "3", "compiler": None}
+    shown = as_text(Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]))
+    lines = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
+    assert lines["engine"][:5] == ["3", "7,000", "0.75", "1.50", "300"]  # 21 tokens in 3 ms
+    assert lines["floor"] == ["2"]
+    assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in shown
+
+
+# Whether two sides do the same.
+
+
+def differing(tmp_path: Path, one: dict[str, list[float]], two: dict[str, list[float]], losses=(1.0, 1.0)):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, arrays in zip(folders, (one, two), strict=True):
+        folder.mkdir()
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", np.array(array, np.float32))
+    return difference("eager", folders[0], [losses[0]], folders[1], [losses[1]])
+
+
+def test_a_wrong_gradient_of_one_weight_is_found(tmp_path: Path) -> None:
+    found = differing(tmp_path, {"W": [3.0, 4.0], "b": [0.1]}, {"W": [3.0, 4.0], "b": [0.11]})
+    assert (found.weight, found.loss) == ("b", 0.0)
+    assert found.gradient == pytest.approx(0.1, rel=1e-5)
+    assert not found.within(TOLERANCES["fp32"])
+
+
+def test_the_gradient_that_is_zero_is_not_held_to_its_rounding(tmp_path: Path) -> None:
+    # Of norm 5: what has less than 5e-3 is measured by that.
+    found = differing(tmp_path, {"W": [3.0, 4.0], "bK": [1e-9]}, {"W": [3.0, 4.0], "bK": [-2e-9]})
+    assert found.gradient == pytest.approx(3e-9 / 5e-3, rel=1e-5)
+    assert found.within(TOLERANCES["fp32"])
+
+
+@pytest.mark.parametrize("two", [{"W": [np.nan, 4.0], "b": [1.0]}, {"W": [3.0, 4.0, 5.0], "b": [1.0]}])
+def test_what_is_no_number_or_has_another_shape_is_not_the_same(two: dict[str, list[float]], tmp_path: Path) -> None:
+    found = differing(tmp_path, {"W": [3.0, 4.0], "b": [1.0]}, two)
+    assert found.weight == "W"
+    assert not found.within(TOLERANCES["bf16"])
+    assert found.to_dict()["gradient"] is None
+
+
+def test_a_loss_that_is_no_number_is_not_the_same(tmp_path: Path) -> None:
+    found = differing(tmp_path, {"W": [1.0]}, {"W": [1.0]}, (1.0, float("nan")))
+    assert not found.within(TOLERANCES["bf16"])
+
+
+# What is measured.
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "gflops"),
+    # As published with the shapes: millions of parameters, and billions of FLOPs of the products with causal
+    # attention in half. By hand for tiny: 12 L d^2 + 13 L d + (v + T + 2) d = 813,824.
+    [("char", 10.8, 207), ("gpt2-124m", 124, 774), ("tiny", 0.8, 3.8), ("long", 2.1, 33)],
+)
+def test_the_shapes(name: str, parameters: float, gflops: float) -> None:
+    from learncost.bench.floor import products
+
+    (found,) = subjects([name], None, ["fp32"])
+    assert found.parameters / 1e6 == pytest.approx(parameters, rel=0.03)
+    assert float(sum(one.flops * times for one, times in products(found).items())) / 1e9 == pytest.approx(gflops, 0.02)
+    assert set(shapes()) >= {name}
+
+
+def test_a_subject_goes_through_json() -> None:
+    (found,) = subjects(["llama-char"], (2, 16), ["bf16"], "flash")
+    again = Subject(**json.loads(json.dumps(found.to_dict())))
+    assert again == found
+    assert again.configuration.sizes == found.configuration.sizes
+    assert again.plan == "flash"
+
+
+def test_batches_differ_and_repeat() -> None:
+    tokens, targets = SUBJECT.batch(0)
+    assert tokens.shape == targets.shape == (3, 7)
+    assert (tokens[:, 1:] == targets[:, :-1]).all()
+    assert (SUBJECT.batch(0)[0] == tokens).all()
+    assert (SUBJECT.batch(1)[0] != tokens).any()
+    assert max(SUBJECT.batch(step)[0].max() for step in range(50)) == TINY["vocab_size"] - 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["gpt3"], "gpt3 needs --shape B T; those with a shape of their own are char"),
+        (["bert-base-uncased", "--shape", "2", "8"], "language models of gpt2, llama only"),
+        (["char", "--shape", "2", "300"], "longer than the 256 positions"),
+        (["char", "--shape", "0", "8"], "B must be a whole number from 1"),
+        (["char", "--shape", "x", "8"], "--shape must be a whole number, not 'x'"),
+        (["char", "--dtype", "fp16"], "no type is called 'fp16'"),
+        (["char", "--against", "eagre"], "no peer is called 'eagre'; the nearest is 'eager'"),
+        (["char", "--rounds", "0"], "rounds must be a whole number from 1"),
+        (["char", "--rounds", "many"], "--rounds must be a whole number, not 'many'"),
+        (["char", "--out", os.sep.join(("nowhere", "file.json"))], "its folder does not exist"),
+        (["nothing", "--shape", "2", "8"], "unknown model 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_line(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *given]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert says in said.err
+    assert not said.out

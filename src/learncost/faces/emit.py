@@ -24,13 +24,14 @@ from learncost.models.files import looks_like_path
 from learncost.models.model import Model, build
 from learncost.models.presets import preset_names
 from learncost.models.wording import nearest, shown
+from learncost.plans.plan import planned
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings.emit import BACKENDS, program
 
-OWN = ("backend", "procedure", "optimizer", "macro", "output", "help")
+OWN = ("backend", "procedure", "optimizer", "plan", "macro", "output", "help")
 MACROS = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
 
@@ -41,6 +42,7 @@ def emit(
     *,
     procedure: str | None = None,
     optimizer: str | None = None,
+    plan: str | None = None,
     macro: str = "step",
     **sizes: Any,
 ) -> str:
@@ -51,6 +53,7 @@ def emit(
     backend    numpy, torch or jax; the library need not be there to emit
     procedure  of a model: bp (by default), recompute, pepita, mempepita
     optimizer  sgd (a model's default), momentum, adamw; none: the program returns the gradients. A layer's is none
+    plan       of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (`learncost list plans`)
     macro      step; of a layer also forward alone, or backward alone with the weights' gradients
     sizes      of a model, in any accepted spelling
 
@@ -58,7 +61,8 @@ def emit(
     """
     if macro not in MACROS:
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
-    given = {"procedure": procedure, "optimizer": optimizer, "macro": None if macro == "step" else macro}
+    own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
+    given = {**own, "macro": None if macro == "step" else macro}
     flags = {**given, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, flags)
@@ -73,10 +77,12 @@ def emit(
     if isinstance(subject, Model):
         if macro != "step":
             raise InputError(f"--macro {macro} is for layers; a model's program is its step")
-        table, about = _model(subject, procedure or "bp", optimizer or "sgd")
+        table, about = _model(subject, procedure or "bp", optimizer or "sgd", plan or "")
         constants = subject.sizes
     elif procedure is not None:
         raise InputError("--procedure is for models; a layer is differentiated as it stands")
+    elif plan is not None:
+        raise InputError("--plan is for models; a layer is differentiated as it stands")
     elif isinstance(subject, Layer):
         table, about = _layer(subject, optimizer or "none", macro)
     elif isinstance(subject, Table):
@@ -106,7 +112,7 @@ def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
     return " ".join(["learncost emit", shlex.quote(name), f"--backend {backend}", *more])
 
 
-def _model(model: Model, procedure: str, optimizer: str) -> tuple[Table, str]:
+def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Table, str]:
     """The step of a model: with an optimizer it returns new weights, without one gradients."""
     found = find_procedure(procedure)
     table = step(model, procedure, "sgd" if optimizer == "none" else optimizer)
@@ -116,8 +122,10 @@ def _model(model: Model, procedure: str, optimizer: str) -> tuple[Table, str]:
         gradients = {f"d{weight}" for weight in table.weights}
         table = replace(table, outputs=tuple(name for name in table.outputs if name not in gradients))
         end = f"optimizer {optimizer}"
+    table = planned(table, plan)
     configuration = model.configuration
-    about = f"{configuration.name}, one step of {procedure}, {end}."
+    under = f" under {plan}" if plan else ""
+    about = f"{configuration.name}, one step of {procedure}{under}, {end}."
     if found.title != procedure:
         about += f"\n\n{found.title[:1].upper()}{found.title[1:]}: {found.source}."
     return table, f"{about}\nCounted as {configuration.counted}." if configuration.counted else about
@@ -166,6 +174,7 @@ def command(
     backend: Name = "numpy",
     procedure: Name | None = None,
     optimizer: Name | None = None,
+    plan: Name | None = None,
     macro: Name = "step",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     **sizes: Value,
@@ -185,6 +194,8 @@ def command(
         Of a model: bp (by default), recompute, pepita or mempepita.
     optimizer
         sgd, momentum, adamw, or none, which returns the gradients. A model's default is sgd, a layer's none.
+    plan
+        Of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (learncost list plans).
     macro
         step; of a layer also forward or backward alone.
     output
@@ -192,7 +203,8 @@ def command(
     sizes
         Any size or setting of a model, as --hidden-size 1024. Lengths and batches are read off the arrays.
     """
-    text = emit(subject, backend, procedure=procedure, optimizer=optimizer, macro=macro, **refuse_unknown(sizes, OWN))
+    given = refuse_unknown(sizes, OWN)
+    text = emit(subject, backend, procedure=procedure, optimizer=optimizer, plan=plan, macro=macro, **given)
     if output is None:
         return text
     try:

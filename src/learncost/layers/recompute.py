@@ -60,12 +60,13 @@ def _pair(
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
     inner = _scope((*forward.lines, *reverse.lines), own, handed, chosen, whole)
     first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
-    again = _Again(_units(first, chosen))
+    again = _Again(_units(first, chosen), defined(second))
     if whole:
         again.all()
     for line in second:
         again.before(line)
         again.out.append(line)
+    own |= {new: own[name] for name, new in again.names.items()}
     made = defined(again.out)
     read = dict.fromkeys(name for line in again.out for name in line.reads if name not in made)
     sources = dict((*reverse.each, *forward.each))
@@ -106,19 +107,25 @@ class _Again:
     """The lines of a backward turn so far, and what may still run again before the next one."""
 
     units: Sequence[tuple[Line, ...]]
+    there: frozenset[str]  # what the backward lines make themselves: what ran again already, in a kernel of theirs
     out: list[Statement] = field(default_factory=list)
     waiting: dict[str, tuple[Line, ...]] = field(init=False)
+    names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = {term.name: unit for unit in self.units for line in unit for term in line.left}
+        self.names = {name: f"{name}.again" for name in self.waiting if name in self.there}
 
     def all(self) -> None:
         for unit in self.units:
             self.run(unit)
 
     def before(self, line: Statement) -> None:
-        """Run what makes the operands of a line."""
-        for name in line.reads:
+        """Run what makes the operands of a backward line."""
+        self.make(name for name in line.reads if name not in self.there)
+
+    def make(self, names: Iterable[str]) -> None:
+        for name in names:
             if unit := self.waiting.get(name):
                 self.run(unit)
 
@@ -127,8 +134,16 @@ class _Again:
             for term in line.left:
                 self.waiting.pop(term.name, None)
         for line in unit:
-            self.before(line)
-        self.out += in_macro(unit, "recomputation")
+            self.make(line.reads)
+        self.out += in_macro((_of_its_own(line.renamed(self.names)) for line in unit), "recomputation")
+
+
+def _of_its_own(line: Line) -> Line:
+    """A line of a kernel in another one of the same form: a kernel's name is given once."""
+    kernel = line.tag.kernel
+    if kernel is None:
+        return line
+    return replace(line, tag=replace(line.tag, kernel=replace(kernel, name=f"{kernel.name}_again")))
 
 
 def in_macro(lines: Iterable[Statement], macro: str) -> tuple[Line, ...]:

@@ -95,7 +95,7 @@ class Comparison:
         """The comparison as data (schema 1)."""
         common = self.first.to_dict()
         keys = ["model", "batch_size", "seq_len", "target_len", "dtype", "optimizer", "counted", "parameters"]
-        keys += ["trained_parameters", "trained"]
+        keys += ["trained_parameters", "trained", *(["plan"] if self.first.plan else [])]
         return {
             "schema": SCHEMA,
             **{key: common[key] for key in keys},
@@ -148,6 +148,7 @@ def compare(
     lora: object = None,
     lora_rank: object = None,
     lora_alpha: object = None,
+    plan: str | None = None,
     **sizes: Any,
 ) -> Comparison:
     """One step of several learning procedures side by side, and the lengths at which one overtakes another.
@@ -155,13 +156,13 @@ def compare(
     procedures  names, or one text of names with commas; by default all that the model can be trained by
     price_book  whose macro-operations are shown; `run` and `paper` stand beside each other in any case
     seq_len     of the ledgers; for an encoder-decoder the target's length varies with it unless `target_len` is given
+    plan        every procedure's step is rewritten by it
     The other arguments are those of `cost`. Raises `InputError`.
     """
     names = _names(procedures)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
-    run = prepare(
-        model, price_book, batch_size, seq_len, target_len, tokens, optimizer, dropout, dtype, sizes, names, wanted
-    )
+    lengths = (batch_size, seq_len, target_len)
+    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, dtype, sizes, names, wanted, plan)
     left_out = ""
     if not names:
         all_of_them = run.model.learns and wanted is None

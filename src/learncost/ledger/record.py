@@ -111,6 +111,7 @@ class Cost:
     active_parameters: int = 0
     trained_parameters: int = 0
     trained: str = "all"
+    plan: str = ""
 
     @property
     def steps(self) -> int | None:
@@ -148,6 +149,8 @@ class Cost:
             },
             "rows": [row.to_dict() for row in self.rows],
         }
+        if self.plan:
+            result["plan"] = self.plan
         if self.cache is not None:
             result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
             for key in ("optimizer", "trained_parameters", "trained"):

@@ -143,7 +143,8 @@ def title(cost: Cost) -> str:
     sides = "" if cost.target_len is None else f" and {cost.target_len:,}"
     tokens = "token" if cost.seq_len == 1 and not sides else "tokens"
     step = "" if cost.cache else "one step of "
-    return f"{name}, {step}{cost.procedure}: {sequences}{sides} {tokens}"
+    plan = f" under {cost.plan}" if cost.plan else ""
+    return f"{name}, {step}{cost.procedure}{plan}: {sequences}{sides} {tokens}"
 
 
 def _decoded(cost: Cost) -> str:

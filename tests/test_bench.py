@@ -13,6 +13,7 @@ from learncost.bench.process import Process, SideError
 from learncost.bench.result import Bench, Case, Memory, SideFound
 from learncost.bench.show import as_text
 from learncost.bench.subject import Subject, shapes, subjects
+from learncost.bench.worker import forget_highest, highest
 from learncost.faces.command import main
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
@@ -103,6 +104,19 @@ def test_an_error_within_a_side_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     pretended(monkeypatch, tmp_path, "raise RuntimeError('first\\nsecond')")
     with pytest.raises(SideError, match=r"^RuntimeError: first$"):
         Process("jax")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux forgets its highest memory")
+def test_memory_is_the_highest_since_the_weights_are_there() -> None:
+    forget_highest()
+    array = np.ones(25 * MIB)  # 200 MiB
+    assert array.sum() == 25 * MIB
+    assert highest() >= 200 * MIB
+    reached = highest()
+    del array
+    assert highest() == pytest.approx(reached, abs=MIB)  # the kernel's own count is that exact
+    forget_highest()
+    assert highest() < reached - 150 * MIB
 
 
 # How it is led, with processes that are none.
@@ -237,6 +251,21 @@ def test_the_table() -> None:
     assert lines["engine"][:5] == ["3", "7,000", "0.75", "1.50", "300"]  # 21 tokens in 3 ms
     assert lines["floor"] == ["2"]
     assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in shown
+
+
+@pytest.mark.parametrize(("format", "begins"), [("md", "**tiny, fp32: 3 × 7 tokens"), ("json", "{\n")])
+def test_forms_for_programs_keep_the_exit_code(
+    format: str,
+    begins: str,
+    config: str,
+    processes: type[Pretended],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    processes.wrong = "engine"
+    assert main(["bench", config, "--shape", "3", "7", "--rounds", "1", "--format", format, "--against", "jax"]) == 1
+    said = capsys.readouterr().out
+    assert said.replace(config, "tiny").startswith(begins)
+    assert "it does something else" in said
 
 
 # Whether two sides do the same.

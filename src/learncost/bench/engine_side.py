@@ -19,6 +19,7 @@ class EngineSide(Learner):
 
     def __init__(self) -> None:
         self._torch: Any = None
+        self._elsewhere = False  # a device is there, but the engine's weights are not on it
         if usual() == "torch":
             import torch
 
@@ -31,9 +32,11 @@ class EngineSide(Learner):
     def begin(self, subject: Subject) -> dict[str, Any]:
         self.subject = subject
         self.engine = engine(subject.configuration, options(subject))
-        facts: dict[str, Any] = {"engine": usual(), "plan": getattr(self.engine, "plan", None) or subject.plan}
+        chosen = getattr(self.engine, "plan", None) or subject.plan
+        facts: dict[str, Any] = {"engine": usual(), "plan": None if chosen is None else str(chosen)}
         if self._torch is not None:
             facts["threads"] = self._torch.get_num_threads()
+            self._elsewhere = self._torch.cuda.is_available() and self._allocated() < 4 * subject.parameters
         return facts
 
     def step(self, tokens: Any, targets: Any) -> float:
@@ -50,7 +53,10 @@ class EngineSide(Learner):
     def peak(self) -> int | None:
         if self._torch is None or not self._torch.cuda.is_available():
             return None
-        return int(self._torch.cuda.max_memory_allocated()) or None  # 0: this engine stays off the device
+        return None if self._elsewhere else int(self._torch.cuda.max_memory_allocated())
+
+    def _allocated(self) -> int:
+        return int(self._torch.cuda.memory_allocated())
 
 
 def options(subject: Subject) -> Options:

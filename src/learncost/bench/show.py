@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -44,15 +45,13 @@ def as_text(found: Bench, width: int = WIDTH) -> str:
 
 def as_markdown(found: Bench) -> str:
     """The measurement as tables of Markdown."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(found))
+    return "\n\n".join([*(_sheet(case).markdown() for case in found.cases), *_notes(found)])
 
 
-def sheets(found: Bench) -> list[Sheet]:
-    """A table a case; what goes for all of them is under the last."""
-    made = [_sheet(case) for case in found.cases]
+def _notes(found: Bench) -> tuple[str, ...]:
+    """What goes for all cases."""
     ended = ("Interrupted: not all that was asked for is here.",) if found.interrupted else ()
-    own = Sheet("", (), (), (*_METHOD, *ended, f"{described(found.machine)}."))
-    return [*made, own]
+    return (*_METHOD, *ended, f"{described(found.machine)}.")
 
 
 _METHOD = (
@@ -63,21 +62,24 @@ _METHOD = (
 
 
 def _lines(found: Bench, width: int) -> Iterator[tuple[str, str]]:
-    for place, sheet in enumerate(sheets(found)):
-        if place:
-            yield "", ""
-        yield from (line for line in sheet.lines(width) if sheet.rows or line[0])
+    for case in found.cases:
+        yield from _sheet(case).lines(width)
+        yield "", ""
+    for note in _notes(found):
+        for part in textwrap.wrap(note, width, break_on_hyphens=False):
+            yield part, "dim"
 
 
 def _sheet(case: Case) -> Sheet:
     subject = case.subject
-    plan = f", plan {subject.plan}" if subject.plan else ""
     title = (
         f"{subject.model}, {subject.dtype}: {subject.batch_size:,} × {subject.seq_len:,} tokens a step, "
-        f"{subject.parameters:,} parameters{plan}; {_rounds(case)}"
+        f"{subject.parameters:,} parameters; {_rounds(case)}"
     )
     rows = tuple(_row(case, side) for side in case.sides.values())
-    notes = [f"{side.name} is left out: {side.left_out}." for side in case.sides.values() if side.left_out]
+    plan = case.sides[ENGINE].facts.get("plan")
+    notes = [f"engine: plan {plan}."] if plan else []
+    notes += [f"{side.name} is left out: {side.left_out}." for side in case.sides.values() if side.left_out]
     notes += [f"{side.name}: {side.difference}." for side in case.learners if side.difference and not side.left_out]
     return Sheet(title, COLUMNS, rows, tuple(notes))
 

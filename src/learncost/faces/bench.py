@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from learncost.bench.result import Bench
@@ -29,7 +30,7 @@ def bench(
     out: Name | None = None,
     format: Name = "table",
     json: Switch = False,
-) -> Bench | str:
+) -> Bench | Text:
     """Set the engine's training step against PyTorch's and JAX's on this machine: time, memory, and the step's floor.
 
     Every side has a fresh process; gradients and losses are compared first, then the sides take turns.
@@ -65,21 +66,18 @@ def bench(
         found = measure(cases, peers(against), _whole("--rounds", rounds), say)
     if file is not None:
         write_json(file, found.to_dict())
-    shown = written(found, wanted, {"md": as_markdown})
-    if isinstance(shown, str) and found.exit_code:
-        return _Text(shown, found.exit_code)
-    return shown
+    return found if wanted == "table" else Text(str(written(found, wanted, {"md": as_markdown})), found.exit_code)
 
 
-class _Text(str):
-    """Text for programs, with the exit code of what it tells."""
+@dataclass(frozen=True)
+class Text:
+    """What is printed for programs, with the exit code of what it tells."""
 
-    def __new__(cls, text: str, exit_code: int) -> _Text:
-        made = super().__new__(cls, text)
-        made.exit_code = exit_code
-        return made
-
+    text: str
     exit_code: int
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _whole(name: str, value: str) -> int:

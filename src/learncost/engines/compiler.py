@@ -125,9 +125,9 @@ class Kernels:
 def bind(library: ctypes.CDLL) -> None:
     """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one."""
     found = _products()
-    library.bind.argtypes = [ctypes.c_void_p] * 3
+    library.bind.argtypes = [ctypes.c_void_p] * 2
     library.bind.restype = None
-    library.bind(found.get("sgemm_"), found.get("dgemm_"), found.get("gemm_bf16bf16f32_"))
+    library.bind(found.get("sgemm_"), found.get("dgemm_"))
 
 
 def _products() -> Mapping[str, int]:
@@ -141,7 +141,7 @@ def _products() -> Mapping[str, int]:
         return {}
     library = ctypes.CDLL(str(path))
     found = {}
-    for name in ("sgemm_", "dgemm_", "gemm_bf16bf16f32_"):
+    for name in ("sgemm_", "dgemm_"):
         try:
             address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         except AttributeError:

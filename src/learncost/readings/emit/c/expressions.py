@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.emit.c.schedule import Node, Schedule, Value, groups
 from learncost.readings.emit.identifiers import Identifiers
 
@@ -87,7 +87,7 @@ class Writer:
         self.blocks: list[Block] = [Block()]
         self.positions: dict[Group, Index] = {}
         self.sizes: dict[str, str] = {}
-        self.base = 0
+        self.turn = self.base = 0  # how deep the blocks of a turn lie, and those of a row
         self.node: Node | None = None
         self.given: dict[str, None] = {}
         self.scratch: dict[str, tuple[str, str]] = {}
@@ -166,21 +166,11 @@ class Writer:
                 axes = tuple(axis for axis in axes if axis not in schedule.fixed)
         block = schedule.block[0] if schedule.block and not value.added else ""
         block = block if block in axes else ""
-        store = Storage(f"{own}_rows" if axes else own, axes, self.stored_as(value), block)
+        kind = {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
+        store = Storage(f"{self.names.of(self.schedule.over.get(value.name, value.name))}_rows", axes, kind, block)
         points = [self.block_size if axis == block else self.size(axis) for axis in axes]
         self.scratch.setdefault(store.name, (store.type, " * ".join(points) or "1"))
         return store
-
-    def stored_as(self, value: Value) -> str:
-        """The C type of scratch: bf16 where only products read it, all of them with a factor in bf16."""
-        if value.kind == "pointwise" and value.products and all(self.factor(line) == "bf16" for line in value.products):
-            return "bf16"
-        return {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
-
-    def factor(self, line: Line) -> str:
-        """The type of a library product's factors."""
-        given = (self.dtypes.get(t.name) for t in line.right if t.name not in self.schedule.values)
-        return "bf16" if self.real == "float" and "bf16" in given else self.real
 
     @property
     def block_size(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Term
-from learncost.readings.emit.c.expressions import STORED, Storage
+from learncost.readings.emit.c.expressions import STORED, Expression, Storage
 from learncost.readings.emit.c.loops import Loops
 from learncost.readings.emit.c.schedule import Value
 
@@ -38,10 +38,9 @@ class Library(Loops):
         (row,) = (x for x in value.axes if x in own and x in a_term.axes and x not in b_term.axes)
         (column,) = (x for x in value.axes if x in own and x in b_term.axes and x not in a_term.axes)
         (summed,) = (x for x in a_term.axes if x in own and x in b_term.axes and x not in value.axes)
-        kind = self.factor(line)
         self.write(f"/* {line} */")
-        a = self._factor(a_term, str(row), str(summed), kind)
-        b = self._factor(b_term, str(summed), str(column), kind)
+        a = self._factor(a_term, str(row), str(summed))
+        b = self._factor(b_term, str(summed), str(column))
         c = self._matrix(value.axes, self.storage(value), str(row), str(column))
         if c.type != self.real:
             raise InputError(f"a product cannot be stored as {c.type}, in line: {line}")
@@ -51,7 +50,7 @@ class Library(Loops):
             raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
         (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
         self.write(
-            f"product_{kind}({a_turned}, {b_turned}, {self._extent(row)}, {self._extent(column)}, "
+            f"product_{self.real}({a_turned}, {b_turned}, {self._extent(row)}, {self._extent(column)}, "
             f"{self._extent(summed)}, {a.text}, {a_stride}, {b.text}, {b_stride}, {1 if value.added else 0}, "
             f"{c.text}, {c.strides[0]});"
         )
@@ -79,20 +78,19 @@ class Library(Loops):
             return 1, factor.strides[1]
         raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
 
-    def _factor(self, term: Term, first: str, second: str, kind: str) -> _Factor:
-        """A factor as it lies in memory, or as a copy in the type that the product takes."""
+    def _factor(self, term: Term, first: str, second: str) -> _Factor:
+        """A factor as it lies in memory, or as a copy where it is not stored as the product takes it."""
         value = self.schedule.values.get(term.name)
+        axes = tuple(map(str, term.axes))
         if value is None:
             self.given.setdefault(term.name)
             self.reads.setdefault(term.name, []).append((self.node, None))
             store = Storage(self.names.of(term.name), self.axes[term.name], STORED[self.dtypes[term.name]])
-            axes = tuple(map(str, term.axes))
         else:
-            store, axes = self.storage(value), tuple(map(str, term.axes))
-        found = self._matrix(axes, store, first, second)
-        if found.type == kind:
-            return found
-        return self._copied(found, first, second, kind, f"{self.names.of(term.name)}_copy")
+            store = self.storage(value)
+        if store.type == self.real:
+            return self._matrix(axes, store, first, second)
+        return self._copied(axes, store, first, second)
 
     def _matrix(self, axes: tuple[str, ...], store: Storage, first: str, second: str) -> _Factor:
         """The part of an array that two axes span, all others standing where they are."""
@@ -125,16 +123,26 @@ class Library(Loops):
             f"{store.name} + {text}" if text not in ("", "0") else store.name, (strides[0], strides[1]), store.type
         )
 
-    def _copied(self, factor: _Factor, first: str, second: str, kind: str, name: str) -> _Factor:
-        """A copy of a factor in another type, its places side by side."""
-        block = self.schedule.block
-        sizes = [self.block_size if block and axis == block[0] else self.size(axis) for axis in (first, second)]
-        self.scratch.setdefault(name, (kind, " * ".join(sizes)))
-        i, j = self._extent(first), self._extent(second)
-        number = f"({factor.text})[i * ({factor.strides[0]}) + j * ({factor.strides[1]})]"
-        number = self.narrowed(self.widened(number, factor.type), kind)
-        self.write(
-            f"for (place i = 0; i < {i}; i++)",
-            f"    for (place j = 0; j < {j}; j++) {name}[i * ({sizes[1]}) + j] = {number};",
-        )
-        return _Factor(name, (sizes[1], "1"), kind)
+    def _copied(self, axes: tuple[str, ...], store: Storage, first: str, second: str) -> _Factor:
+        """A copy in the type of the numbers: of what all blocks read once a turn, else once a block."""
+        block = self.schedule.block[0] if self.schedule.block else ""
+        one, two = (axis for axis in axes if axis in (first, second))
+        whole = not self.schedule.steps & set(axes)
+        depth = self.turn if whole else self.base
+        copy = Storage(f"{store.name}_copy", (one, two), self.real, block if block in (one, two) else "")
+        if ("copy", copy) not in self.blocks[depth].memo:
+            self.blocks[depth].memo["copy", copy] = Expression(copy.name, depth)
+            sizes = [self.block_size if axis == copy.block else self.size(axis) for axis in (one, two)]
+            self.scratch[copy.name] = (self.real, " * ".join(sizes))
+            bounds, self.bounds = self.bounds, None if whole else self.bounds
+            found = self._matrix(axes, store, one, two)
+            extents = self._extent(one), self._extent(two)
+            to = self._matrix((one, two), copy, one, two)
+            self.bounds = bounds
+            number = f"({found.text})[i * ({found.strides[0]}) + j * ({found.strides[1]})]"
+            self.blocks[depth].lines += [
+                f"for (place i = 0; i < {extents[0]}; i++)",
+                f"    for (place j = 0; j < {extents[1]}; j++)",
+                f"        ({to.text})[i * ({to.strides[0]}) + j] = {self.widened(number, store.type)};",
+            ]
+        return self._matrix((one, two), copy, first, second)

@@ -123,27 +123,23 @@ typedef void (*gemm_float)(const char *, const char *, const int *, const int *,
 typedef void (*gemm_double)(const char *, const char *, const int *, const int *, const int *, const double *,
                             const double *, const int *, const double *, const int *, const double *, double *,
                             const int *);
-typedef void (*gemm_bf16)(const char *, const char *, const int *, const int *, const int *, const float *,
-                          const bf16 *, const int *, const bf16 *, const int *, const float *, float *, const int *);
 static gemm_float library_float = NULL;
 static gemm_double library_double = NULL;
-static gemm_bf16 library_bf16 = NULL;
 
-void bind(void *for_float, void *for_double, void *for_bf16) {
+void bind(void *for_float, void *for_double) {
     library_float = (gemm_float)for_float;
     library_double = (gemm_double)for_double;
-    library_bf16 = (gemm_bf16)for_bf16;
 }
 
-#define PRODUCT(TYPE, RESULT, LOAD)                                                                                    \
+#define PRODUCT(TYPE)                                                                                                  \
     static inline void product_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,              \
-                                      const TYPE *a, place a_stride, const TYPE *b, place b_stride, RESULT beta,       \
-                                      RESULT *c, place c_stride) {                                                     \
+                                      const TYPE *a, place a_stride, const TYPE *b, place b_stride, TYPE beta,         \
+                                      TYPE *c, place c_stride) {                                                       \
         if (rows <= 0 || columns <= 0) return;                                                                         \
         if (library_##TYPE && inner > 0) {                                                                             \
             int m = (int)rows, n = (int)columns, k = (int)inner;                                                       \
             int as = (int)a_stride, bs = (int)b_stride, cs = (int)c_stride;                                            \
-            RESULT one = 1;                                                                                            \
+            TYPE one = 1;                                                                                              \
             library_##TYPE(b_turned ? "T" : "N", a_turned ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c,     \
                            &cs);                                                                                       \
             return;                                                                                                    \
@@ -151,14 +147,12 @@ void bind(void *for_float, void *for_double, void *for_bf16) {
         for (place i = 0; i < rows; i++) {                                                                             \
             for (place j = 0; j < columns; j++) c[i * c_stride + j] = beta == 0 ? 0 : beta * c[i * c_stride + j];      \
             for (place l = 0; l < inner; l++) {                                                                        \
-                RESULT factor = LOAD(a_turned ? a[l * a_stride + i] : a[i * a_stride + l]);                            \
+                TYPE factor = (a_turned ? a[l * a_stride + i] : a[i * a_stride + l]);                                  \
                 for (place j = 0; j < columns; j++)                                                                    \
-                    c[i * c_stride + j] += factor * LOAD(b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);        \
+                    c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);            \
             }                                                                                                          \
         }                                                                                                              \
     }
-#define AS_IT_IS(x) (x)
-PRODUCT(float, float, AS_IT_IS)
-PRODUCT(double, double, AS_IT_IS)
-PRODUCT(bf16, float, from_bf16)
+PRODUCT(float)
+PRODUCT(double)
 """

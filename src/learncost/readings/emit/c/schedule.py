@@ -99,6 +99,7 @@ class Schedule:
             self._place(line)
         for value in reversed(self.values.values()):
             self._store(value)
+        self.over = self._over()
         self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
 
     # Axes.
@@ -250,6 +251,32 @@ class Schedule:
         for term, _ in needs(value.line):
             if term.name in self.values:
                 self.values[term.name].uses |= sites
+
+    def _over(self) -> dict[str, str]:
+        """Scratch for blocks that lies where another one lay, of which every element was read before."""
+        last: dict[str, str] = {}
+        for new in self.values.values():
+            free = new.kind == "pointwise" and new.stored and not (new.output or new.added) and self.crosses(new)
+            for old in self.values.values() if free and new.type == "real" and new.at.phase == MAIN else ():
+                name = last_name = last.get(old.name, old.name)
+                scratch = old.stored and not (old.output or old.added) and old.type == "real" and self.crosses(old)
+                if scratch and old is not new and old.axes == new.axes and old.at.phase == MAIN:
+                    taken = any(
+                        last.get(v.name, v.name) == name and v is not old for v in self.values.values() if v.stored
+                    )
+                    if not taken and self._done(old, new):
+                        last[new.name] = last_name
+                        break
+        return last
+
+    def _done(self, old: Value, new: Value) -> bool:
+        """Whether a value is read for the last time before another one is written, or at the same element's turn."""
+        assert new.home is not None
+        readers = [v.line for v in self.values.values() if old.name in v.line.reads]
+        gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
+        products = all(self.values[p.name].at.segment < new.home.place.segment for p in old.products)
+        made = old.ready <= new.home.place
+        return made and not gathered and products and all(node <= new.home for node in old.uses)
 
     def moment(self, node: Node, value: Value) -> bool:
         """Whether a stored value is in memory when a node begins."""

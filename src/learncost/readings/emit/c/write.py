@@ -21,7 +21,7 @@ class Turns(Library):
         turns = self.grouped(schedule.turns)
         self.open(self._turn_head(turns))
         self._turn_positions(turns)
-        self.base = len(self.blocks) - 1
+        self.turn = self.base = len(self.blocks) - 1
         for value in schedule.values.values():
             if value.added and not value.shared:
                 self.zero(value, [axis for axis in value.axes if axis not in schedule.turns])

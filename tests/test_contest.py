@@ -8,126 +8,16 @@ import pytest
 
 import learncost as lc
 from contests import ALL, held, problem, rows, setting
-from counting import counting, tally_of
-from learncost.contest.budget import Budget, budget, share
-from learncost.contest.entrant import Cost, Training, costs, entrants
-from learncost.contest.images import CLASSES, mlp, vit
+from learncost.contest.budget import Budget
+from learncost.contest.contest import contest
+from learncost.contest.entrant import Setting, Training, costs, entrants
+from learncost.contest.images import mlp, vit
 from learncost.contest.problem import Examples
 from learncost.contest.show import as_text
 from learncost.contest.trial import Outcome, search
 from learncost.engines.core import Prepared
-from learncost.readings.run import execute
 
 KINDS = ("mlp", "vit", "text")
-
-
-# Budgets.
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_flops_are_equal(kind):
-    """No entrant uses more than the budget, and none could take one step more."""
-    for entrant in ALL:
-        cost_of = costs(setting(kind), entrant)
-        given = 17 * costs(setting(kind), ALL[2])(5).flops
-        found = share(Budget("flops", given), entrant.name, cost_of, 5, 1, 100)
-        flops = cost_of(5).flops
-        assert found.steps * flops <= given < (found.steps + 1) * flops
-        assert (found.batch_size, found.cost) == (5, cost_of(5))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_memory_is_the_largest_batch_that_fits(kind):
-    given = max(costs(setting(kind), entrant)(2).peak for entrant in ALL)
-    for entrant in ALL:
-        cost_of = costs(setting(kind), entrant)
-        found = share(Budget("memory", given), entrant.name, cost_of, 1, 7, 10**6)
-        assert cost_of(found.batch_size).peak <= given < cost_of(found.batch_size + 1).peak
-        assert found.steps == 7
-    assert share(Budget("memory", 10**12), "bp", costs(setting(kind), ALL[0]), 1, 7, 33).batch_size == 33
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "amount"),
-    [
-        ("steps:300", "steps", 300),
-        ("flops:2e10", "flops", 2 * 10**10),
-        ("flops:1.5e3", "flops", 1500),
-        ("memory:5MB", "memory", 5 * 10**6),
-        ("memory:1.5 KiB".replace(" ", ""), "memory", 1536),
-        ("memory:77", "memory", 77),
-    ],
-)
-def test_budgets_as_they_are_written(text, kind, amount):
-    assert budget(text) == Budget(kind, amount)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "300", "steps", "steps:", "steps:-3", "steps:0", "steps:1.5", "steps:5MB", "time:3", "memory:5XB"]
-)
-def test_budgets_that_are_none(text):
-    with pytest.raises(lc.InputError, match="budget"):
-        budget(text)
-
-
-def test_budgets_that_are_not_enough_or_too_much():
-    with pytest.raises(lc.InputError, match="one step of bp takes 4,000 FLOPs, more than 3,999"):
-        share(Budget("flops", 3999), "bp", lambda size: Cost(1, 1000 * size, 1), 4, 1, 9)
-    with pytest.raises(lc.InputError, match="bp on one example needs 50 bytes, over 49"):
-        share(Budget("memory", 49), "bp", lambda size: Cost(1, 1, 50 * size), 4, 1, 9)
-    with pytest.raises(lc.InputError, match="too many"):
-        share(Budget("steps", 10**9), "bp", lambda size: Cost(1, 1, 1), 4, 1, 9)
-
-
-# What a step executes.
-
-
-def test_maccs_of_the_dense_network_by_hand():
-    """Forward and weight update multiply every weight once for each example, backward all but the first layer's; the
-    loss is a product that sums, one MACC for each example. PEPITA runs forward twice, brings the error to the pixels
-    and has no backward pass; MEMPEPITA runs forward three times. The head's update is a matrix product of its own."""
-    B, d, w1, w2 = 5, 64, 16, 8
-    layers = (d * w1, w1 * w2, w2 * CLASSES)
-    forward, update, backward = sum(layers) + 1, sum(layers), sum(layers[1:])
-    expected = {
-        "bp": forward + backward + update,
-        "recompute": forward + backward + update,  # there is no block to recompute
-        "pepita": 2 * forward + CLASSES * d + update,
-        "mempepita": 3 * forward + CLASSES * d + update,
-        "head-only": forward + layers[-1],
-    }
-    for entrant in ALL:
-        assert costs(setting("mlp"), entrant)(B).maccs == B * expected[entrant.procedure], entrant
-
-
-@pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
-@pytest.mark.parametrize("kind", KINDS)
-def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
-    training = Training(setting(kind), entrant, 0.1)
-    prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
-    values = {name: counting(array) for name, array in prepared.values.items()}
-    _, executed = tally_of(execute, lc.lower(prepared.table), values, prepared.sizes)
-    assert executed == costs(setting(kind), entrant)(4).flops
-
-
-@pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
-def test_the_predicted_peak_is_near_the_measured_one(entrant):
-    """tracemalloc knows nothing of tables. What NumPy copies inside of a product, and Python's objects, come on top of
-    the prediction: half of it where a step keeps next to nothing, as that of the head alone."""
-    found = setting("vit")
-    measured = Training(found, entrant).peak(problem("vit").training, rows(64))
-    assert 0.9 < measured / costs(found, entrant)(64).peak < 1.6
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_program_gives_what_the_interpreter_gives(kind):
-    for entrant in ALL:
-        training = Training(setting(kind, dtype="fp64"), entrant, 0.1)
-        prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
-        values = dict(prepared.values)
-        execute(lc.lower(prepared.table), values, prepared.sizes)
-        for name, array in training._run(prepared).items():
-            np.testing.assert_allclose(array, values[name], 1e-9, 1e-12, err_msg=f"{entrant.name} {name}")
 
 
 # The same beginning, and who equals whom.
@@ -179,6 +69,19 @@ def test_the_row_of_examples_does_not_depend_on_the_batch():
     assert not np.array_equal(examples.stream(4, 0, 35), whole)
 
 
+def test_what_a_vision_transformer_starts_from():
+    """All that transformers draws is drawn: a class token of zeros would be normalized without bounds."""
+    weights = vit({}).begin(0)
+    for name, array in weights.items():
+        last = name.rpartition(".")[2]
+        if last == "g":
+            assert (array == 1).all()
+        elif last.startswith("b"):
+            assert (array == 0).all()
+        else:
+            assert np.std(array) == pytest.approx(0.02, rel=0.3), name
+
+
 # Learning.
 
 
@@ -193,10 +96,13 @@ def test_backpropagation_learns_the_digits_by_patches():
     assert found["bp"] > 0.8 > found["head-only"]
 
 
-def contest_of(given, names, steps, rate, optimizer="momentum"):
-    from learncost.contest.contest import contest
-    from learncost.contest.entrant import Setting
+def test_pepita_learns_more_than_the_head_on_a_dense_network():
+    """By over two points, each at the rate that a search finds; on a transformer it does not (docs/contest.md)."""
+    pepita, head = contest_of(mlp(), "pepita:paper", 300, 0.3), contest_of(mlp(), "head-only", 300, 1.0)
+    assert pepita["pepita:paper"] > head["head-only"] + 0.02
 
+
+def contest_of(given, names, steps, rate, optimizer="momentum"):
     made = contest(Setting(given, optimizer), entrants(names, "stable"), Budget("steps", steps), (0,), (rate,))
     return {result.entrant.name: result.outcomes[0].after[1] for result in made.results}
 
@@ -246,6 +152,8 @@ def test_the_rate_of_the_lowest_loss_is_found():
 def test_where_all_diverge_the_last_to_do_so_is_taken():
     found = search((1.0, 2.0, 3.0), lambda rate: outcome(rate, 0.0, {1.0: 5, 2.0: 9, 3.0: 9}[rate]), False)
     assert found.best == 2.0
+    assert found.lost
+    assert not search((1.0,), lambda rate: outcome(rate, 0.0, 5), False).edge
 
 
 def test_a_divergence_is_said():
@@ -270,9 +178,6 @@ def test_the_search_does_not_see_what_validates():
     plain = problem("mlp")
     spoiled = replace(plain, validation=Examples({n: a[:1] * 0 for n, a in plain.validation.arrays.items()}, "targets"))
     names = entrants("bp", "stable")
-    from learncost.contest.contest import contest
-    from learncost.contest.entrant import Setting
-
     one, two = (
         contest(Setting(given, "momentum"), names, Budget("steps", 5), (0,), (0.01, 0.1)) for given in (plain, spoiled)
     )
@@ -303,9 +208,9 @@ def test_entrants_by_name():
     assert [one.name for one in entrants("bp, pepita,mempepita:paper,head-only", "stable")] == [
         *("bp", "pepita:stable", "mempepita:paper", "head-only")
     ]
-    for text in ("bp,bp", "pepita,pepita:stable", "", "bp,,pepita", "bp:paper", "pepita:other", "adam"):
+    for names in ("bp,bp", "pepita,pepita:stable", "", "bp,,pepita", "bp:paper", "pepita:other", "adam"):
         with pytest.raises(lc.InputError):
-            entrants(text, "stable")
+            entrants(names, "stable")
     with pytest.raises(lc.InputError):
         entrants("bp", "other")
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from learncost.contest.problem import Arrays, Examples, Problem
-from learncost.engines.weights import generator, initial_weights
+from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
 from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer
-from learncost.models.model import build
+from learncost.models.model import Model, build
 from learncost.models.sizes import check_size
 
 CLASSES, SIDE, BRIGHTEST = 10, 8, 16
@@ -128,6 +128,17 @@ def vit(sizes: Mapping[str, Any]) -> Problem:
         ("image", "labels"),
         "adamw",
         model=model,
-        begin=lambda seed: initial_weights(model.table, model.sizes, seed),
+        begin=lambda seed: _drawn(model, seed),
         fixed={"places": 1 + np.arange(rows * columns).reshape(rows, columns)},  # the class token stands at 0
     )
+
+
+def _drawn(model: Model, seed: int) -> Arrays:
+    """The class token and the positions are drawn as matrices are, as transformers does it.
+
+    What is only added would start at 0; then the class token's row is 0, and its normalization without bounds.
+    """
+    weights = initial_weights(model.table, model.sizes, seed)
+    for name in ("embeddings.T", "embeddings.P"):
+        weights[name] = DEVIATION * generator(seed, name).standard_normal(weights[name].shape)
+    return weights

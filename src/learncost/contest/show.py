@@ -79,9 +79,9 @@ def _learned(found: Contest) -> Sheet:
 
 def _of_rates(found: Contest) -> Iterator[str]:
     for result in found.results:
-        if result.search is None or not result.search.tried:
+        if result.search is None:
             continue
-        if all(one.after is None for one in result.search.tried):
+        if result.search.lost:
             yield f"{result.entrant.name}: every rate that was tried diverged; it has the one that did so last."
         elif result.search.edge:
             yield f"* {result.entrant.name}: the first or the last that was tried; one beyond may be better."

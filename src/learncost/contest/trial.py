@@ -77,6 +77,7 @@ class Search:
     """The learning rates that were tried, in their order, and the best one.
 
     edge   whether the best one is the first or the last of all, so that one beyond it may be better
+    lost   whether all diverge
     """
 
     tried: tuple[Outcome, ...]
@@ -85,7 +86,11 @@ class Search:
     @property
     def edge(self) -> bool:
         rates = [one.learning_rate for one in self.tried]
-        return len(rates) > 1 and self.best in (min(rates), max(rates))
+        return len(rates) > 1 and self.best in (min(rates), max(rates)) and not self.lost
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.tried) and all(one.after is None for one in self.tried)
 
 
 def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: bool) -> Search:

@@ -72,7 +72,7 @@ def test_engine_and_eager_end_to_end(
         # PyTorch is imported before, so that the peak is above it, and the steps of this size add little to it.
         assert 100 * MIB < side["memory"]["runtime"] < side["memory"]["peak"] < side["memory"]["runtime"] + 200 * MIB
     assert eager["over_best_peer"] == 1.0
-    assert floor["seconds"] < eager["seconds"]
+    assert [len(seconds) for seconds in floor["rounds"]] == [1, 1]
     assert floor["facts"]["optimizer_bytes"] == 28 * case["parameters"]
 
 

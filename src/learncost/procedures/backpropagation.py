@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from learncost.equation.table import Repeat, Table
 from learncost.layers.derive import Derived, derive
-from learncost.layers.recompute import in_macro
 from learncost.layers.recompute import recomputed as run_again
 from learncost.models.model import Model
-
-__all__ = ("backpropagation", "in_macro", "recomputed", "repeats")
 
 
 def backpropagation(model: Model, jacobian: bool = False) -> Derived:

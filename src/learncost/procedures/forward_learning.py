@@ -15,9 +15,10 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
 from learncost.layers.derive import Derived
 from learncost.layers.layer import named
+from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.model import Model
-from learncost.procedures.backpropagation import backpropagation, in_macro, repeats
+from learncost.procedures.backpropagation import backpropagation, repeats
 from learncost.vocabulary import entry
 
 CONTROLS = ("count", "strength")

@@ -1,0 +1,166 @@
+"""What a contest counts: equal budgets, what a step executes, and the page of the documentation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from contests import ALL, SMALL, problem, rows, setting
+from counting import counting, tally_of
+from learncost.contest.budget import Budget, budget, share
+from learncost.contest.entrant import Cost, Setting, Training, costs, entrants
+from learncost.contest.images import CLASSES, VIT, mlp, vit
+from learncost.contest.text import DECODER, text
+from learncost.ledger.sheet import size_of
+from learncost.readings.run import execute
+
+KINDS = ("mlp", "vit", "text")
+
+PAGE = (
+    ("Digits, a dense network", mlp, "momentum"),
+    ("Digits, a dense network, equal FLOPs", mlp, "momentum"),
+    ("Digits, a vision transformer", lambda: vit({}), "adamw"),
+    ("Digits, a vision transformer, equal memory", lambda: vit({}), "adamw"),
+    ("Text", lambda: text([__file__], DECODER, {}, 64), "adamw"),
+    ("Text, equal FLOPs", lambda: text([__file__], DECODER, {}, 64), "momentum"),
+)
+"""The sections of docs/contest.md, each with its problem; the counts of a text do not depend on what it says."""
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_flops_are_equal(kind):
+    """No entrant uses more than the budget, and none could take one step more."""
+    for entrant in ALL:
+        cost_of = costs(setting(kind), entrant)
+        given = 17 * costs(setting(kind), ALL[2])(5).flops
+        found = share(Budget("flops", given), entrant.name, cost_of, 5, 1, 100)
+        flops = cost_of(5).flops
+        assert found.steps * flops <= given < (found.steps + 1) * flops
+        assert (found.batch_size, found.cost) == (5, cost_of(5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_memory_is_the_largest_batch_that_fits(kind):
+    given = max(costs(setting(kind), entrant)(2).peak for entrant in ALL)
+    for entrant in ALL:
+        cost_of = costs(setting(kind), entrant)
+        found = share(Budget("memory", given), entrant.name, cost_of, 1, 7, 10**6)
+        assert cost_of(found.batch_size).peak <= given < cost_of(found.batch_size + 1).peak
+        assert found.steps == 7
+    assert share(Budget("memory", 10**12), "bp", costs(setting(kind), ALL[0]), 1, 7, 33).batch_size == 33
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "amount"),
+    [
+        ("steps:300", "steps", 300),
+        ("flops:2e10", "flops", 2 * 10**10),
+        ("flops:1.5e3", "flops", 1500),
+        ("memory:5MB", "memory", 5 * 10**6),
+        ("memory:1.5 KiB".replace(" ", ""), "memory", 1536),
+        ("memory:77", "memory", 77),
+    ],
+)
+def test_budgets_as_they_are_written(said, kind, amount):
+    assert budget(said) == Budget(kind, amount)
+
+
+@pytest.mark.parametrize(
+    "said", ["", "300", "steps", "steps:", "steps:-3", "steps:0", "steps:1.5", "steps:5MB", "time:3", "memory:5XB"]
+)
+def test_budgets_that_are_none(said):
+    with pytest.raises(lc.InputError, match="budget"):
+        budget(said)
+
+
+def test_budgets_that_are_not_enough_or_too_much():
+    with pytest.raises(lc.InputError, match="one step of bp takes 4,000 FLOPs, more than 3,999"):
+        share(Budget("flops", 3999), "bp", lambda size: Cost(1, 1000 * size, 1), 4, 1, 9)
+    with pytest.raises(lc.InputError, match="bp on one example needs 50 bytes, over 49"):
+        share(Budget("memory", 49), "bp", lambda size: Cost(1, 1, 50 * size), 4, 1, 9)
+    with pytest.raises(lc.InputError, match="too many"):
+        share(Budget("steps", 10**9), "bp", lambda size: Cost(1, 1, 1), 4, 1, 9)
+
+
+# What a step executes.
+
+
+def test_maccs_of_the_dense_network_by_hand():
+    """Forward and weight update multiply every weight once for each example, backward all but the first layer's; the
+    loss is a product that sums, one MACC for each example. PEPITA runs forward twice, brings the error to the pixels
+    and has no backward pass; MEMPEPITA runs forward three times. The head's update is a matrix product of its own."""
+    B, d, w1, w2 = 5, 64, 16, 8
+    layers = (d * w1, w1 * w2, w2 * CLASSES)
+    forward, update, backward = sum(layers) + 1, sum(layers), sum(layers[1:])
+    expected = {
+        "bp": forward + backward + update,
+        "recompute": forward + backward + update,  # there is no block to recompute
+        "pepita": 2 * forward + CLASSES * d + update,
+        "mempepita": 3 * forward + CLASSES * d + update,
+        "head-only": forward + layers[-1],
+    }
+    for entrant in ALL:
+        assert costs(setting("mlp"), entrant)(B).maccs == B * expected[entrant.procedure], entrant
+
+
+@pytest.mark.parametrize("name", ["bp", "recompute", "head-only"])
+def test_a_step_costs_what_the_command_cost_says(name):
+    """The vision transformer is a model of a family, as any other; so is the text's decoder."""
+    for kind, given, length in (("vit", VIT, None), ("text", DECODER | {"vocab_size": 257}, 12)):
+        own = {**given, **SMALL, "num_hidden_layers": 2}
+        whole = lc.cost(own, name, batch_size=6, seq_len=length, optimizer="adamw").total
+        found = costs(setting(kind, "adamw"), entrants(name, "stable")[0])(6)
+        assert (found.maccs, found.flops) == (whole.maccs, whole.flops)
+
+
+@pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
+    training = Training(setting(kind), entrant, 0.1)
+    prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
+    values = {name: counting(array) for name, array in prepared.values.items()}
+    _, executed = tally_of(execute, lc.lower(prepared.table), values, prepared.sizes)
+    assert executed == costs(setting(kind), entrant)(4).flops
+
+
+@pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
+def test_the_predicted_peak_is_near_the_measured_one(entrant):
+    """tracemalloc knows nothing of tables. What NumPy copies inside of a product, and Python's objects, come on top of
+    the prediction: half of it where a step keeps next to nothing, as that of the head alone."""
+    found = setting("vit")
+    measured = Training(found, entrant).peak(problem("vit").training, rows(64))
+    assert 0.9 < measured / costs(found, entrant)(64).peak < 1.6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_gives_what_the_interpreter_gives(kind):
+    for entrant in ALL:
+        training = Training(setting(kind, dtype="fp64"), entrant, 0.1)
+        prepared = training.prepare(**problem(kind).training.rows(rows(4)), **problem(kind).fixed)
+        values = dict(prepared.values)
+        execute(lc.lower(prepared.table), values, prepared.sizes)
+        for name, array in training._run(prepared).items():
+            np.testing.assert_allclose(array, values[name], 1e-9, 1e-12, err_msg=f"{entrant.name} {name}")
+
+
+# The page.
+
+
+@pytest.mark.parametrize(("heading", "given", "optimizer"), PAGE, ids=[one[0] for one in PAGE])
+def test_the_counts_of_the_page(heading, given, optimizer):
+    """What does not depend on a machine: MACCs, FLOPs and predicted bytes of every row."""
+    page = (Path(__file__).parent.parent / "docs" / "contest.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    rows = [row for row in rows if len(row) > 5 and row[4].isdigit()]
+    assert len(rows) >= 6
+    made = Setting(given(), optimizer)
+    for name, _, _, _, steps, batch, maccs, flops, _, predicted, _ in rows:
+        found = costs(made, entrants(name, "stable")[0])(int(batch))
+        assert maccs == f"{int(steps) * found.maccs / 1e9:.3f}", name
+        assert flops == f"{int(steps) * found.flops / 1e9:.3f}", name
+        assert predicted == size_of(found.peak), name

@@ -19,12 +19,24 @@ from learncost.faces.emit import LIBRARIES, emit
 from learncost.faces.explain import explain
 from learncost.faces.formulas import formulas
 from learncost.faces.subject import Subject, layers, subject
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.plan import planned
+from learncost.plans.planner import memory
+from learncost.procedures.procedure import step
 from learncost.readings import write as print_reading
 from learncost.readings.price import price
 from learncost.vocabulary import entries
 
 # The sizes of bert-base at 128 tokens, on which the conventions page compares the price books.
 EXAMPLE = {"B": 1, "M": 128, "N": 128, "d": 768, "k": 64, "h": 12, "f": 3072, "v": 30522}
+# Alone, and together.
+EXAMPLE_PLANS = (
+    *("", "flash", "head", "recompute=gelu+norm", "recompute=attention", "recompute=all", "at-once", "fused"),
+    "flash,fused,head,at-once",
+    "flash,fused,head,at-once,recompute=gelu+norm",
+    "flash,fused,head,at-once,recompute=all",
+)
 EXAMPLE_LAYERS = ("embedding", "attention", "add_norm", "feed_forward", "head")
 
 
@@ -38,6 +50,7 @@ def write(folder: Path) -> list[Path]:
     pages["generated/books.md"] = books_page()
     pages["generated/symbols.md"] = symbols_page()
     pages["generated/emit.md"] = emit_page()
+    pages["generated/plans.md"] = plans_page()
     written = []
     for name, text in pages.items():
         path = folder / name
@@ -219,6 +232,19 @@ def emit_page() -> str:
     """The emitted programs of attention."""
     parts = (f"{title}:\n\n```python\n{emit('attention', name)}```\n" for name, title in LIBRARIES.items())
     return "\n".join(parts)
+
+
+def plans_page() -> str:
+    """One step of GPT-2 with AdamW on 8 sequences of 1,024 tokens, under one plan after another."""
+    model = build(configure("gpt2"))
+    plain, sizes = step(model, "bp", "adamw"), run_sizes(model, 8, 1024, None)
+    rows = []
+    for text in EXAMPLE_PLANS:
+        one = planned(plain, text)
+        flops, found = price(one, sizes, BOOKS["run"]).flops, memory(one, sizes)
+        amounts = (f"{flops / 1e12:.4f}", f"{found.kept_bytes / 1e9:.2f} GB", f"{found.peak / 1e9:.2f} GB")
+        rows.append((f"`{text}`" if text else "none", *amounts))
+    return table(("plan", "10^12 FLOPs", "kept for the backward pass", "peak"), rows)
 
 
 def symbols_page() -> str:

@@ -1,5 +1,6 @@
 """Plans change when lines run and what lies in memory, never what comes out."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -11,7 +12,11 @@ from counting import counting, tally_of
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, walk
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
 from learncost.plans.plan import PLANS, plan_of, planned
+from learncost.procedures.procedure import step
 from planned import MODELS, given, results, sizes_of, table_of
 from programs import execute, worst
 
@@ -35,7 +40,16 @@ def test_what_runs_again_changes_nothing_bit_for_bit(model):
         assert all(again[name].tobytes() == array.tobytes() for name, array in plain.items()), part
 
 
-TOGETHER = ["head", "at-once", "head,at-once", "head,at-once,recompute=gelu+silu+norm", "at-once,recompute=block"]
+TOGETHER = [
+    "head",
+    "at-once",
+    "flash,fused",
+    "head,at-once,recompute=gelu+silu+norm",
+    "at-once,recompute=block",
+    "flash,fused,head,at-once,recompute=gelu+silu+norm",
+    "flash,fused,head,at-once,recompute=all",
+    "flash,fused,recompute=attention",
+]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -199,7 +213,7 @@ def test_weights_are_updated_at_once(model):
 def test_the_price_under_a_plan_is_what_numpy_executes(model):
     table, sizes = table_of(model), sizes_of(model)
     values = given(table, sizes)
-    for text in ("head", "at-once", "recompute=gelu+silu+norm", "head,at-once,recompute=all"):
+    for text in ("head", "at-once", "recompute=gelu+silu+norm", "flash,fused,head,at-once,recompute=all"):
         rewritten = planned(table, text)
         _, units = tally_of(results, rewritten, {name: counting(array) for name, array in values.items()}, sizes)
         assert units == lc.price(rewritten, sizes, lc.book("run")).flops, text
@@ -216,7 +230,8 @@ def test_the_price_under_a_plan_is_what_numpy_executes(model):
     ],
 )
 def test_a_planned_step_is_emitted_as_it_is_defined(model, backend, optimizer):
-    table, sizes = table_of(model, optimizer=optimizer), sizes_of(model)
+    few = {"num_hidden_layers": 1} if backend == "jax" else {}  # jax.jit compiles every turn by itself
+    table, sizes = table_of(model, optimizer=optimizer, **few), sizes_of(model, **few)
     values = given(table, sizes)
     plain = results(table, values, sizes)
     jit = (lambda function, _: jax.jit(function)) if backend == "jax" else None
@@ -260,3 +275,38 @@ def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
         planned(table_of("gpt2"), text)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_commands_take_a_plan(capsys):
+    text = "head,at-once,recompute=gelu+norm"
+    table = planned(step(build(configure("gpt2")), "bp"), text)
+    found = lc.cost("gpt2", batch_size=2, plan=text)
+    sizes = run_sizes(build(configure("gpt2")), 2, None, None)
+    assert found.total.flops == lc.price(table, sizes, lc.book("run")).flops
+    assert found.to_dict()["plan"] == text
+    assert found.macro_operations["recomputation"][0] == 1
+    assert "plan" not in lc.cost("gpt2").to_dict()
+    beside = lc.compare("gpt2", "bp,pepita", plan="recompute=norm").costs["run"]
+    assert [cost.macro_operations["recomputation"][1].flops > 0 for cost in beside.values()] == [True, False]
+    assert main(["list", "plans", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["plan"] for row in listed] == [plan.spelling for plan in PLANS.values()]
+    assert main(["emit", "gpt2", "--plan", "recompute=gelu"]) == 0
+    assert "under recompute=gelu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("cost gpt2 --plan recompte=norm", "no plan is called"),
+        ("cost gpt2 --procedure decode --plan head", "a plan rewrites a training step; decode is none"),
+        ("cost gpt2 --price-book megatron --plan head", "is a formula of whole models"),
+        ("emit attention --plan head", "--plan is for models"),
+        ("compare gpt2 --plan head=3", "takes nothing after it"),
+    ],
+)
+def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, said, capsys):
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

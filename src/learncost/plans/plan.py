@@ -51,6 +51,12 @@ PLANS: Mapping[str, Plan] = {
     plan.name: plan
     for plan in (
         Plan(
+            "flash",
+            "scores of attention are never stored: made again in the backward pass, some queries at a time",
+            "Dao et al. 2022, FlashAttention: fast and memory-efficient exact attention with IO-awareness",
+            _found_in("flash"),
+        ),
+        Plan(
             "head",
             "scores, loss and their gradients one sequence after the other: no batch x vocabulary",
             "Wijmans et al. 2024, Cut your losses in large-vocabulary language models, which cuts finer",
@@ -67,8 +73,14 @@ PLANS: Mapping[str, Plan] = {
         Plan(
             "at-once",
             "every weight updated as soon as its gradient is there: no stack of gradients",
-            "Lv et al. 2023, Full parameter fine-tuning for large language models with limited resources, section 3.1",
+            "Lv et al. 2023, Full parameter fine-tuning for large language models with limited resources",
             _found_in("at_once"),
+        ),
+        Plan(
+            "fused",
+            "the lines between two matrix products as one kernel, which reads and writes every row once",
+            "Ivanov et al. 2021, Data movement is all you need: a case study on optimizing transformers",
+            _found_in("fused"),
         ),
     )
 }

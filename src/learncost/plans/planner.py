@@ -1,0 +1,123 @@
+"""The planner: which plans to run a step under, by a short list of rules and by what the readings say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, defined, walk
+from learncost.plans.plan import planned
+from learncost.readings.live import Live, live
+from learncost.readings.price import Book, price
+from learncost.vocabulary import entry
+
+CHEAP = 0.01
+"""What recomputation may cost without being asked for, as a share of the step's FLOPs."""
+
+ROWS = 64
+"""Rows that a product needs for its other matrix to be worth reading: a sequence's tokens, in the head's turns."""
+
+_RUN = Book("run", "", "", "executed")
+
+
+def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None) -> str:
+    """The plan for a step of these sizes, as `planned` takes it.
+
+    budget  bytes that the step may take at its peak, weights and states included; None: nothing beyond what is nearly
+            free. Where nothing meets it, the plan that takes least.
+    """
+    plan: list[str] = []
+    if _does(table, "flash") and _is_less(table, plan, ["flash"], sizes, dtype):
+        plan.append("flash")  # where more is read to make scores again than scores are, as in DeBERTa, it takes more
+    if _does(table, "fused"):
+        plan.append("fused")  # fewer bytes are moved, for no operation more
+    if _does(table, "head") and sizes["B"] > 1 and sizes["M"] >= ROWS:
+        plan.append("head")  # an addition of the head's gradient a sequence, for batch x vocabulary four times over
+    if _does(table, "at-once"):
+        plan.append("at-once")  # the same operations; refused where clipping or sums over microbatches wait
+    cheap = nearly_free(table)
+    if budget is None:
+        taken = _is_cheap(table, plan, cheap, sizes) and _is_less(table, plan, cheap, sizes, dtype)
+        return ",".join((*plan, *cheap) if taken else plan)
+    ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all"]
+    plans = [",".join((*plan, *filter(None, (more,)))) for more in ladder]
+    needs = [memory(planned(table, text), sizes, dtype).peak for text in plans]
+    fitting = [text for text, need in zip(plans, needs, strict=True) if need <= budget]
+    return fitting[0] if fitting else plans[needs.index(min(needs))]
+
+
+def nearly_free(table: Table) -> tuple[str, ...]:
+    """The recomputation of the activations and norms of the blocks; empty where they have neither."""
+    lines = [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]
+    words = [line for line in lines if isinstance(line, Word) and entry(line.word).pointwise and len(line.right) == 1]
+    parts = dict.fromkeys(line.word for line in words if "attention" not in line.tag.layer)
+    norms = ["norm"] if any("norm" in line.tag.layer.split("_") for line in lines) else []
+    return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
+
+
+def _does(table: Table, name: str) -> bool:
+    """Whether a plan finds something to do, and may."""
+    try:
+        return planned(table, name).lines != table.lines
+    except InputError:
+        return False
+
+
+def _is_less(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int], dtype: str) -> bool:
+    """Whether a step takes less memory under more plans."""
+    before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
+    return bool(memory(after, sizes, dtype).peak < memory(before, sizes, dtype).peak)
+
+
+def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int]) -> bool:
+    """Whether a step costs at most a hundredth more under more plans."""
+    before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
+    return bool(price(after, sizes, _RUN).flops <= (1 + CHEAP) * price(before, sizes, _RUN).flops)
+
+
+def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> Live:
+    """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
+    return live(_stored(table), sizes, dtype)
+
+
+def _stored(table: Table) -> Table:
+    """The table with everything that needs no room as a number: inside of kernels, and in place of old weights."""
+    lines, axes = _scope(table.lines, table.axes, set(table.outputs))
+    return replace(table, lines=lines, axes=axes)
+
+
+def _scope(
+    lines: tuple[Statement, ...], axes: Mapping[str, tuple[str, ...]], wanted: set[str]
+) -> tuple[tuple[Statement, ...], dict[str, tuple[str, ...]]]:
+    """The lines and the axes of one scope; `wanted` are the names that it hands out."""
+    small = _inside_of_kernels(lines, wanted) | _updated(lines)
+    result: list[Statement] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
+            body, own = _scope(line.lines, line.axes, ends)
+            small |= {outer for inside, outer in line.keep if inside in own and own[inside] != line.axes[inside]}
+            result.append(replace(line, lines=body, axes=own))
+        else:
+            left = tuple(Term(term.name, ()) if term.name in small else term for term in line.left)
+            result.append(replace(line, left=left))
+    return tuple(result), {name: () if name in small else own for name, own in axes.items()}
+
+
+def _updated(lines: tuple[Statement, ...]) -> set[str]:
+    """New weights and states, which take the places of the old ones."""
+    updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
+    return {term.name for line in updates for term in line.left if term.name.endswith(".new")}
+
+
+def _inside_of_kernels(lines: tuple[Statement, ...], wanted: set[str]) -> set[str]:
+    """What only lines of the kernel read that makes it."""
+    maker: dict[str, str] = {}
+    others = set(wanted)
+    for line in lines:
+        own = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
+        others |= {name for name in line.reads if maker.get(name) != own}
+        if own:
+            maker |= dict.fromkeys(defined((line,)), own)
+    return maker.keys() - others

@@ -1,0 +1,107 @@
+"""The planner's rules, and the memory that it reads off a step's table."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import learncost as lc
+from learncost.equation.table import Kernel, each_line
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.plan import planned
+from learncost.plans.planner import chosen, memory
+from learncost.procedures.clipping import with_clipping
+from learncost.procedures.procedure import step
+from learncost.readings.price import parameters
+from planned import sizes_of, table_of
+
+PAGE = (Path(__file__).parent.parent / "docs" / "plans.md").read_text(encoding="utf-8")
+
+
+def gpt2(batch=8, length=1024, model="gpt2"):
+    built = build(configure(model))
+    return step(built, "bp", "adamw"), run_sizes(built, batch, length, None)
+
+
+def test_what_is_nearly_free_is_always_taken():
+    table, sizes = gpt2()
+    assert chosen(table, sizes) == "flash,fused,head,at-once,recompute=gelu_tanh+norm"
+    table, sizes = gpt2(2, 512, "llama-2-7b")
+    assert chosen(table, sizes) == "flash,fused,head,at-once,recompute=silu+norm"
+
+
+def test_what_takes_more_memory_is_left_out():
+    # DeBERTa's scores are made of rows for every distance, of which there are more than keys.
+    table, sizes = gpt2(4, 512, "deberta-base")
+    assert memory(planned(table, "flash"), sizes).peak > memory(table, sizes).peak
+    assert chosen(table, sizes) == "fused,at-once,recompute=gelu+norm"
+
+
+def test_the_head_takes_turns_only_where_there_are_several_and_long_ones():
+    for batch, length in ((1, 1024), (8, 32)):
+        table, sizes = gpt2(batch, length)
+        assert "head" not in chosen(table, sizes)
+
+
+def test_what_waits_for_all_gradients_is_not_updated_at_once():
+    table, sizes = gpt2()
+    assert "at-once" not in chosen(with_clipping(table), sizes)
+    assert "at-once" in chosen(table, sizes)
+
+
+def test_a_smaller_budget_takes_less_memory_and_more_operations():
+    table, sizes = gpt2()
+    found = []
+    for budget in (10**11, 6 * 10**9, 4 * 10**9, 3 * 10**9):
+        rewritten = planned(table, chosen(table, sizes, budget=budget))
+        found.append((memory(rewritten, sizes).peak, lc.price(rewritten, sizes, lc.book("run")).flops))
+        assert found[-1][0] <= budget
+    assert found == sorted(found, reverse=True, key=lambda pair: pair[0])
+    assert [flops for _, flops in found] == sorted({flops for _, flops in found})
+    # Where nothing fits, what takes least.
+    least = chosen(table, sizes, budget=1)
+    assert least.endswith("recompute=all")
+
+
+def test_gradients_never_lie_together_when_weights_are_updated_at_once():
+    # A weight, two states and a gradient are four numbers of four bytes a parameter, at the optimizer's first line.
+    table = table_of("gpt2")
+    sizes = {**sizes_of("gpt2"), "B": 1, "M": 2, "n_layer": 50}
+    bound = 16 * parameters(table).at(sizes)
+    assert memory(table, sizes).peak >= bound
+    assert memory(planned(table, "at-once"), sizes).peak < bound * 14 / 16  # with less than half of the gradients
+
+
+def test_what_stays_inside_of_a_kernel_takes_no_memory():
+    table = lc.layer("f(X) -> Y\n A[b c] = exp(X[b c])\n D[b c] = tanh(A[b c])\n Y[b c] = log(D[b c])").table
+    kernel = Kernel("all", ("b",))
+    one = replace(
+        table, lines=each_line(table.lines, lambda line: (replace(line, tag=replace(line.tag, kernel=kernel)),))
+    )
+    sizes = {"b": 5, "c": 7}
+    # X, and two of A, D and Y; in a kernel X and Y, and a number in the stead of what it makes on the way.
+    assert memory(table, sizes).peak == 4 * 3 * 35
+    assert memory(one, sizes).peak == 4 * (2 * 35 + 1)
+
+
+def test_what_gpt2_keeps_under_the_plan_that_is_nearly_free():
+    # Of a token and block: X, X.2, Q, K, V and A of width d, and U of width 4 d; no scores, nothing else of width 4 d.
+    table, sizes = gpt2(8, 1024)
+    found = memory(planned(table, "flash,head,recompute=gelu+norm"), sizes)
+    blocks = [held for held in found.kept if held.axes[0] == "n_layer"]
+    assert {held.name.rstrip("*") for held in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
+    assert sum(held.bytes for held in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
+    assert not any({"B", "v"} <= set(held.axes) for held in found.kept)
+
+
+def test_the_screen_of_the_page(capsys):
+    (line, screen), *others = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert not others
+    assert main(line.split()[1:]) == 0
+    assert capsys.readouterr().out == screen
+
+
+def test_the_python_of_the_page():
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    exec(program, {})  # the page's own text

@@ -15,6 +15,9 @@ from learncost.vocabulary import entry
 CHEAP = 0.01
 """What recomputation may cost without being asked for, as a share of the step's FLOPs."""
 
+SAME = 0.01
+"""Peaks that differ by less, as a share, are the same: a moment earlier or later in which an array goes."""
+
 ROWS = 64
 """Rows that a product needs for its other matrix to be worth reading: a sequence's tokens, in the head's turns."""
 
@@ -28,17 +31,18 @@ def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: 
             free. Where nothing meets it, the plan that takes least.
     """
     plan: list[str] = []
-    if _does(table, "flash") and _is_less(table, plan, ["flash"], sizes, dtype):
-        plan.append("flash")  # where more is read to make scores again than scores are, as in DeBERTa, it takes more
+    if _does(table, "flash") and _share(table, plan, ["flash"], sizes, dtype) <= 1 + SAME:
+        plan.append("flash")  # not where more is kept to make scores again than scores are, as in DeBERTa
     if _does(table, "fused"):
         plan.append("fused")  # fewer bytes are moved, for no operation more
-    if _does(table, "head") and sizes["B"] > 1 and sizes["M"] >= ROWS:
-        plan.append("head")  # an addition of the head's gradient a sequence, for batch x vocabulary four times over
     if _does(table, "at-once"):
         plan.append("at-once")  # the same operations; refused where clipping or sums over microbatches wait
+    several = sizes["B"] > 1 and sizes["M"] >= ROWS
+    if several and _does(table, "head") and _share(table, plan, ["head"], sizes, dtype) < 1 - SAME:
+        plan.append("head")  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
     cheap = nearly_free(table)
     if budget is None:
-        taken = _is_cheap(table, plan, cheap, sizes) and _is_less(table, plan, cheap, sizes, dtype)
+        taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype) < 1 - SAME
         return ",".join((*plan, *cheap) if taken else plan)
     ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all"]
     plans = [",".join((*plan, *filter(None, (more,)))) for more in ladder]
@@ -64,10 +68,10 @@ def _does(table: Table, name: str) -> bool:
         return False
 
 
-def _is_less(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int], dtype: str) -> bool:
-    """Whether a step takes less memory under more plans."""
+def _share(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int], dtype: str) -> float:
+    """The peak of a step under more plans, over what it was."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
-    return bool(memory(after, sizes, dtype).peak < memory(before, sizes, dtype).peak)
+    return float(memory(after, sizes, dtype).peak / memory(before, sizes, dtype).peak)
 
 
 def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int]) -> bool:

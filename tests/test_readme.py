@@ -40,7 +40,7 @@ def test_the_layer_is_the_one_that_ships():
 
 
 def test_commands_that_are_named_exist():
-    for name in re.findall(r"`learncost ([a-z]+)", TEXT):
+    for name in re.findall(r"`learncost ([a-z-]+)", TEXT):
         assert name in COMMANDS
 
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
     from learncost.faces.emit import emit as emit
+    from learncost.hardware.devices import Device as Device
+    from learncost.hardware.devices import device as device
+    from learncost.hardware.figure import Figure as Figure
+    from learncost.hardware.run_cost import RunCost as RunCost
+    from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
     from learncost.layers.derive import derive as derive
     from learncost.layers.layer import Layer as Layer
@@ -62,8 +67,11 @@ _PUBLIC = {
     "Cost": "learncost.ledger.record",
     "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
+    "device": "learncost.hardware.devices",
+    "Device": "learncost.hardware.devices",
     "emit": "learncost.faces.emit",
     "errata": "learncost.books.errata",
+    "Figure": "learncost.hardware.figure",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
     "from_module": "learncost.models.from_module",
@@ -80,6 +88,8 @@ _PUBLIC = {
     "rules": "learncost.ledger.rules",
     "Rules": "learncost.ledger.thumbs",
     "run": "learncost.readings.run",
+    "run_cost": "learncost.hardware.run_cost",
+    "RunCost": "learncost.hardware.run_cost",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
     "Training": "learncost.engines.numpy_engine",

@@ -31,6 +31,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("explain:explain", "A layer line by line: forward, backward, update, what is kept."),
     "sweep": ("sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet."),
     "rules": ("rules:rules", "Rules of thumb set against the exact numbers."),
+    "run-cost": ("run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."),
     "complexity": ("complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."),
     "contest": ("contest:contest", "Learning procedures trained with equal budgets, and what came of it."),
     "train": ("train:train", "Train a language model on text files, in a folder that transformers loads."),

@@ -18,7 +18,8 @@ def listing(
     format: Name = "table",
     json: Switch = False,
 ) -> Sheet | str:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, plans, layers, words, commands.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, plans, layers, words, devices,
+    countries, runs, commands.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def listing(
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if wanted == "json":
         return to_json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False)
-    numbers = {"parameters", "how many"}
+    numbers = {"parameters", "how many", "GB", "W", "kg CO2e/kWh"}
     left = frozenset(place for place, column in enumerate(columns) if column not in numbers)
     sheet = Sheet(heading, columns, tuple(Row(row) for row in rows), (), left)
     return sheet.markdown() if wanted == "md" else sheet
@@ -133,6 +134,37 @@ def _words() -> Listed:
     return ("word", "kind", "source"), [(word.name, word.kind, word.source) for word in entries()]
 
 
+def _devices() -> Listed:
+    from learncost.hardware.devices import devices
+
+    rows: list[tuple[str, ...]] = []
+    for found in devices().values():
+        peaks = ", ".join(f"{kind} {rate:g}" for kind, rate in found.peak_tflops.items())
+        memory = " or ".join(f"{size:.3g}" for size in found.memory_gb)
+        power = "" if found.tdp_w is None else f"{found.tdp_w:g}"
+        rows.append((found.name, memory, power, peaks))
+    return ("device", "GB", "W", "dense peak, TFLOP/s"), rows
+
+
+def _countries() -> Listed:
+    from learncost.hardware.grid import countries
+
+    rows: list[tuple[str, ...]] = []
+    for found in countries().values():
+        year = max(found.by_year)
+        rows.append((found.code, found.name, f"{found.by_year[year]:.3f}", f"{year}; from {min(found.by_year)} on"))
+    return ("code", "country", "kg CO2e/kWh", "year"), rows
+
+
+def _runs() -> Listed:
+    from learncost.hardware.published import published_runs
+    from learncost.hardware.show import published
+
+    return ("run", "what is printed, and its inputs multiplied again"), [
+        (found.name, published(found)) for found in published_runs()
+    ]
+
+
 def _commands() -> Listed:
     from learncost.faces.command import COMMANDS
 
@@ -149,5 +181,8 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "plans": _plans,
     "layers": _layers,
     "words": _words,
+    "devices": _devices,
+    "countries": _countries,
+    "runs": _runs,
     "commands": _commands,
 }

@@ -1,0 +1,144 @@
+"""Devices: what is published of them, from devices.toml or a file of the user's."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.arrays import BYTES
+from learncost.equation.errors import InputError
+from learncost.models.files import looks_like_path, read_path
+from learncost.models.wording import nearest, shown
+
+FILE = Path(__file__).with_name("devices.toml")
+
+LARGEST = 1e9  # of any figure of a device, in its unit
+RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. What is not known is empty or None.
+
+    peak_tflops     teraFLOP/s of dense products, by data type
+    measured_tflops  of the best matrix product that the source measured
+    memory_gb       10^9 bytes, in every size that is sold; bandwidth_gbs 10^9 bytes a second
+    tdp_w           thermal design power, watts
+    system_power_w  watts that published training runs drew for each device, its part of the host with it
+    """
+
+    name: str
+    source: str
+    confidence: str = ""
+    peak_tflops: Mapping[str, float] = field(default_factory=dict)
+    measured_tflops: Mapping[str, float] = field(default_factory=dict)
+    memory_gb: tuple[float, ...] = ()
+    flash_gb: float | None = None
+    bandwidth_gbs: tuple[float, ...] = ()
+    tdp_w: float | None = None
+    system_power_w: tuple[float, ...] = ()
+    system_power_source: str = ""
+    interconnect: str = ""
+    note: str = ""
+
+    @property
+    def cited(self) -> str:
+        """The source with how far it is to be trusted."""
+        return f"{self.source} - {self.confidence}" if self.confidence else self.source
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """The published devices by name, in the order of the file."""
+    rows = tomllib.loads(FILE.read_text(encoding="utf-8"))["device"]
+    return {row["name"]: _device(row, "devices.toml") for row in rows}
+
+
+@cache
+def dated() -> str:
+    """The day on which the published devices were collected."""
+    return str(tomllib.loads(FILE.read_text(encoding="utf-8"))["dated"])
+
+
+def device(name: object) -> Device:
+    """A published device by its name, or by words of it that no other has; or the device of a TOML or JSON file.
+
+    Raises `InputError` with the nearest names, or with the line that the file's fault needs.
+    """
+    if isinstance(name, Device):
+        return name
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
+    known = {_plain(own): found for own, found in devices().items()}
+    if _plain(name) in known:
+        return known[_plain(name)]
+    if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
+        return _from_file(name)
+    wanted = set(_plain(name).split())
+    found = [own for own in devices() if wanted <= set(_plain(own).split())]
+    if len(found) == 1:
+        return devices()[found[0]]
+    if found:
+        raise InputError(f"{shown(name)} may be {' or '.join(map(repr, found))}; name one of them")
+    hint = nearest(name, devices()) or _near_words(name)
+    more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
+    raise InputError(f"no device is called {shown(name)}{hint or more}")
+
+
+def _near_words(name: str) -> str:
+    """The devices whose one telling word is near to the name, such as H100 to H10."""
+    words = {word: own for own in devices() for word in own.split() if any(map(str.isdigit, word))}
+    return nearest(name, words)
+
+
+def _plain(name: str) -> str:
+    """A name without case and without what joins words."""
+    return " ".join(name.lower().replace("-", " ").replace("_", " ").replace("/", " ").split())
+
+
+def _from_file(name: str) -> Device:
+    if Path(name).is_dir():
+        raise InputError(f"{shown(name)} is a folder; a device is described by a file in TOML or JSON")
+    return _device({"name": Path(name).stem, "source": f"the file {Path(name).name}", **read_path(name)}, shown(name))
+
+
+def _device(row: Mapping[str, Any], where: str) -> Device:
+    """A device of what a file says; every key is checked."""
+    known = [own.name for own in fields(Device)]
+    checked: dict[str, Any] = {}
+    for key, value in row.items():
+        if key not in known:
+            raise InputError(f"{where}: a device has no {shown(key)}{nearest(key, known)} (it has {', '.join(known)})")
+        if key in ("peak_tflops", "measured_tflops"):
+            checked[key] = _rates(key, value, where)
+        elif key in ("memory_gb", "bandwidth_gbs", "system_power_w"):
+            several = value if isinstance(value, list) else [value]
+            if not several:
+                raise InputError(f"{where}: {key} has no number")
+            checked[key] = tuple(_number(key, each, where) for each in several)
+        elif key in ("tdp_w", "flash_gb"):
+            checked[key] = _number(key, value, where)
+        elif not isinstance(value, str) or not value.isprintable():
+            raise InputError(f"{where}: {key} must be one line of text, not {shown(value)}")
+        else:
+            checked[key] = value
+    return Device(**checked)
+
+
+def _rates(key: str, value: object, where: str) -> Mapping[str, float]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {key} must be a table such as {{ bf16 = 312 }}, not {shown(value)}")
+    for name in value:
+        if name not in RATES:
+            raise InputError(f"{where}: {key} knows {', '.join(RATES)}, not {shown(name)}{nearest(name, RATES)}")
+    return {name: _number(f"{key}.{name}", rate, where) for name, rate in value.items()}
+
+
+def _number(key: str, value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
+        raise InputError(f"{where}: {key} must be a number above 0 and at most 10^9, not {shown(value)}")
+    return float(value)

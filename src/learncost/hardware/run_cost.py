@@ -1,0 +1,273 @@
+"""What a whole training run takes on devices: days, energy, carbon, price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.hardware import assumptions, given, grid, products
+from learncost.hardware.devices import RATES, Device
+from learncost.hardware.devices import device as find_device
+from learncost.hardware.figure import Figure, computed
+from learncost.ledger.cost import check_tokens, cost
+from learncost.ledger.record import Cost
+from learncost.models.configuration import Configuration
+from learncost.models.wording import shown
+from learncost.procedures.procedure import INFERENCE
+from learncost.readings.price import Book
+
+# The books that are shown beside the chosen one: exact products, and the formulas of the field.
+BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
+
+# What is searched for in a device where no data type is named: what training runs in, the narrowest first.
+TRAINED_IN = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A training run: its figures in the order in which each follows from those above.
+
+    step     the ledger of one step, in the chosen price book
+    figures  name -> figure; one that cannot be known is left out, and `unknown` says what it needs
+    beside   price book -> FLOPs of the whole run, for books that know the model
+    """
+
+    step: Cost
+    device: Device
+    dtype: str
+    figures: Mapping[str, Figure]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        """Of the whole run, as its book counts them."""
+        return int(self.figures["flops"].value)
+
+    @property
+    def days(self) -> float:
+        return self.figures["time"].value
+
+    @property
+    def energy_kwh(self) -> float | None:
+        return self._value("energy")
+
+    @property
+    def co2_kg(self) -> float | None:
+        return self._value("co2")
+
+    @property
+    def price_usd(self) -> float | None:
+        return self._value("price")
+
+    def _value(self, name: str) -> float | None:
+        return self.figures[name].value if name in self.figures else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as the JSON has it (schema 1)."""
+        return {
+            "schema": 1,
+            "model": self.step.model,
+            "procedure": self.step.procedure,
+            "price_book": self.step.price_book,
+            "seq_len": self.step.seq_len,
+            "target_len": self.step.target_len,
+            "counted": self.step.counted,
+            "parameters": self.step.parameters,
+            "trained_parameters": self.step.trained_parameters,
+            "device": self.device.name,
+            "dtype": self.dtype,
+            "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
+            "unknown": dict(self.unknown),
+            "flops_by_price_book": dict(self.beside),
+        }
+
+    def __rich__(self) -> Any:
+        from learncost.hardware.show import sheet
+
+        return sheet(self)
+
+    def __str__(self) -> str:
+        from learncost.hardware.show import sheet
+
+        return sheet(self).text()
+
+    def _repr_html_(self) -> str:
+        from learncost.hardware.show import sheet
+
+        return sheet(self).html()
+
+
+def run_cost(
+    model: str | Configuration,
+    tokens: int | str | None = None,
+    on: str | Device | None = None,
+    devices: int | str = 1,
+    *,
+    procedure: str = "bp",
+    price_book: str | Book = "matmul",
+    dtype: str | None = None,
+    mfu: float | str | None = None,
+    hfu: float | str | None = None,
+    tokens_per_second: float | str | None = None,
+    peak_tflops: float | str | None = None,
+    power: float | str | None = None,
+    pue: float | str | None = None,
+    country: str | None = None,
+    year: int | str | None = None,
+    carbon_intensity: float | str | None = None,
+    price_per_hour: float | str | None = None,
+    **sizes: Any,
+) -> RunCost:
+    """Days, energy, CO2 and price of a whole training run; every figure has a label, a source, where it needs one an
+    interval.
+
+    tokens   of the run; FLOPs are those of one step, by the price book, for each token
+    on       a device (`learncost list devices`), or a file that describes one; `devices` of them
+    procedure  bp, recompute, pepita, ...; price_book: matmul, as utilization is counted in the field, or any other
+    dtype    whose peak counts: by default bf16, fp16 or fp32, the first that the device has
+    mfu      model FLOPs utilization, hfu hardware FLOPs utilization (with recompute; other procedures know no
+             difference), or the measured tokens_per_second of all devices together; by default an assumption
+    peak_tflops  teraFLOP/s of one device, where none is published
+    power    measured watts of one device, with its share of the host; by default published or modelled
+    pue      power usage effectiveness; carbon_intensity in kg a kWh, or a country's in a year; price_per_hour in USD of
+             one device
+    sizes    whatever else `cost` takes: seq_len, batch_size, lora, sizes of the model
+    Numbers may be text, as flags are. Raises `InputError`.
+    """
+    if procedure in INFERENCE:
+        raise InputError(f"run-cost is about training; {procedure} is inference, which `learncost cost` counts")
+    if tokens is None:
+        raise InputError("run-cost needs the tokens of the run: --tokens 3e11")
+    if on is None:
+        raise InputError("run-cost needs a device: --on NAME; `learncost list devices` shows those that are known")
+    count = check_tokens("tokens", tokens)
+    number = given.devices(devices)
+    flags = {
+        "mfu": mfu,
+        "hfu": hfu,
+        "tokens_per_second": tokens_per_second,
+        "peak_tflops": peak_tflops,
+        "power": power,
+        "pue": pue,
+        "carbon_intensity": carbon_intensity,
+        "price_per_hour": price_per_hour,
+    }
+    typed = {name: given.figure(name, value) for name, value in flags.items() if value is not None}
+    given.check_together(typed, country, year)
+    place = _place(typed, country, year)
+    machine = find_device(on)
+    sizes = {"optimizer": "adamw", "by": "macro-operation", **sizes}
+    step = cost(model, procedure, price_book, **sizes)
+    useful = step
+    if procedure == "recompute" and "hfu" not in typed:  # what is run again is no part of MFU
+        useful = cost(model, "bp", price_book, **sizes)
+    figures: dict[str, Figure] = {}
+    unknown: dict[str, str] = {}
+    figures["tokens"] = Figure(count, "", "given", "--tokens")
+    figures["flops"] = _flops(useful, count)
+    if useful is not step:
+        figures["hardware_flops"] = _flops(step, count)
+    figures["petaflop_s_days"] = computed(
+        "PF/s-days", "FLOPs / 10^15 / 86,400", [figures["flops"]], (), 1 / products.PETAFLOP_DAY
+    )
+    figures["devices"] = number
+    kind, peak = _peak(machine, dtype, typed.get("peak_tflops"))
+    if peak is not None:
+        figures["peak"] = peak
+        if kind in machine.measured_tflops:
+            best = machine.measured_tflops[kind]
+            figures["best_product"] = Figure(best, "TFLOP/s", "published", f"measured matrix product: {machine.cited}")
+    _time(figures, typed, machine, kind)
+    figures["device_hours"] = products.device_hours(figures["time"], number)
+    drawn = typed.get("power") or assumptions.power(machine)
+    if drawn is None:
+        unknown["energy"] = f"no power of {machine.name} is published: give --power in watts"
+    else:
+        figures["power"], figures["pue"] = drawn, typed.get("pue") or assumptions.PUE
+        figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
+        figures["carbon_intensity"] = place
+        figures["co2"] = products.carbon(figures["energy"], place)
+    if "price_per_hour" in typed:
+        figures["price_per_hour"] = typed["price_per_hour"]
+        figures["price"] = products.price(figures["device_hours"], typed["price_per_hour"])
+    else:
+        unknown["price"] = "give --price-per-hour in USD for one device"
+    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes))
+
+
+def _flops(step: Cost, tokens: int) -> Figure:
+    exact = Fraction(step.total.flops, step.tokens_per_step) * tokens
+    return Figure(round(exact), "FLOP", "counted", f"{step.procedure}, price book {step.price_book}, a token x tokens")
+
+
+def _time(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, kind: str) -> None:
+    """Days, from measured tokens a second or from the peak and its utilization."""
+    executed = figures.get("hardware_flops", figures["flops"])
+    peak = figures.get("peak")
+    if rate := typed.get("tokens_per_second"):
+        figures["tokens_per_second"] = rate
+        figures["time"] = products.days_at(figures["tokens"], rate)
+        if peak is not None:
+            over, seconds = [figures["time"], figures["devices"], peak], 1e-12 / products.SECONDS_A_DAY
+            figures["mfu"] = computed("", "FLOPs / (time x devices x peak)", [figures["flops"]], over, seconds)
+            if executed is not figures["flops"]:
+                figures["hfu"] = computed("", "hardware FLOPs / (time x devices x peak)", [executed], over, seconds)
+            if figures["mfu"].value > 1:
+                raise InputError(
+                    f"tokens_per_second {rate.value:g} would be {figures['mfu'].value:.3g} times the peak of "
+                    f"{figures['devices'].value:,.0f} x {machine.name} in {kind}: it is of all devices together"
+                )
+        return
+    if peak is None:
+        has = ", ".join(machine.peak_tflops) or "none"
+        raise InputError(
+            f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
+            "--tokens-per-second as measured"
+        )
+    name = "hfu" if "hfu" in typed else "mfu"
+    figures[name] = typed.get(name) or assumptions.MFU
+    figures["time"] = products.days(figures["flops"], figures["devices"], peak, figures[name])
+    if executed is not figures["flops"]:
+        figures["hfu"] = computed("", "MFU x hardware FLOPs / FLOPs", [figures[name], executed], [figures["flops"]])
+
+
+def _peak(machine: Device, dtype: str | None, typed: Figure | None) -> tuple[str, Figure | None]:
+    """The data type and the rate that utilization is a share of."""
+    found = next((kind for kind in TRAINED_IN if kind in machine.peak_tflops), TRAINED_IN[0])
+    kind = found if dtype is None else dtype
+    if kind not in RATES:
+        raise InputError(f"dtype must be one of {', '.join(RATES)}, not {shown(kind)}")
+    if typed is not None:
+        return kind, typed
+    if kind not in machine.peak_tflops:
+        return kind, None
+    return kind, Figure(machine.peak_tflops[kind], "TFLOP/s", "published", f"{kind}, dense: {machine.cited}")
+
+
+def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> Figure:
+    if "carbon_intensity" in typed:
+        return typed["carbon_intensity"]
+    when = None
+    if year is not None:
+        try:
+            when = int(year)
+        except ValueError:
+            raise InputError(f"year must be a whole number such as 2022, not {shown(year)}") from None
+    return grid.of_the_world(when) if country is None else grid.intensity(country, when)
+
+
+def _beside(model: str | Configuration, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """The whole run by other books; one whose formula is not about the model is left out."""
+    found = {}
+    for name in BESIDE:
+        if name == step.price_book:
+            continue
+        try:
+            found[name] = int(_flops(cost(model, step.procedure, name, **sizes), tokens).value)
+        except InputError:
+            continue
+    return found

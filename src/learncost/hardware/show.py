@@ -1,0 +1,146 @@
+"""How a run's cost, the devices and the published runs are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from learncost.hardware.figure import Figure
+from learncost.hardware.published import PublishedRun
+from learncost.hardware.run_cost import RunCost
+from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.show import convention
+
+_NAMES = {
+    "flops": "FLOPs",
+    "hardware_flops": "FLOPs as they run",
+    "petaflop_s_days": "petaflop/s-days",
+    "best_product": "best product",
+    "tokens_per_second": "tokens a second",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "device_hours": "device-hours",
+    "pue": "PUE",
+    "co2": "CO2e",
+    "price_per_hour": "price an hour",
+}
+_COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
+_ANSWERS = ("time", "energy", "co2", "price")
+
+
+def sheet(run: RunCost) -> Sheet:
+    """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
+    rows = []
+    for name, figure in run.figures.items():
+        write = _share if name in ("mfu", "hfu") else _written(figure.unit)
+        between = _between(figure, write) if figure.interval else ""
+        style = "bold" if name in _ANSWERS else ""
+        rows.append(Row((_named(name), write(figure.value), between, figure.label), style))
+    rows += [Row((_named(name), "-", "", "")) for name in run.unknown]
+    columns = ("", "value", "interval", "label")
+    return Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3}))
+
+
+def _named(name: str) -> str:
+    return _NAMES.get(name, name.replace("_", " "))
+
+
+def _title(run: RunCost) -> str:
+    model = "standard input" if run.step.model == "-" else run.step.model
+    tokens, number = int(run.figures["tokens"].value), int(run.figures["devices"].value)
+    sides = "" if run.step.target_len is None else f" and {run.step.target_len:,}"
+    return (
+        f"{model}, {tokens:,} tokens in sequences of {run.step.seq_len:,}{sides} by {run.step.procedure}, "
+        f"on {number:,} x {run.device.name} in {run.dtype}"
+    )
+
+
+def _notes(run: RunCost) -> tuple[str, ...]:
+    notes = [f"{convention(run.step.price_book)}. {run.step.parameters:,} parameters. Counted: {run.step.counted}."]
+    if run.beside:
+        others = ", ".join(f"{name} {flops:.4g}" for name, flops in run.beside.items())
+        notes.append(f"FLOPs of the run by other price books: {others}.")
+    derived = {name: figure for name, figure in run.figures.items() if figure.computed}
+    notes.append("; ".join(f"{_named(name)} = {figure.source}" for name, figure in derived.items()) + ".")
+    for name, figure in run.figures.items():
+        if name not in derived and figure.label not in ("counted", "given"):
+            notes.append(f"{_named(name)}, {figure.label}: {figure.source}.")
+    notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]
+    notes.append("Not in it: failures, evaluation, other trials, storage and network, making the machines.")
+    return tuple(notes)
+
+
+def _between(figure: Figure, write: Callable[[float], str]) -> str:
+    """Both ends; the unit once where it is the same."""
+    low, high = (write(value) for value in figure.interval or ())
+    number, _, unit = low.rpartition(" ")
+    return f"{number} to {high}" if number and high.endswith(f" {unit}") else f"{low} to {high}"
+
+
+def plain(value: float) -> str:
+    """Four digits, or all before the point where that is not too many; separators between them."""
+    if value >= 10**9:
+        digits, _, power = f"{value:.3e}".partition("e+")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _scaled(units: tuple[tuple[float, str], ...]) -> Callable[[float], str]:
+    """A value in the largest of the units of which there is at least one."""
+
+    def written(value: float) -> str:
+        scale, unit = next(((scale, unit) for scale, unit in units if value >= scale), units[-1])
+        return f"{plain(value / scale)} {unit}"
+
+    return written
+
+
+time = _scaled(((1, "days"), (1 / 24, "hours"), (1 / 1440, "minutes"), (1 / 86_400, "s")))
+energy = _scaled(((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh")))
+mass = _scaled(((1e3, "t"), (1.0, "kg"), (1e-3, "g")))
+
+
+def money(value: float) -> str:
+    """US dollars, with cents where there are few."""
+    return f"{value:,.0f} USD" if value >= 1000 else f"{value:,.2f} USD"
+
+
+_UNITS: dict[str, Callable[[float], str]] = {"d": time, "kWh": energy, "kg": mass, "USD": money}
+
+
+def _written(unit: str) -> Callable[[float], str]:
+    """How a value in a unit is written; counts have none."""
+    if unit in _UNITS:
+        return _UNITS[unit]
+    return plain if unit in _COUNTS else lambda value: f"{plain(value)} {unit}"
+
+
+def published(run: PublishedRun) -> str:
+    """A published run on one line: the inputs, their product, what is printed, the source."""
+    inputs = [
+        ("device-hours", run.device_hours, ""),
+        ("devices", run.devices, ""),
+        ("days", run.days, ""),
+        ("FLOPs", run.flops, ""),
+        ("measured rate", run.tflops, " TFLOP/s"),
+        (f"power ({run.power})", run.power_w, " W"),
+        ("energy of the devices", run.device_mwh, " MWh"),
+        ("PUE", run.pue, ""),
+        ("carbon intensity", run.intensity, " kg/kWh"),
+        ("price an hour", run.price_per_hour, " USD"),
+    ]
+    given = ", ".join(f"{name} {plain(value)}{unit}" for name, value, unit in inputs if value is not None)
+    products = [
+        (run.printed[name], figure.value / scale, unit)
+        for name, figure, scale, unit in (
+            ("mwh", run.energy, 1e3, "MWh"),
+            ("t", run.co2, 1e3, "t CO2e"),
+            ("usd", run.price, 1.0, "USD"),
+        )
+        if name in run.printed and figure is not None
+    ]
+    results = ", ".join(f"{plain(value)} {unit} (printed {plain(printed)})" for printed, value, unit in products)
+    return f"{given}: {results}. {run.source}"

@@ -1,0 +1,127 @@
+"""Devices and the grid: what the files say is what is read; a file of the user's is checked key by key."""
+
+import json
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.hardware import grid
+from learncost.hardware.devices import devices
+
+
+def test_every_device_says_who_says_so():
+    assert len(devices()) > 50
+    for name, found in devices().items():
+        assert found.name == name
+        assert found.source
+        assert found.confidence
+        # What was measured stays under the peak of the data sheet.
+        assert all(rate < found.peak_tflops[kind] for kind, rate in found.measured_tflops.items())
+
+
+def test_the_v100_of_the_papers():
+    """Patterson et al. 2021, table 4: 125 TFLOPS/s, 300 W of design, 330 W measured with the host."""
+    found = lc.device("V100")
+    assert (found.name, found.peak_tflops["fp16"], found.tdp_w) == ("NVIDIA V100 SXM2", 125, 300)
+    assert found.system_power_w == (330,)
+
+
+@pytest.mark.parametrize("name", ["nvidia h100 sxm", "H100 SXM", "h100-sxm", "H100_SXM"])
+def test_a_device_by_words_of_its_name(name):
+    # NVIDIA's data sheet: 989 teraFLOP/s of dense bf16 products (the 1979 that is printed there is with sparsity).
+    assert lc.device(name).peak_tflops["bf16"] == 989
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("A100", "may be 'NVIDIA A100 SXM 40GB' or 'NVIDIA A100 SXM 80GB' or 'NVIDIA A100 PCIe 80GB'; name one"),
+        ("H10", "no device is called 'H10'; did you mean 'H100'"),
+        ("NVIDIA RTX 4091", "did you mean 'NVIDIA RTX 4090'"),
+        ("abacus", "`learncost list devices` shows those that are known"),
+        ("", "no device is called ''"),
+        (7, "no device is called 7"),
+        ("no/such.toml", "no such file"),
+    ],
+)
+def test_unknown_devices(name, message):
+    with pytest.raises(lc.InputError, match=message):
+        lc.device(name)
+
+
+def test_a_device_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "Mine"\npeak_tflops = { bf16 = 2.5 }\nmemory_gb = [8, 16]\ntdp_w = 35\n')
+    found = lc.device(str(path))
+    assert (found.name, found.peak_tflops, found.memory_gb, found.tdp_w) == ("Mine", {"bf16": 2.5}, (8, 16), 35)
+    assert found.source == "the file mine.toml"
+    as_json = tmp_path / "mine.json"
+    as_json.write_text(json.dumps({"peak_tflops": {"bf16": 2.5}}))
+    assert lc.device(str(as_json)).name == "mine"
+    # 6 N D by hand on one device at its peak: seconds = FLOPs / 2.5e12.
+    run = lc.run_cost("gpt2", 10**6, str(path), price_book="gpt3", mfu=1)
+    assert run.days * 86_400 == pytest.approx(6 * 124_439_808 * 10**6 / 2.5e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("peak_tflop = { bf16 = 1 }", "a device has no 'peak_tflop'; did you mean 'peak_tflops'"),
+        ("peak_tflops = 3", "peak_tflops must be a table"),
+        ("peak_tflops = { bf17 = 1 }", "peak_tflops knows .* not 'bf17'"),
+        ("peak_tflops = { bf16 = -1 }", "peak_tflops.bf16 must be a number above 0"),
+        ("peak_tflops = { bf16 = inf }", "at most 10\\^9, not inf"),
+        ("tdp_w = nan", "tdp_w must be a number above 0"),
+        ("tdp_w = true", "tdp_w must be a number"),
+        ("memory_gb = []", "memory_gb has no number"),
+        ('memory_gb = ["8"]', "memory_gb must be a number"),
+        ('name = "a\\nb"', "name must be one line of text"),
+        ("tdp_w = ", "is not TOML"),
+        ("tdp_w = " + "9" * 400, "tdp_w must be a number above 0 and at most"),
+    ],
+)
+def test_files_of_devices_that_are_wrong(text, message, tmp_path):
+    path = tmp_path / "device.toml"
+    path.write_text(text)
+    with pytest.raises(lc.InputError, match=message) as error:
+        lc.device(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "list.json").write_text("[1]")
+    for name in ("bytes.toml", "list.json", ""):
+        with pytest.raises(lc.InputError):
+            lc.device(str(tmp_path / name))
+
+
+# Our World in Data's chart "Carbon intensity of electricity generation" (Ember): grams a kilowatt-hour.
+@pytest.mark.parametrize(
+    ("country", "year", "grams"), [("FRA", 2023, 56.039), ("united states", 2023, 369.473), ("World", 2020, 436.529)]
+)
+def test_the_grid(country, year, grams):
+    found = grid.intensity(country, year)
+    assert found.value == pytest.approx(grams / 1000)
+    assert "CC BY 4.0" in found.source
+    assert str(year) in found.source
+
+
+def test_the_grid_is_within_what_fuels_emit():
+    """From what water and wind emit over their lives to a little above the oldest plants for coal and gas."""
+    for country in grid.countries().values():
+        assert country.by_year, country
+        assert all(0.005 < value < 1.4 for value in country.by_year.values()), country
+
+
+def test_without_a_year_the_last():
+    assert grid.intensity("DEU").value == grid.intensity("Germany", 2023).value == pytest.approx(0.38095)
+
+
+def test_lists_of_devices_countries_and_runs(capsys):
+    for what, word in (("devices", "NVIDIA H100 SXM"), ("countries", "France"), ("runs", "GPT-3")):
+        assert main(["list", what]) == 0
+        out = capsys.readouterr().out
+        assert word in out
+        assert max(map(len, out.splitlines())) <= 80

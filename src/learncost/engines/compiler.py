@@ -17,9 +17,10 @@ from pathlib import Path
 from learncost.equation.errors import InputError
 from learncost.readings.emit.c import Function, source
 
-# -ffast-math lets sums be taken in the order of the vector lanes. The first set that the compiler takes is used: clang
-# without its OpenMP library runs on one thread.
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-std=gnu11")
+# -ffast-math lets sums be taken in the order of the vector lanes. Compiled and linked apart: linked with it, gcc before
+# 13 lets the library switch subnormal numbers off for the whole process. The first set that the compiler takes is used:
+# clang without its OpenMP library runs on one thread.
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11")
 _THREADS = (("-fopenmp",), ())
 
 
@@ -41,7 +42,7 @@ def cache_folder() -> Path:
 def compiled(text: str) -> ctypes.CDLL:
     """The library of a C text. What the same compiler compiled before on such a machine is read from the cache.
 
-    Raises `InputError` where there is no compiler, or with the first line of what it says.
+    $CC and $CFLAGS are respected. Raises `InputError` where there is none, or with the first error that it tells.
     """
     command = compiler()
     if command is None:
@@ -51,7 +52,7 @@ def compiled(text: str) -> ctypes.CDLL:
         )
     said = ""
     for threads in _THREADS:
-        options = (*_FLAGS, *threads)
+        options = (*_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *threads)
         key = hashlib.sha256("\n".join((text, *_version(command), *options)).encode()).hexdigest()[:32]
         folder = _writable_folder()
         library = folder / f"{key}.so"
@@ -89,13 +90,17 @@ def _compile(command: Sequence[str], options: Sequence[str], text: str, library:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made, given = Path(folder) / library.name, Path(folder) / "kernels.c"
         given.write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            (*command, *options, str(given), "-o", str(made), "-lm"), capture_output=True, text=True, check=False
+        threads = [option for option in options if option == "-fopenmp"]
+        steps = (
+            (*command, *options, "-c", str(given), "-o", f"{made}.o"),
+            (*command, "-shared", *threads, f"{made}.o", "-o", str(made), "-lm"),
         )
-        if done.returncode == 0:
-            os.replace(made, library)
-            return ""
-        return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
+        os.replace(made, library)
+        return ""
 
 
 Call = Callable[..., None]

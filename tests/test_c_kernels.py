@@ -1,0 +1,222 @@
+"""Kernels of whole groups of lines in C, taken from the steps of real models, against the interpreter."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from kernels_in_c import Case, check, needs_compiler
+from learncost.engines import compiler
+from learncost.equation.errors import InputError
+from learncost.equation.parse import parse_line
+from learncost.equation.table import Kernel, Line, Repeat
+from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.procedures.procedure import step
+from learncost.readings.emit.c import kernel, writable
+
+pytestmark = needs_compiler
+TINY = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11, "num_hidden_layers": 2}
+LLAMA = {"model_type": "llama", **TINY, "num_key_value_heads": 1}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 3}
+# Beyond the 16 floats of a vector and not multiples of them; no two equal, but M and N of one sequence.
+SIZES = {"B": 2, "M": 19, "N": 19, "d": 37, "h": 5, "g": 3, "k": 4, "f": 70, "v": 41, "n_layer": 6, "w": 7}
+DTYPES = pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+
+
+@cache
+def lines(model, optimizer="sgd"):
+    """The step of a model: every line outside of repeats, the repeats forward and backward, and the table."""
+    configuration = {"llama": LLAMA, "mistral": MISTRAL}.get(model)
+    table = step(build(configure(configuration or model, {} if configuration else TINY)), "bp", optimizer)
+    forward, backward = (line for line in table.lines if isinstance(line, Repeat))
+    outside = [line for line in table.lines if isinstance(line, Line)]
+    return outside, forward, backward, table
+
+
+def group(source, names):
+    """The lines of these names, in their order, with the axes that their scope declares."""
+    return [line for line in source if line.name in names.split()]
+
+
+def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"), **more):
+    outside, forward, backward, table = lines(model, more.pop("optimizer", "sgd"))
+    scopes = {"outside": outside, "forward": forward.lines, "backward": backward.lines}
+    scopes["both"] = (*forward.lines, *backward.lines)
+    inner = {"forward": forward.axes, "backward": backward.axes, "both": {**forward.axes, **backward.axes}}
+    found = group(scopes[where], names)
+    assert len(found) == len(names.split())
+    return Case(
+        found, {**table.axes, **inner.get(where, {})}, outputs.split(), SIZES, Kernel(tag, rows, blocks), dtype, **more
+    )
+
+
+@DTYPES
+def test_rows_of_gpt2(dtype):
+    """Between the products of a block: bias, residual sum and norm; bias and gelu; their gradients with the biases'."""
+    norm = case("gpt2", "forward", "A X.2 ln_2.Z ln_2.U G", "X.2 ln_2.Z ln_2.Z:g G", "residual_norm", dtype)
+    gelu = case("gpt2", "forward", "mlp.U mlp.G", "mlp.G", "bias_gelu", dtype, constants=("f",))
+    back = case("gpt2", "backward", "dmlp.U dmlp.H dmlp.b1", "dmlp.H dmlp.b1", "gelu_backward", dtype)
+    made = "dln_2.U dln_2.b dln_2.Z dln_2.g dX.2+2 dX.2 dX+1 dA dattn.Y.linear dattn.bO"
+    gains = case("gpt2", "backward", made, "dX.2 dln_2.b dln_2.g dattn.bO", "norm_backward", dtype)
+    assert ("mlp.H", "mlp.G") in gelu.function.shares  # in place: one pass, and every element is read first
+    assert ("X", "X.2") in norm.function.shares
+    assert ("dmlp.G", "dmlp.H") in back.function.shares
+    check([norm, gelu, back, gains])
+
+
+@DTYPES
+def test_rows_of_llama(dtype):
+    """rms_norm, rotary positions (read at an index, and scattered back), the gate of silu and its gradient."""
+    made = "attn.Q.fixed attn.Q.turned attn.Q"
+    rotary = case("llama", "forward", made, "attn.Q", "rotary", dtype, integers={"flip": 4})
+    made = "dattn.K.fixed dattn.K.turned dattn.K.unturned+1 dattn.K.unturned+2 dattn.K.unturned"
+    back = case("llama", "backward", made, "dattn.K.unturned", "rotary_backward", dtype, integers={"flip": 4})
+    norm = case("llama", "forward", "X.2 G.Z G", "X.2 G.Z:g G", "rms_norm", dtype)
+    gate = case("llama", "forward", "mlp.G mlp.H", "mlp.H mlp.G", "gate", dtype)
+    made = "dmlp.G dmlp.V dmlp.U"
+    gated = case("llama", "backward", made, "dmlp.V dmlp.U", "gate_backward", dtype)
+    made = "dG dG.Z dln_2 dX.2+2 dX.2"
+    gains = case("llama", "backward", made, "dln_2 dX.2", "rms_norm_backward", dtype)
+    check([rotary, back, norm, gate, gated, gains])
+
+
+@DTYPES
+def test_loss(dtype):
+    """log_softmax, the loss and the gradient of the logits, which may lie where the logits lay."""
+    made = "P loss.T loss dloss.T dP dP.L"
+    found = case("gpt2", "outside", made, "loss dP.L", "loss", dtype, integers={"targets": 41})
+    assert ("P.L", "dP.L") in found.function.shares
+    kept = case("gpt2", "outside", made, "loss P dP dP.L", "loss_kept", dtype, integers={"targets": 41})
+    check([found, kept])
+
+
+@DTYPES
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_optimizers(optimizer, dtype):
+    """One flat loop over all axes of a stack of weights; new weights and states lie where the old ones lay."""
+    outside, _, _, _ = lines("gpt2", optimizer)
+    (line,) = group(outside, "mlp.W1.new") or [one for one in outside if "mlp.W1.new" in map(str, one.left)]
+    outputs = " ".join(term.name for term in line.left)
+    found = case("gpt2", "outside", line.name, outputs, optimizer, dtype, rows=(), optimizer=optimizer)
+    assert ("mlp.W1", "mlp.W1.new") in found.function.shares
+    assert set(found.function.sizes) == {"n_layer", "d", "f"}
+    check([found])
+
+
+SCORES, BACK = "attn.R attn.S attn.P", "dattn.P dattn.V dattn.S dattn.R dattn.Q dattn.K"
+
+
+@DTYPES
+@pytest.mark.parametrize("model", ["gpt2", "llama", "mistral", "bert-base"])
+def test_attention(model, dtype):
+    """By blocks of 4 queries of 19, and all at once; causal, grouped, in a window, and all to all."""
+    cases = []
+    for number, blocks in enumerate([("M", 4), None] if dtype == "fp64" else [("M", 4)]):
+        more = {"dtype": dtype, "blocks": blocks, "rows": ("B", "h")}
+        wanted = "dattn.Q dattn.K dattn.V"
+        cases.append(case(model, "both", f"{SCORES} {BACK}", wanted, f"attention_back_{number}", **more))
+        cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"attention_{number}", **more))
+    if dtype == "fp64":  # with the zeros outside of the condition
+        kept = case(model, "forward", f"{SCORES} attn.A", "attn.A attn.P", "attention_kept", **more)
+        cases.append(kept)
+    check(cases)
+
+
+def test_attention_by_the_library():
+    """The same through the products of PyTorch's library, and in as many threads as it has."""
+    pytest.importorskip("torch")
+    kernels = [
+        case(
+            "llama",
+            "both",
+            f"{SCORES} {BACK}",
+            "dattn.Q dattn.K dattn.V",
+            f"attention_{dtype}",
+            dtype,
+            ("M", 4),
+            ("B", "h"),
+        )
+        for dtype in ("fp64", "fp32")
+    ]
+    assert set(compiler._products()) == {"sgemm_", "dgemm_"}
+    check(kernels)
+
+
+def test_only_keys_inside_are_touched():
+    """Keys outside of every block's bounds may hold anything, also what is no number: they are not read."""
+    found = case("gpt2", "forward", f"{SCORES} attn.A", "attn.A", "bounded", "fp64", ("M", 3), ("B", "h"))
+    found.arrays["attn.V"][:, 6:] = np.nan
+    got = found.run(compiler.Kernels([found.function]))["attn.A"]
+    assert np.isfinite(got[:, :6]).all()
+    assert np.isnan(got[:, 6:]).all()
+
+
+def test_sums_are_the_same_in_every_run():
+    """Sums over rows are added in the order of the threads: bit for bit the same, at a size that has threads."""
+    _, _, backward, table = lines("gpt2")
+    found = group(backward.lines, "dmlp.U dmlp.H dmlp.b1")
+    sizes = {**SIZES, "M": 200, "f": 300}
+    made = Case(
+        found, {**table.axes, **backward.axes}, {"dmlp.H", "dmlp.b1"}, sizes, Kernel("sums", ("B", "M")), "fp32"
+    )
+    kernels = compiler.Kernels([made.function])
+    first = made.run(kernels)["dmlp.b1"].copy()
+    assert all(np.array_equal(first, made.run(kernels)["dmlp.b1"]) for _ in range(5))
+    made.compare(kernels)
+
+
+def test_a_condition_on_keys_and_a_bias():
+    """What rewritings put between scores and softmax: a bias that is read at an index, a mask of keys, dropout."""
+    layer = lc.layer(
+        """
+        masked(Q K V bias keep drop at; ) -> A
+        constants: keep drop
+          R[B h M N] = Q[B M h k] K[B N h k]
+          E[h M N] = bias[p=at[M N] h]
+          S[B h M N] = R[B h M N] + E[h M N]
+          C[B h M N] = select(keep[B N], S[B h M N], -1000[])
+          P[B h M N] = softmax[N](C[B h M N])
+          D[B h M N] = P[B h M N] drop[B h M N]
+          A[B M h k] = D[B h M N] V[B N h k]
+        """
+    )
+    table = layer.table
+    sizes = {**SIZES, "p": 6, "N": 23}
+    more = {"integers": {"at": 6}, "masks": ("keep",)}
+    tag = Kernel("masked", ("B", "h"), ("M", 4))
+    check([Case(table.lines, table.axes, {"A"}, sizes, tag, dtype, **more) for dtype in ("fp64",)])
+
+
+def test_refusals():
+    """Lines that cannot be one function are refused, with the line."""
+    axes = {"X": ("B", "d"), "s": (), "Y": ("B", "d"), "Z": ("B", "B")}
+    tag = Kernel("total", ("B",))
+    whole = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
+    whole = [replace(line, tag=replace(line.tag, kernel=tag)) for line in whole]
+    dtypes = dict.fromkeys(axes, "fp32")
+    assert not writable(whole, axes, frozenset({"Y"}), dtypes)
+    assert writable(whole[:1], axes, frozenset({"s"}), dtypes)
+    with pytest.raises(InputError, match="before all its turns"):
+        kernel(whole, axes, frozenset({"Y"}), dtypes, {}, "total")
+    with pytest.raises(InputError, match="fp16, not one of"):
+        kernel(whole, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total")
+
+
+def test_no_compiler(monkeypatch):
+    """Without a compiler there is one clear line."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+    compiler.compiler.cache_clear()
+    try:
+        with pytest.raises(InputError, match="CC is no-such-compiler, which is not there"):
+            compiler.compiled("int one(void) { return 1; }")
+    finally:
+        monkeypatch.undo()
+        compiler.compiler.cache_clear()
+
+
+def test_a_fault_in_the_text_is_told():
+    with pytest.raises(InputError, match=r"could not compile the kernels: .*error"):
+        compiler.compiled("int one(void) { return }")

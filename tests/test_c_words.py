@@ -1,0 +1,77 @@
+"""Every word of the vocabulary and its gradient as a kernel of one line in C, against the interpreter."""
+
+import pytest
+
+from kernels_in_c import Case, check, needs_compiler
+from learncost.equation.table import Kernel, Literal, Term, Word
+from learncost.vocabulary import entries, entry
+
+pytestmark = needs_compiler
+SIZES = {"B": 3, "M": 5, "d": 37}
+ROWS = ("B", "M")
+
+
+def word(found, part):
+    """A line of the word along d, its other operands without d as its table has them."""
+    lines = found.lines(part, found.outputs) if part == "body" else found.gradient
+    made = {line.name for line in lines}
+    gives = found.outputs if part == "body" else tuple(name for name in made if name.startswith("d") and name != "d")
+    body = {
+        term.name: term for line in (*found.body, *found.gradient) for term in (*line.left, *line.right) if term.name
+    }
+    given = found.inputs if part == "body" else found.gradient_reads(gives)
+    acts = () if found.pointwise else ("d",)
+
+    def operand(name):
+        place = found.inputs.index(name) - len(found.inputs) + len(found.defaults) if name in found.inputs else -1
+        if part == "body" and place >= 0 and found.defaults:
+            return found.defaults[place]
+        row = not found.pointwise and name in body and "n" not in body[name].axes
+        scalar = name in body and body[name].axes == ()
+        return Term(f"{found.name}.{name}", () if scalar else ROWS if row else (*ROWS, "d"))
+
+    left = tuple(operand(name) for name in gives)
+    right = tuple(operand(name) for name in given)
+    return Word(left, right, word=found.name, axes=acts, part=part, given=given, gives=gives)
+
+
+def known():
+    """Words that have a body or are primitive in C, with a gradient where they have one."""
+    for found in entries():
+        if found.kind == "constant" or found.name in ("max", "less", "equal", "select"):
+            continue
+        yield found.name, "body"
+        if found.gradient:
+            yield found.name, "gradient"
+
+
+def case(name, part, dtype, number):
+    line = word(entry(name), part)
+    axes = {term.name: term.declared for term in (*line.left, *line.right) if isinstance(term, Term)}
+    outputs = {term.name for term in line.left}
+    positive = {"log": "X", "sqrt": "X", "divide": "D"}
+    made = Case([line], axes, outputs, SIZES, Kernel(f"word_{number}", ROWS), dtype)
+    for one in made.arrays:
+        if name in positive or (one.endswith((".g", ".w", ".s", ".D", ".Y")) and part == "gradient"):
+            made.arrays[one] = made.exact(abs(made.arrays[one]) + 0.5)
+    return made
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_words(dtype):
+    check([case(name, part, dtype, number) for number, (name, part) in enumerate(known())])
+
+
+def test_what_is_chosen():
+    """select, less, equal and max, which take or give conditions, in one kernel of four lines."""
+    x, z = Term("X", (*ROWS, "d")), Term("Z", (*ROWS, "d"))
+    c, e, m, y, u = Term("C", x.axes), Term("E", x.axes), Term("m", ROWS), Term("Y", x.axes), Term("U", x.axes)
+    lines = [
+        Word((c,), (x, z), word="less", given=("X", "Z"), gives=("Y",)),
+        Word((m,), (x,), word="max", axes=("d",), given=("X",), gives=("Y",)),
+        Word((e,), (x, m), word="equal", given=("X", "Z"), gives=("Y",)),
+        Word((y,), (c, x, z), word="select", given=("C", "X", "Z"), gives=("Y",)),
+        Word((u,), (e, y, Literal(0.5)), word="select", given=("C", "X", "Z"), gives=("Y",)),
+    ]
+    axes = {term.name: term.declared for term in (x, z)}
+    check([Case(lines, axes, {"Y", "U", "m"}, SIZES, Kernel("chosen", ROWS), dtype) for dtype in ("fp64",)])

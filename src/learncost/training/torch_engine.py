@@ -1,78 +1,174 @@
-"""The engine on PyTorch: the step's table as emitted source, executed as it stands."""
+"""The engine on PyTorch: the step under a plan, in place with compiled kernels, or on PyTorch's operators alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.engines.compiler import compiler
+from learncost.engines.core import Prepared, Values
+from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
-from learncost.models.model import build
+from learncost.plans.plan import planned
+from learncost.plans.planner import chosen
 from learncost.readings.emit import fill, program, unfold
-from learncost.training.engine import Arrays, NumPyEngine
+from learncost.training.engine import NumPyEngine
 from learncost.training.options import Options
+
+if TYPE_CHECKING:
+    import torch
+
+    from learncost.engines.in_place import InPlace
+
+
+class _TorchTraining(Training):
+    """A training whose weights and state are NumPy's arrays and, in the same memory, tensors that a step changes.
+
+    Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
+    """
+
+    plan: str | None = None
+    precision = "fp32"
+    _pool: _Pool
+    _steps: dict[tuple[int, tuple[tuple[str, int], ...]], _Step]
+
+    def place(self, plan: str | None, precision: str) -> None:
+        """Forget what was compiled; weights and state are those that the training has now."""
+        self.plan, self.precision = plan, precision
+        self._pool, self._steps = _Pool(), {}
+
+    def _run(self, prepared: Prepared) -> Values:
+        key = (id(prepared.table), tuple(prepared.sizes.items()))
+        if key not in self._steps:
+            self._steps[key] = _Step(prepared, self.plan, self.precision, self._pool)
+        return self._steps[key](prepared)
+
+    @property
+    def says(self) -> str:
+        """How the steps run."""
+        return "; ".join(dict.fromkeys(step.says for step in self._steps.values()))
+
+    @property
+    def plan_taken(self) -> str | None:
+        """The plan of the first table that ran."""
+        return next((step.plan for step in self._steps.values()), self.plan)
 
 
 class TorchEngine(NumPyEngine):
-    """Weights and the optimizer's state are tensors; everything else that a step reads is made as on NumPy.
-
-    So batches, scalars and the masks of dropout are the same, and only the arithmetic differs.
-    """
+    """NumPy's engine with the same tables on PyTorch, under a plan that the planner chooses or is told."""
 
     name = "torch"
+    training = _TorchTraining
+    dtypes = ("fp32", "fp64", "bf16")
+    plans = True
+    _training: _TorchTraining
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        super().__init__(configuration, options)
-        if options.accumulate > 1:
-            raise InputError("--engine torch does not accumulate yet: choose numpy or jax")
         try:
-            import torch
+            import torch  # noqa: F401  # said here, before anything else is made
         except ImportError:
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
-        self._torch = torch
-        own = self._training
-        table = own.table()
-        gradients = {f"d{weight}" for weight in table.weights}
-        kept = tuple(name for name in table.outputs if name not in gradients)
-        self._step = _Emitted(replace(table, outputs=kept), own.model.sizes)
-        self._forward = _Emitted(build(configuration).table, own.model.sizes)
-        self._tensors: dict[str, Any] = {}
-        self._take(own.weights | own.state)
+        super().__init__(configuration, options)
+        if options.plan is not None:
+            planned(self._training.table(), options.plan)  # what cannot be is said at once
+        self._training.place(options.plan, options.dtype)
 
     @property
-    def weights(self) -> Arrays:
-        return {name: self._tensors[name].numpy() for name in self._training.weights}
+    def says(self) -> str:
+        """How the steps run that were taken: under which plan, with which kernels."""
+        return self._training.says
 
     @property
-    def state(self) -> Arrays:
-        return {name: self._tensors[name].numpy() for name in self._training.state}
+    def plan(self) -> str | None:
+        """The plan of the first table that ran, which is the step's where no loss was asked for before."""
+        return self._training.plan_taken
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        self._take(self._training.weights | self._training.state)
+        self._training.place(self._training.plan, self._training.precision)
 
-    def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
-        own = self._training
-        own.learning_rate = learning_rate
-        found = self._step(self._tensors, own.prepare(tokens, targets).values, self._torch)
-        self._tensors = {name: found.get(f"{name}.new", tensor) for name, tensor in self._tensors.items()}
-        own.steps += 1
-        return float(found["loss"])
 
-    def loss(self, tokens: Any, targets: Any) -> float:
-        found = self._forward(self._tensors, self._training.inputs(tokens, targets), self._torch)
-        return float(found["loss"])
+@dataclass
+class _Pool:
+    """What all programs of a training share: tensors in the memory of arrays, and the largest arena."""
 
-    def _take(self, arrays: Mapping[str, Any]) -> None:
-        self._tensors = {name: self._torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    arena: torch.Tensor | None = None
+
+    def tensor(self, name: str, array: Any) -> torch.Tensor:
+        """The tensor of a name, with the numbers of an array: its own memory if it was none before."""
+        import torch
+
+        if name not in self.tensors:
+            self.arrays[name] = np.require(array, requirements=("C", "W"))
+            self.tensors[name] = torch.from_numpy(self.arrays[name])
+        elif self.arrays[name] is not array:
+            self.arrays[name][...] = array
+        return self.tensors[name]
+
+
+class _Step:
+    """A table for arrays of one size: in place where every line can be, else as PyTorch's operators compute it."""
+
+    def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: _Pool) -> None:
+        table = prepared.table
+        # A gradient that only the optimizer reads is no result: it need not be kept.
+        inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
+        table = replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
+        self.renewed = tuple(name.removesuffix(".new") for name in table.outputs if name.endswith(".new"))
+        self._table, self._pool = table, pool
+        self._sizes = dict(prepared.sizes)
+        self.plan = chosen(table, self._sizes, precision) if plan is None else plan
+        self._emitted: _Emitted | None = None
+        self._in_place: InPlace | None = None
+        try:
+            self._in_place = self._compiled(prepared, precision)
+            self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
+        except InputError as error:
+            if precision == "bf16":
+                raise InputError(f"--dtype bf16 runs on compiled kernels alone, and {error}") from None
+            self._emitted = _Emitted(planned(table, self.plan), self._sizes)
+            self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
+
+    def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
+        from learncost.engines.in_place import InPlace
+
+        dtype = "fp64" if prepared.values[self._table.weights[0]].dtype == np.float64 else precision
+        tensors = {name: self._pool.tensor(name, prepared.values[name]) for name in self._owned}
+        found = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
+        self._pool.arena = found.arena
+        return found
+
+    @property
+    def _owned(self) -> tuple[str, ...]:
+        """What lies in the same memory from step to step."""
+        return tuple(dict.fromkeys((*self._table.weights, *self.renewed)))
+
+    def __call__(self, prepared: Prepared) -> Values:
+        """The results by name; new weights and states are the old ones' arrays."""
+        pool = self._pool
+        for name in self._owned:
+            pool.tensor(name, prepared.values[name])
+        if self._in_place:
+            found = self._in_place(prepared.values)
+        else:
+            assert self._emitted
+            tensors = {name: pool.tensors[name] for name in self._owned}
+            found = self._emitted(tensors, prepared.values)
+            for name in self.renewed:
+                pool.tensors[name].copy_(found.pop(f"{name}.new"))
+        results = {name: tensor.numpy() for name, tensor in found.items()}
+        return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
 
 
 class _Emitted:
-    """The program of a table, called with values by the names of the table."""
+    """The program of a table as PyTorch's operators, called with values by the names of the table."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
         self._program = program(table, "torch", sizes=sizes)
@@ -80,7 +176,9 @@ class _Emitted:
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         self._reads = tuple(table.inputs)
 
-    def __call__(self, tensors: Mapping[str, Any], arrays: Mapping[str, Any], torch: Any) -> dict[str, Any]:
+    def __call__(self, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        import torch
+
         values = dict(tensors)
         for name in self._reads:
             if name not in values:

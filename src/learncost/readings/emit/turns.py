@@ -55,7 +55,7 @@ class _Loop:
         self.around, self.handed = around, handed
         self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
         self.turn = self.names.of("turn", "loop")
-        self.title = _title(line, turns.table)
+        self.title = title(line, turns.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         self.inner = Scope(scope.backend, self.names, scope.helpers, {**scope.axes, **slices, **line.axes})
         self.parameters: list[Parameter] = []
@@ -257,7 +257,7 @@ class _Loop:
             scope.put(f"{variable} = {text}", (self.lists[variable],))
 
 
-def _title(line: Repeat, table: Table) -> str:
+def title(line: Repeat, table: Table) -> str:
     """What one turn is called: block, decoder_block_backward."""
     own = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
     every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}

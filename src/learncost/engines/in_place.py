@@ -1,0 +1,91 @@
+"""Runs a step in place: PyTorch's products and compiled kernels on one arena, as the emitted program says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from learncost.engines.compiler import Call, Kernels
+from learncost.equation.count import base
+from learncost.equation.table import Table
+from learncost.readings.emit.placed import TYPES, placed
+
+
+class InPlace:
+    """A step, ready to run again and again: its program, its kernels, its arena and the tensors that it changes.
+
+    table    a step's table whose outputs are results and new weights, no gradients
+    sizes    of all axes and counts
+    dtype    fp32, fp64, or bf16 for products in bf16 with weights in fp32
+    tensors  weights and the optimizer's state by name: these very tensors are changed
+    arena    memory to use if it is large enough, of another step that never runs at the same time
+    Raises `InputError` where a line cannot be computed in place or where there is no compiler.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        sizes: Mapping[str, int],
+        dtype: str,
+        tensors: Mapping[str, torch.Tensor],
+        arena: torch.Tensor | None = None,
+    ) -> None:
+        self.program = placed(table, sizes, dtype)
+        namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
+        self._given = {name: tensors[name] for name in self.program.given if name in tensors}
+        self._inputs = {}
+        for name, (axes, kind) in self.program.given.items():
+            if name not in tensors:
+                shape = [int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes]
+                self._inputs[name] = torch.empty(shape, dtype=getattr(torch, TYPES[kind]))
+        if arena is None or len(arena) < self.program.bytes:
+            arena = torch.empty(self.program.bytes, dtype=torch.uint8)
+        self.arena = arena
+        self._memory: SimpleNamespace = namespace["lay_out"]({**self._given, **self._inputs}, arena)
+        kernels = Kernels(self.program.functions)
+        names = [function.name for function in self.program.functions]
+        self._kernels = SimpleNamespace(**{name: _on_tensors(kernels[name]) for name in names})
+        self._step = namespace["step"]
+
+    def __call__(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """One step on arrays by name: the results that are new, in memory that the next step writes over."""
+        for name, tensor in self._inputs.items():
+            tensor.copy_(torch.as_tensor(arrays[name]))
+        with torch.inference_mode(), _library_products():
+            self._step(self._memory, self._kernels)
+            return {name: getattr(self._memory, own).view(shape) for name, (own, shape) in self.program.results.items()}
+
+
+def _on_tensors(call: Call) -> Call:
+    """A kernel that takes tensors in the place of their addresses."""
+    return lambda *tensors: call(*[tensor.data_ptr() for tensor in tensors])
+
+
+@contextmanager
+def _library_products() -> Iterator[None]:
+    """Products in fp32 by oneDNN, where it is exact: PyTorch takes it for a precision below the highest."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if _is_exact("medium") else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@cache
+def _is_exact(precision: str) -> bool:
+    """Whether products at this setting are those of fp32 here: a machine with bf16 tiles would round the factors."""
+    generator = torch.Generator().manual_seed(0)
+    one, two = (torch.randn(512, 512, generator=generator) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    error = (one @ two - one.double() @ two.double()).abs().max().item()
+    torch.set_float32_matmul_precision(before)
+    # Sums of 512 products of about 1: fp32 is wrong by about 1e-4 at most, factors rounded to bf16 by about 0.2.
+    return error < 2e-3

@@ -1,0 +1,136 @@
+"""One name for one array: lines that only give a second name are left out, and their readers read the first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from learncost.equation.arrays import alias
+from learncost.equation.count import base
+from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, defined
+
+
+def named_once(table: Table) -> Table:
+    """The table without sums of one term whose axes lie as those of the term; outputs keep their names."""
+    return replace(table, lines=_named(table.lines, table.axes, set(table.outputs), {}))
+
+
+def _named(
+    lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], kept: set[str], outer: Mapping[str, str]
+) -> tuple[Statement, ...]:
+    """The lines under their arrays' names; `outer` says which names of the scope around have another one."""
+    names = {name: first for name, first in outer.items() if name not in defined(lines)}
+    result: list[Statement] = []
+    for line in lines:
+        if isinstance(line, Repeat):
+            result.append(_repeat(line, axes, names))
+        elif isinstance(line, Sum) and alias(line) and line.name not in kept and _same(line, axes):
+            names[line.name] = names.get(line.right[0].name, line.right[0].name)
+        else:
+            result.append(line.renamed(names))
+    return tuple(result)
+
+
+def _repeat(line: Repeat, axes: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Repeat:
+    own = {**axes, **line.axes}
+    ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
+    inner = {name: first for name, first in names.items() if name not in line.inside}
+    return replace(
+        line,
+        lines=_named(line.lines, own, ends, inner),
+        carry=tuple(
+            Carry(carry.start, carry.end, names.get(carry.initial, carry.initial), carry.final) for carry in line.carry
+        ),
+        each=tuple((inside, names.get(outer, outer)) for inside, outer in line.each),
+    )
+
+
+def _same(line: Line, axes: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the two arrays are declared alike: in the order in which the line reads them, as long as each other."""
+    left, right = line.left[0], line.right[0]
+    return (
+        isinstance(right, Term)
+        and not line.where
+        and left.axes == right.axes
+        and _bases(axes.get(left.name, ())) == _bases(axes.get(right.name, (None,)))
+    )
+
+
+def _bases(axes: Iterable[str | None]) -> list[str]:
+    return [base(axis) if axis else "" for axis in axes]
+
+
+def written_once(table: Table) -> Table:
+    """The table in which no name is given twice.
+
+    All but the last array of a name in a scope are called `name:1`, `name:2`; in a turn, `name:turn` is what makes a
+    loop's `name`.
+    """
+    lines, axes = _versions(table.lines, table.axes)
+    return replace(table, lines=lines, axes={**table.axes, **axes})
+
+
+def _versions(
+    lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[Statement, ...], dict[str, tuple[str, ...]]]:
+    """The lines of a scope, and the axes of the names that are new."""
+    left = Counter(name for line in lines for name in _makes(line))
+    seen: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    new: dict[str, tuple[str, ...]] = {}
+    result: list[Statement] = []
+    for line in lines:
+        read = dict(names)
+        for name in _makes(line):
+            left[name] -= 1
+            seen[name] += 1
+            names[name] = f"{name}:{seen[name]}" if left[name] else name
+            new[names[name]] = axes[name]
+        made = {name: names[name] for name in _makes(line)}
+        if isinstance(line, Repeat):
+            line = _told_apart(line)
+            body, inner = _versions(line.lines, {**axes, **line.axes})
+            shared = {name: first for name, first in read.items() if name not in line.inside}
+            result.append(
+                replace(
+                    line,
+                    lines=tuple(one.renamed(shared) if isinstance(one, Line) else one for one in body),
+                    axes={**line.axes, **inner},
+                    carry=tuple(
+                        Carry(c.start, c.end, read.get(c.initial, c.initial), made.get(c.final, c.final))
+                        for c in line.carry
+                    ),
+                    each=tuple((inside, read.get(outer, outer)) for inside, outer in line.each),
+                    keep=tuple((inside, made.get(outer, outer)) for inside, outer in line.keep),
+                )
+            )
+        else:
+            right = tuple(term.renamed(read) for term in line.right)
+            written = tuple(term.renamed({**read, **made}) for term in line.left)
+            result.append(replace(line, left=written, right=right))
+    return tuple(result), new
+
+
+def _told_apart(line: Repeat) -> Repeat:
+    """The repeat, its own names other than those of the totals that it hands out."""
+    finals = {carry.final for carry in line.carry}
+    names = {name: f"{name}:turn" for name in line.inside & finals}
+    if not names:
+        return line
+    return replace(
+        line,
+        lines=tuple(one.renamed(names) if isinstance(one, Line) else one for one in line.lines),
+        axes={names.get(name, name): own for name, own in line.axes.items()},
+        carry=tuple(
+            Carry(names.get(c.start, c.start), names.get(c.end, c.end), c.initial, c.final) for c in line.carry
+        ),
+        each=tuple((names.get(inside, inside), outer) for inside, outer in line.each),
+        keep=tuple((names.get(inside, inside), outer) for inside, outer in line.keep),
+    )
+
+
+def _makes(line: Statement) -> tuple[str, ...]:
+    if isinstance(line, Repeat):
+        return (*(carry.final for carry in line.carry), *(outer for _, outer in line.keep))
+    return tuple(term.name for term in line.left)

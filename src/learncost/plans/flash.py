@@ -1,0 +1,104 @@
+"""Flash: attention whose scores are never stored, neither for the backward pass nor as a whole.
+
+Between the product of queries and keys and the product with the values, everything has an axis of queries and an axis
+of keys. Those lines run as one kernel, a sequence and a head a turn, some queries at a time; their values are made
+again in the backward pass instead of being kept. Which positions are visible bounds what a block computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from learncost.equation.count import base
+from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, walk
+from learncost.layers.names import named_once
+from learncost.layers.recompute import recomputed
+
+QUERIES = 64
+"""Queries of a block: their scores with a thousand keys take a quarter of a mebibyte, which a core's cache holds."""
+
+
+def flash(table: Table) -> Table:
+    """The step with the lines between queries, keys and values as kernels, run again in the backward pass.
+
+    Dao et al. 2022, FlashAttention, algorithms 1 and 4, here with the whole rows of a block's scores at once.
+    """
+    table = named_once(table)
+    pairs = _pairs(table.lines, table)
+    if not pairs:
+        return table
+    again = recomputed(table, lambda line: _scores(line, pairs))
+    return replace(again, lines=_kernels(again.lines, pairs, set()))
+
+
+def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Names of values that have queries and keys, by name: the axes that turns are taken over, and the queries."""
+    found: dict[str, tuple[tuple[str, ...], str]] = {}
+    for line in lines:
+        if not isinstance(line, Repeat):
+            continue
+        own = [inner for inner, _ in walk(line.lines)]
+        softmax = next((one for one in own if isinstance(one, Word) and one.word == "softmax"), None)
+        if softmax is None or len(softmax.axes) != 1:
+            continue
+        (keys,) = softmax.axes
+        queries = _queries(softmax, keys, table)
+        if queries is None:
+            continue
+        turns = tuple(axis for axis in softmax.left[0].declared if axis not in (queries, keys))
+        bases = sorted((base(queries), base(keys)))
+        for name, axes in line.axes.items():
+            own_bases = sorted(base(axis) for axis in axes if base(axis) in bases)
+            if set(turns) <= set(axes) and own_bases == bases and len(set(axes)) == len(axes):
+                found[name] = (turns, queries)
+    return found
+
+
+def _queries(softmax: Word, keys: str, table: Table) -> str | None:
+    """The axis of the scores whose positions are the queries': the other one that no weight has."""
+    sizes = {base(axis) for name in table.weights for axis in table.axes[name]}
+    rows = [axis for axis in softmax.left[0].declared if axis != keys and base(axis) not in sizes and axis != "B"]
+    return rows[0] if len(rows) == 1 else None
+
+
+def _scores(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> bool:
+    return any(term.name in pairs for term in line.left)
+
+
+def _kernels(
+    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], taken: set[str]
+) -> tuple[Statement, ...]:
+    """The lines of a scope, those that make or read scores in kernels."""
+    result: list[Statement] = []
+    group: list[Line] = []
+
+    def close() -> None:
+        if group:
+            turns, queries = next(pairs[name] for line in group for name in _names(line) if name in pairs)
+            wish = name = f"{group[0].tag.layer or 'attention'}_scores"
+            if any(line.tag.macro == "backward" for line in group):
+                wish = name = f"{wish}_backward"
+            number = 2
+            while name in taken:
+                name, number = f"{wish}_{number}", number + 1
+            taken.add(name)
+            kernel = Kernel(name, turns, (queries, QUERIES))
+            result.extend(replace(line, tag=replace(line.tag, kernel=kernel)) for line in group)
+            group.clear()
+
+    for line in lines:
+        if isinstance(line, Repeat):
+            close()
+            result.append(replace(line, lines=_kernels(line.lines, pairs, taken)))
+        elif any(name in pairs or name.removeprefix("d") in pairs for name in _names(line)):
+            group.append(line)
+        else:
+            close()
+            result.append(line)
+    close()
+    return tuple(result)
+
+
+def _names(line: Line) -> tuple[str, ...]:
+    return (*(term.name for term in line.left), *line.reads)

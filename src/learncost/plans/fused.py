@@ -1,0 +1,191 @@
+"""Fused: consecutive lines that take turns over the same rows run as one kernel, one row after another.
+
+Matrix products stand alone: a library computes them. What lies between two of them - biases, activations, sums of the
+residual stream, normalisations, their gradients - reads and writes every row once instead of once a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.count import base
+from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.layers.names import named_once
+
+_APART = ("zeros", "eye", "append", "inside")
+
+
+def fused(table: Table) -> Table:
+    """The table with every line that is no matrix product in a kernel; kernels that other plans made stay."""
+    table = named_once(table)
+    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
+    sizes = frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)
+    names = Names({line.tag.kernel.name for line, _ in walk(table.lines) if line.tag.kernel})
+    return replace(table, lines=_fused(table.lines, sizes, names))
+
+
+def is_matrix_product(line: Line) -> bool:
+    """Whether both factors have an axis of the result that the other one lacks, and something is summed."""
+    if not isinstance(line, Product) or len(line.right) != 2:
+        return False
+    left = set(line.left[0].loops)
+    one, two = (set(term.loops) for term in line.right)
+    return bool(one & two - left and (one - two) & left and (two - one) & left)
+
+
+@dataclass
+class Names:
+    """Names of kernels, each given once."""
+
+    taken: set[str] = field(default_factory=set)
+
+    def of(self, lines: Sequence[Line]) -> str:
+        """What the lines do: their layers, and whether they go backward."""
+        layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
+        words = [line.word for line in lines if isinstance(line, Word)]
+        if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
+            layers.append(words[0])
+        if any(line.tag.macro in ("backward", "weight_update") for line in lines):
+            layers.append("backward")
+        wish = "_".join(part for part in dict.fromkeys(layers))
+        name, number = wish, 2
+        while name in self.taken:
+            name, number = f"{wish}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+
+@dataclass
+class _Group:
+    rows: tuple[str, ...]
+    lines: list[Line]
+
+
+def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> tuple[Statement, ...]:
+    """One scope: groups of lines, and between them what stands alone."""
+    parts: list[_Group | Statement] = []
+    for line in _updates_late(_sums_early(tuple(lines), sizes), sizes):
+        if isinstance(line, Repeat):
+            parts.append(replace(line, lines=_fused(line.lines, sizes, names)))
+            continue
+        rows = _rows(line, sizes)
+        last = parts[-1] if parts else None
+        if rows is None or line.tag.kernel:
+            parts.append(line)
+        elif isinstance(last, _Group) and rows and last.rows == rows:
+            last.lines.append(line)
+        else:
+            parts.append(_Group(rows, [line]))
+    result: list[Statement] = []
+    for part in parts:
+        if isinstance(part, _Group):
+            kernel = Kernel(names.of(part.lines), part.rows)
+            result += [replace(line, tag=replace(line.tag, kernel=kernel)) for line in part.lines]
+        else:
+            result.append(part)
+    return tuple(result)
+
+
+def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
+    """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
+    if is_matrix_product(line) or (isinstance(line, Word) and line.word in _APART):
+        return None
+    if line.tag.macro == "optimizer_step":
+        return () if isinstance(line, Word) else None  # element by element
+    acted = line.axes if isinstance(line, Word) else ()
+    rows = tuple(axis for axis in line.loops if base(axis) not in sizes and axis not in acted)
+    if len({base(axis) for axis in rows}) < len(rows):
+        return None
+    if not rows:
+        return None
+    # The gradient of a table that is read at an index is scattered: rows of one turn meet those of another.
+    scattered = any(term.indexed and not set(rows) <= set(term.axes) for term in line.left)
+    return None if scattered and _is_table(line.left[0], sizes) else tuple(sorted(rows, key="BNM".find))
+
+
+def _is_table(term: Term, sizes: frozenset[str]) -> bool:
+    return all(base(axis) in sizes for axis in term.declared)
+
+
+def _sums_early(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Statement]:
+    """Sums over all rows, such as biases' gradients, right after the line that makes what they sum."""
+    result: list[Statement] = []
+    for line in lines:
+        place = len(result)
+        if isinstance(line, Product) and not is_matrix_product(line) and not line.tag.kernel:
+            rows = _rows(line, sizes)
+            if rows and not set(rows) & set(line.left[0].loops):
+                while place and not _makes(result[place - 1]) & set(line.reads):
+                    place -= 1
+                while place < len(result) and _together(result[place - 1], result[place]):
+                    place += 1
+                if not place or _stands_alone(result[place - 1]):
+                    place = len(result)
+        result.insert(place, line)
+    return result
+
+
+def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Statement]:
+    """What can wait until after the next group of other lines, or until it is read.
+
+    Those are weights' gradients that are matrix products, totals of the turns of a loop, what the optimizer does, and
+    what is computed again.
+    """
+    result: list[Statement] = []
+    late: list[Line] = []
+    passed = False  # whether other lines stand between the first of `late` and here
+
+    def flush(names: set[str] | None = None) -> None:
+        """Put what makes these names here, and what that reads; None: everything."""
+        wanted, needed = set[int](), set(names or ())
+        for one in reversed(late):
+            if names is None or _makes(one) & needed:
+                wanted.add(id(one))
+                needed |= set(one.reads)
+        result.extend(one for one in late if id(one) in wanted)
+        late[:] = [one for one in late if id(one) not in wanted]
+
+    for line in lines:
+        if isinstance(line, Line) and _waits(line, sizes):
+            late.append(line)
+            continue
+        product = _stands_alone(line)
+        if isinstance(line, Repeat) or (passed and product):
+            flush()
+            passed = False
+        flush(set(line.reads))
+        result.append(line)
+        passed = passed or not product
+    flush()
+    return result
+
+
+def _waits(line: Line, sizes: frozenset[str]) -> bool:
+    if line.tag.kernel:
+        return False
+    macro = line.tag.macro
+    if isinstance(line, Sum) and _rows(line, sizes) is None:
+        return True
+    return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and is_matrix_product(line))
+
+
+def _together(one: Statement, two: Statement) -> bool:
+    """Whether both are lines of one kernel."""
+    return (
+        isinstance(one, Line)
+        and isinstance(two, Line)
+        and one.tag.kernel is not None
+        and one.tag.kernel == two.tag.kernel
+    )
+
+
+def _stands_alone(line: Statement) -> bool:
+    """A matrix product that no kernel has."""
+    return isinstance(line, Line) and is_matrix_product(line) and line.tag.kernel is None
+
+
+def _makes(line: Statement) -> set[str]:
+    if isinstance(line, Repeat):
+        return {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
+    return {term.name for term in line.left}

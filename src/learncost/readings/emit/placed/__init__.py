@@ -1,0 +1,5 @@
+"""A step in place: calls that write into one arena, products by PyTorch, everything else by kernels in C."""
+
+from learncost.readings.emit.placed.program import TYPES, Placed, placed
+
+__all__ = ["TYPES", "Placed", "placed"]

@@ -1,0 +1,146 @@
+"""The types of a step's arrays: one for all, or bf16 where matrix products read and write, fp32 elsewhere.
+
+In mixed precision the weights that are stored, the optimizer's state, the streams that blocks add to and all arithmetic
+of a kernel are fp32. Other activations are stored in bf16; weights and streams that a matrix product reads are rounded
+before it, by a line that copies, and what it makes is bf16. PyTorch's autocast rounds at the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.layers.names import written_once
+from learncost.readings.emit.placed.matrix import matrix_product
+
+LOW = ":low"
+"""What the name of a rounded copy ends in."""
+
+
+def typed(table: Table, dtype: str) -> tuple[Table, Mapping[str, str]]:
+    """The table with the copies that it needs, and the type of every name in it.
+
+    dtype   fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32
+    Indices are int64, conditions bool. Every name is given once, since types go by names.
+    """
+    table = written_once(table)
+    if dtype != "bf16":
+        return table, _types(table, dtype)
+    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
+    features = {base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts}
+    mixed = _Mixed(_streams(table), features)
+    lines = mixed.scope(table.lines, table.axes, {*table.weights, *table.inputs})
+    result = replace(table, lines=lines, axes={**table.axes, **mixed.axes})
+    return result, _types(result, "fp32", mixed.low)
+
+
+def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
+    """The type of every name of every scope."""
+    names = {*table.axes, *table.inputs, *table.weights}
+    conditions = set()
+    for line, _ in walk(table.lines):
+        names |= {term.name for term in line.left} | set(line.reads)
+        if isinstance(line, Word) and line.word == "select":
+            conditions.add(line.right[0].name)
+    found = dict.fromkeys(names, dtype)
+    found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
+    for loop in table.lines:
+        if isinstance(loop, Repeat):
+            found |= {outer: found[inside] for inside, outer in loop.keep}
+            found |= {inside: found[outer] for inside, outer in loop.each}
+    return found
+
+
+def _streams(table: Table) -> set[str]:
+    """Values that stay in fp32: what turns hand on, and sums of arrays that are as large as the sum."""
+    found: set[str] = set()
+
+    def collect(lines: Sequence[Statement]) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                for carry in line.carry:
+                    found.update((carry.start, carry.end, carry.initial, carry.final))
+                collect(line.lines)
+            elif isinstance(line, Sum) and all(set(term.loops) == set(line.left[0].loops) for term in line.right):
+                found.add(line.name)
+
+    collect(table.lines)
+    return found
+
+
+@dataclass
+class _Mixed:
+    """Adds the copies, scope by scope; `low` are the names in bf16."""
+
+    streams: set[str]
+    features: set[str]  # axes of weights
+    low: set[str] = field(default_factory=set)
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def scope(
+        self,
+        lines: Sequence[Statement],
+        axes: Mapping[str, tuple[str, ...]],
+        given: set[str],
+        around: Iterable[str] = (),
+    ) -> tuple[Statement, ...]:
+        """The lines of a scope; `given` are names from outside in their own type, `around` those with a copy there."""
+        result: list[Statement] = []
+        copied = set(around)
+        for line in lines:
+            if isinstance(line, Repeat):
+                for name in line.shared:
+                    if name in given and _reads_in_product(line, name) and name not in copied:
+                        copied.add(name)
+                        self._copy(result, name, axes[name], line.lines[0])
+                slices = {inside: axes[outer][1:] for inside, outer in line.each}
+                own = {inside for inside, outer in line.each if outer in given} | given
+                inner = _Mixed(self.streams, self.features, self.low)
+                body = inner.scope(line.lines, {**axes, **slices, **line.axes}, own, copied & {*line.shared})
+                result.append(replace(line, lines=body, axes={**line.axes, **inner.axes}))
+                continue
+            if line.tag.macro != "optimizer_step":
+                self.low |= {term.name for term in line.left if self._is_activation(term)}
+            if not _is_product(line):
+                result.append(line)
+                continue
+            names = {}
+            for term in line.right:
+                name = term.name
+                if name not in given and name not in self.streams:
+                    continue
+                names[name] = f"{name}{LOW}"
+                if name not in copied:
+                    copied.add(name)
+                    self._copy(result, name, axes[name], line)
+            self.low.add(line.name)
+            result.append(replace(line, right=tuple(term.renamed(names) for term in line.right)))
+        return tuple(result)
+
+    def _is_activation(self, term: Term) -> bool:
+        """Rows of features that are no stream."""
+        features = [axis for axis in term.declared if base(axis) in self.features]
+        return term.name not in self.streams and bool(features) and len(features) < len(term.declared)
+
+    def _copy(self, result: list[Statement], name: str, axes: tuple[str, ...], line: Statement) -> None:
+        """Add the line that rounds: in the kernel that makes the value, or before the product that reads it."""
+        assert isinstance(line, Line)
+        low = f"{name}{LOW}"
+        self.axes[low] = axes
+        self.low.add(low)
+        place, tag = len(result), replace(line.tag, kernel=None, equation="", macro=line.tag.macro)
+        for at, maker in enumerate(result):
+            if isinstance(maker, Line) and any(term.name == name for term in maker.left) and maker.tag.kernel:
+                place, tag = at + 1, replace(tag, kernel=maker.tag.kernel, macro=maker.tag.macro)
+        result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), (), tag, (1,)))
+
+
+def _reads_in_product(repeat: Repeat, name: str) -> bool:
+    return any(isinstance(line, Line) and name in line.reads and _is_product(line) for line in repeat.lines)
+
+
+def _is_product(line: Line) -> bool:
+    """A matrix product that a library computes: one that no kernel has."""
+    return matrix_product(line) is not None and line.tag.kernel is None

@@ -1,0 +1,320 @@
+"""A step in place: PyTorch's products and kernels in C, all of them writing into one arena that is laid out beforehand.
+
+The text needs PyTorch and, for its kernels, a C compiler. Every array is a matrix, as products read it; which axes are
+its rows is in the remark behind the line that fills it: `[B M | d]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Table, Word
+from learncost.readings.emit.c import Function, kernel, source
+from learncost.readings.emit.expression import call as written_call
+from learncost.readings.emit.identifiers import Identifiers
+from learncost.readings.emit.lines import comment
+from learncost.readings.emit.placed.calls import Axes, Call, Item, Loop, axes_within, calls, every_call
+from learncost.readings.emit.placed.matrix import Matrix, Scatter
+from learncost.readings.emit.placed.precision import typed
+from learncost.readings.emit.placed.timeline import Path, Timeline, Value
+from learncost.readings.emit.turns import title as turn_title
+
+TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
+"""What PyTorch calls the types of arrays."""
+WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "bool": 1}
+COLUMN = 84
+
+LAY_OUT = '''\
+def lay_out(given, memory):
+    """Records of views, one for the step and one for each turn of a loop.
+
+    given    tensors by their names in PLACES: weights, the optimizer's state, inputs; changed in place
+    memory   BYTES bytes: torch.empty(BYTES, dtype=torch.uint8)
+    """
+
+    def view(shape, kind, place, turn):
+        if isinstance(place, list):
+            place = place[turn]
+        if isinstance(place, str):
+            array = given[place.removesuffix("[]")]
+            return (array[turn] if place.endswith("[]") else array).view(shape)
+        size = math.prod(shape) * kind.itemsize
+        return memory[place : place + size].view(kind).view(shape)
+
+    records = {}
+    for scope, (turns, fields) in PLACES.items():
+        records[scope] = [
+            SimpleNamespace(**{name: view(*found, turn) for name, found in fields.items()}) for turn in range(turns)
+        ]
+    m = records.pop("step")[0]
+    vars(m).update(records)
+    return m'''
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step in place.
+
+    text       Python: PLACES and BYTES, lay_out(given, memory), step(m, kernels)
+    c          the kernels' C
+    functions  the kernels, with the order of their arguments
+    bytes      of the arena
+    given      what `lay_out` needs, by name in the table, with its axes and type
+    results    what lies in the arena after a step, by name in the table: its field of the record, and its shape
+    """
+
+    text: str
+    c: str
+    functions: tuple[Function, ...]
+    bytes: int
+    given: Mapping[str, tuple[tuple[str, ...], str]]
+    results: Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> Placed:
+    """The program of a step for arrays of given sizes and one type.
+
+    table    a step whose gradients are no outputs; lines with kernels run as one
+    sizes    of every axis, and of the counts of repeats
+    dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
+    Raises `InputError` for a line that cannot be computed in place.
+    """
+    return _Writer(*typed(table, dtype), dict(sizes), title).program()
+
+
+@dataclass
+class _Scope:
+    """One function: its calls, the axes of its names, how each of them is cut into rows and columns."""
+
+    items: tuple[Item, ...]
+    axes: Axes
+    title: str
+    path: tuple[int, ...]
+    rows: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Writer:
+    table: Table
+    dtypes: Mapping[str, str]
+    sizes: dict[str, int]
+    title: str
+
+    def program(self) -> Placed:
+        self.identifiers = Identifiers(("torch", "math", "m", "kernels", "turn", "step", "lay_out", "PLACES", "BYTES"))
+        self.named, self.wishes = Identifiers(()), set[str]()
+        self.functions: list[Function] = []
+        items = calls(self.table, self.dtypes, self._kernel)
+        self.timeline = Timeline(self.table, self._count, self._bytes)
+        self.timeline.lay_out(items)
+        self.texts: list[str] = []
+        self.places: dict[str, tuple[int, dict[str, str]]] = {}
+        self._scope(_Scope(items, self.table.axes, "step", ()))
+        given = {
+            name: (self.table.axes[name], self.dtypes[name])
+            for name in (*self.table.inputs, *self.table.weights)
+            if any(name in fields for fields in self.places_given())
+        }
+        results = {
+            name: (self._of(name), tuple(self._shape(self.table.axes[name])))
+            for name, value in self.timeline.fields.get((), {}).items()
+            if name in self.table.outputs and not _given(value)
+        }
+        c = source(self.functions)
+        return Placed(self._text(), c, tuple(self.functions), self.timeline.bytes, given, results)
+
+    def places_given(self) -> Iterable[set[str]]:
+        """The names of what the caller owns that some scope reads."""
+        for fields in self.timeline.fields.values():
+            yield {_given(value) for value in fields.values()} - {""}
+
+    # Sizes.
+
+    def _count(self, count: str) -> int:
+        return int(count) if count.isdigit() else self.sizes[count]
+
+    def _bytes(self, name: str, axes: Axes) -> int:
+        return prod(self._shape(axes[name])) * WIDTHS[self.dtypes[name]]
+
+    def _shape(self, axes: Sequence[str]) -> list[int]:
+        return [int(axis) if axis.isdigit() else self.sizes[base(axis)] for axis in axes]
+
+    # Kernels.
+
+    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+        name = self.named.of(f"{wish}.{len(self.functions) + 1}" if wish in self.wishes else wish)
+        self.wishes.add(wish)
+        function = kernel(lines, axes, others, self.dtypes, self.sizes, name)
+        self.functions.append(function)
+        return function
+
+    # Functions.
+
+    def _scope(self, scope: _Scope) -> None:
+        """The text of a function, after those of the loops in it."""
+        self._cut(scope)
+        body: list[str] = []
+        before = ""
+        for item in scope.items:
+            if isinstance(item, Loop):
+                body += self._loop(item, scope)
+                before = ""
+                continue
+            heading = _heading(item.lines[0])
+            if heading != before:
+                body += ["", f"# {heading}"]
+            before = heading
+            body += self._statement(item, scope)
+        about = "One step; what it changes, it changes in place." if not scope.path else f"One turn of {scope.title}."
+        name = scope.title
+        text = "\n".join(f"    {line}".rstrip() for line in body)
+        self.texts.append(f'def {name}(m, kernels):\n    """{about}"""\n{text.lstrip(chr(10))}')
+        self._fields(scope)
+
+    def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
+        repeat = loop.repeat
+        number = self.timeline.loops[id(loop)]
+        title = self.identifiers.of(
+            _layers(loop) if repeat.count == "B" else turn_title(repeat, self.table), f"loop {number}"
+        )
+        self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number)))
+        turns = f"range({self._count(repeat.count)})"
+        if repeat.reverse:
+            turns = f"reversed({turns})"
+        return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], kernels)"]
+
+    def _cut(self, scope: _Scope) -> None:
+        """How products read each array; one that none reads is a vector."""
+        for item in scope.items:
+            if isinstance(item, Call) and item.product:
+                out = Matrix(item.lines[-1].name, item.product.out.rows)
+                for matrix in (item.product.one, item.product.two, out):
+                    scope.rows.setdefault(matrix.name, matrix.rows)
+
+    def _statement(self, call: Call, scope: _Scope) -> list[str]:
+        line = call.lines[-1]
+        written = line.name
+        result = []
+        if call.added and not self._same(call.added, written, scope):
+            result.append(f"m.{self._of(written)}.copy_(m.{self._of(call.added)})")
+        if call.product:
+            one, two = self._matrix(call.product.one, scope), self._matrix(call.product.two, scope)
+            out = self._matrix(Matrix(written, call.product.out.rows), scope)
+            text = f"{out}.addmm_({one}, {two})" if call.added else f"torch.mm({one}, {two}, out={out})"
+        elif call.function:
+            function = call.function
+            if function.sizes:
+                raise InputError(f"the size of {', '.join(function.sizes)} is not known")
+            arguments = [f"m.{self._of(name)}" for name in (*function.reads, *function.writes)]
+            text = written_call(f"kernels.{function.name}", arguments)
+        elif isinstance(line, Word) and line.word == "zeros":
+            text = f"m.{self._of(written)}.zero_()"
+        else:
+            assert call.scatter
+            *first, text = self._scatter(call.scatter, call, scope)
+            result += first
+        result += text.split("\n")
+        result[-1] = _remarked(result[-1], self._remark(call, scope))
+        return result
+
+    def _scatter(self, rows: Scatter, call: Call, scope: _Scope) -> list[str]:
+        """Rows added at an index; the first of them to nothing, unless they are added to an array."""
+        written, shape = f"m.{self._of(call.writes[0])}", self._shape(scope.axes[rows.rows])
+        columns = prod(shape[len(shape) - rows.columns :])
+        added = f"m.{self._of(rows.rows)}.view(-1, {columns})"
+        if rows.summed:
+            added = f"m.{self._of(rows.rows)}.view({prod(shape[: rows.summed])}, -1, {columns}).sum(0)"
+        text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
+        return [text] if call.added else [f"{written}.zero_()", text]
+
+    def _same(self, one: str, two: str, scope: _Scope) -> bool:
+        """Whether two names of a scope are one memory, in every turn."""
+        return all(f[one].root is f[two].root for p, f in self._turns(scope) if one in f and two in f)
+
+    def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
+        text = f"m.{self._of(matrix.name)}"
+        if scope.rows[matrix.name] != matrix.rows:
+            shape = self._shape(scope.axes[matrix.name])
+            text += f".view({prod(shape[: matrix.rows])}, {prod(shape[matrix.rows :])})"
+        return f"{text}.T" if matrix.transposed else text
+
+    def _of(self, name: str) -> str:
+        return self.identifiers.of(name)
+
+    def _remark(self, call: Call, scope: _Scope) -> str:
+        if not call.product:
+            return comment(call.lines[-1])
+        axes = list(scope.axes[call.lines[-1].name])
+        axes.insert(scope.rows[call.lines[-1].name], "|")
+        equation = call.lines[0].tag.equation
+        return f"[{' '.join(axes)}]" + (f"  ({equation})" if equation else "")
+
+    # Places.
+
+    def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Value]]]:
+        fields = self.timeline.fields.items()
+        return sorted((path, own) for path, own in fields if tuple(number for number, _ in path) == scope.path)
+
+    def _fields(self, scope: _Scope) -> None:
+        """Where each array of a scope lies, turn by turn."""
+        turns = self._turns(scope)
+        found: dict[str, str] = {}
+        for name in dict.fromkeys(name for _, own in turns for name in own):
+            places = [_place(own[name], path) for path, own in turns]
+            shape = self._shape(scope.axes[name])
+            rows = scope.rows.get(name)
+            cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
+            same = all(place == places[0] for place in places)
+            place = repr(places[0]) if same else repr(places)
+            found[self._of(name)] = f"({cut}, torch.{TYPES[self.dtypes[name]]}, {place})"
+        self.places[scope.title] = (len(turns), found)
+
+    def _text(self) -> str:
+        rows = []
+        for scope, (turns, fields) in self.places.items():
+            own = "".join(f'            "{name}": {found},\n' for name, found in fields.items())
+            rows.append(f'    "{scope}": (\n        {turns},\n        {{\n{own}        }},\n    ),\n')
+        head = f'"""{self.title}"""\n\n' if self.title else ""
+        places = (
+            "# Of each function, its turns and its arrays: shape, type, and where they lie, in the arena or by name.\n"
+        )
+        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.timeline.bytes}"
+        imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
+        return head + "\n\n\n".join((imports, *self.texts, LAY_OUT, places)) + "\n"
+
+
+def _given(value: Value) -> str:
+    root = value.root
+    return root.part[0].root.given if root.part else root.given
+
+
+def _place(value: Value, path: Path) -> int | str:
+    root = value.root
+    if root.given:
+        return root.given
+    if root.part is None:
+        return root.place
+    whole, turn = root.part[0].root, root.part[1]
+    if whole.given:
+        if turn != path[-1][1]:
+            raise InputError(f"{whole.given} is not read turn by turn")
+        return f"{whole.given}[]"
+    return whole.place + turn * root.bytes
+
+
+def _layers(loop: Loop) -> str:
+    layers = dict.fromkeys(line.tag.layer for call in every_call((loop,)) for line in call.lines)
+    return "_".join(layer for layer in layers if layer) or "turn"
+
+
+def _heading(line: Line) -> str:
+    name = line.tag.layer.replace("_", " ")
+    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
+
+
+def _remarked(text: str, remark: str) -> str:
+    return f"{text.ljust(COLUMN - 4)}  # {remark}"

@@ -1,0 +1,175 @@
+"""Steps in place: equal to the interpreter's, whatever the plan, the type, the procedure and the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learncost.engines.compiler import compiler
+from learncost.engines.numpy_engine import Training
+from learncost.layers.lower import lower
+from learncost.layers.names import named_once, written_once
+from learncost.models.configuration import configure
+from learncost.plans.plan import planned
+from learncost.readings.emit.placed import placed
+from learncost.readings.run import execute
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+
+GPT2 = ("gpt2", {"n_layer": 3, "n_embd": 24, "n_head": 4, "vocab_size": 61, "n_positions": 16})
+LLAMA = (
+    "llama-3.2-1b",
+    {
+        "num_hidden_layers": 2,
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 40,
+        "vocab_size": 61,
+    },
+)
+ALL = "flash,fused,head,at-once,recompute=gelu+silu+norm"
+
+
+def _training(
+    model: tuple[str, dict[str, Any]], procedure: str, optimizer: str, dtype: Any, **options: Any
+) -> Training:
+    return Training(configure(*model), procedure, optimizer, learning_rate=0.05, dtype=dtype, seed=3, **options)
+
+
+def _batch(batch: int = 3, length: int = 13) -> tuple[Any, Any]:
+    numbers = np.random.default_rng(1)
+    return numbers.integers(0, 61, (batch, length)), numbers.integers(0, 61, (batch, length))
+
+
+def _table(training: Training, plan: str) -> Any:
+    table = training.table()
+    gradients = {f"d{name}" for name in table.weights}
+    return planned(replace(table, outputs=tuple(n for n in table.outputs if n not in gradients)), plan)
+
+
+def _steps(training: Training, plan: str, dtype: str, steps: int = 2) -> tuple[list[float], dict[str, Any]]:
+    """Losses and new weights of steps in place, on the same batch."""
+    from learncost.engines.in_place import InPlace
+
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in (training.weights | training.state).items()}
+    losses = []
+    sizes = dict(training.prepare(*_batch()).sizes)
+    step = InPlace(_table(training, plan), sizes, dtype, tensors)
+    for number in range(steps):
+        training.steps = number
+        losses.append(float(step(training.prepare(*_batch()).values)["loss"]))
+    training.steps = 0
+    return losses, {name: tensors[name].numpy() for name in training.weights}
+
+
+@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("plan", ["", "fused", "flash,fused", "head,at-once,fused", ALL])
+def test_equals_the_interpreter(model: Any, plan: str) -> None:
+    """Two steps, of which the second sees what the first did to weights and moments."""
+    losses, weights = _steps(_training(model, "bp", "momentum", np.float64), plan, "fp64")
+    other = _training(model, "bp", "momentum", np.float64)
+    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=1e-12)
+    for name, array in other.weights.items():
+        np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
+def test_every_procedure(procedure: str) -> None:
+    losses, weights = _steps(_training(GPT2, procedure, "sgd", np.float64), "flash,fused", "fp64")
+    other = _training(GPT2, procedure, "sgd", np.float64)
+    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=1e-12)
+    for name, array in other.weights.items():
+        np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
+
+
+def test_masks_of_dropout_are_read_as_on_numpy() -> None:
+    losses, weights = _steps(_training(GPT2, "bp", "sgd", np.float64, dropout=0.2), ALL, "fp64", 1)
+    other = _training(GPT2, "bp", "sgd", np.float64, dropout=0.2)
+    assert losses == pytest.approx([other.step(*_batch())], abs=1e-12)
+    for name, array in other.weights.items():
+        np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [("fp32", 2e-6), ("bf16", 2e-3)])
+def test_other_types(dtype: str, apart: float) -> None:
+    """bf16 has 8 bits: what is rounded is wrong by 1/256 at most, and losses of some 4 nats by far less."""
+    losses, weights = _steps(_training(GPT2, "bp", "sgd", np.float32), ALL, dtype)
+    other = _training(GPT2, "bp", "sgd", np.float64)
+    other.weights = {
+        name: array.astype(np.float64) for name, array in _training(GPT2, "bp", "sgd", np.float32).weights.items()
+    }
+    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=apart * 4)
+    for name, array in other.weights.items():
+        np.testing.assert_allclose(weights[name], array, atol=apart, err_msg=name)
+
+
+def test_mixed_precision_keeps_what_autocast_keeps() -> None:
+    """Weights, moments and the stream between the blocks are fp32, what products read and make bf16."""
+    training = _training(GPT2, "bp", "adamw", np.float32)
+    program = placed(_table(training, ALL), {**training.model.sizes, "B": 3, "M": 13}, "bf16")
+    fields = {}
+    for line in program.text.splitlines():
+        if line.startswith('            "'):
+            name, _, found = line.strip().partition(": ")
+            fields[name.strip('"')] = "bfloat16" if "bfloat16" in found else "float32"
+    for name in ("X", "X_2", "X_3", "dX", "dX_2", "wte", "mlp_W1", "wte_M", "loss"):
+        assert fields[name] == "float32", name
+    for name in ("attn_Q", "attn_A", "mlp_U", "mlp_G", "H", "mlp_W1_low", "dX_2_low", "dmlp_W1", "dattn_Q"):
+        assert fields[name] == "bfloat16", name
+
+
+def test_no_two_arrays_that_are_needed_lie_in_one_place() -> None:
+    """Every value as the interpreter has it, after the arena is filled with other numbers between any two statements.
+
+    A program that reads what another array has written over would give another loss; here the arena begins as noise.
+    """
+    from learncost.engines.in_place import InPlace
+
+    training = _training(GPT2, "bp", "sgd", np.float64)
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in training.weights.items()}
+    sizes = dict(training.prepare(*_batch()).sizes)
+    noise = torch.full((2**20,), 255, dtype=torch.uint8)  # as fp64: not a number
+    step = InPlace(_table(training, ALL), sizes, "fp64", tensors, noise)
+    assert step.arena is noise
+    values = training.prepare(*_batch()).values
+    assert float(step(values)["loss"]) == pytest.approx(
+        _training(GPT2, "bp", "sgd", np.float64).step(*_batch()), abs=1e-12
+    )
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+
+
+def test_plans_make_the_arena_smaller() -> None:
+    """Each of them for the reason that it has: scores, gradients and logits are large here."""
+    training = _training(("gpt2", {**GPT2[1], "vocab_size": 997, "n_positions": 64}), "bp", "adamw", np.float32)
+    sizes = {**training.model.sizes, "B": 4, "M": 64}
+    size = {
+        plan: placed(_table(training, plan), sizes).bytes
+        for plan in ("fused", "flash,fused", "fused,at-once", "fused,head", "flash,fused,recompute=gelu+norm", ALL)
+    }
+    layers, scores, width = 3, 4 * 4 * 64 * 64 * 4, 4 * 64 * 24 * 4
+    assert size["fused"] - size["flash,fused"] >= layers * scores
+    assert size["fused"] - size["fused,at-once"] >= 2 * 12 * 24 * 24 * 4  # the gradients of all layers but one
+    assert size["fused"] - size["fused,head"] >= 4 * 64 * 997 * 4 // 2  # half the logits at least
+    # Of a layer: two normalised arrays, two after gain and bias, GELU's four widths - less the sum before norm 2.
+    assert size["flash,fused"] - size["flash,fused,recompute=gelu+norm"] >= (layers - 1) * 6 * width
+    assert size[ALL] == min(size.values())
+
+
+def test_names_are_given_once() -> None:
+    """The same values under names of which no scope gives one twice, by the interpreter."""
+    for procedure in ("recompute", "mempepita"):
+        training = _training(GPT2, procedure, "sgd", np.float64)
+        prepared = training.prepare(*_batch())
+        for change in (named_once, written_once):
+            values = dict(prepared.values)
+            execute(lower(change(prepared.table)), values, prepared.sizes)
+            other = _training(GPT2, procedure, "sgd", np.float64)
+            assert float(values["loss"]) == pytest.approx(other.step(*_batch()), abs=1e-13)
+            for name, array in other.weights.items():
+                np.testing.assert_allclose(values[f"{name}.new"], array, atol=1e-13)

@@ -455,7 +455,7 @@ def test_a_run_is_not_written_over(text, tmp_path, capsys):
         ("TEXT --procedure bpp", "no learning procedure is called 'bpp'"),
         ("TEXT --optimizer adma", "no optimizer is called 'adma'"),
         ("TEXT --dtype fp7", "no type is called 'fp7'"),
-        ("TEXT --clip 1", "no engine clips gradients yet"),
+        ("TEXT --clip -1", "clip must be a number from 0, not -1"),
         ("TEXT --accumulate 0", "accumulate must be a whole number from 1, not 0"),
         ("TEXT --engine numpy --dtype bf16", "--engine numpy has no bf16: choose fp32 or fp64"),
         ("TEXT --tokenizer nothing.json", "cannot read nothing.json: No such file"),

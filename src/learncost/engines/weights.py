@@ -31,16 +31,22 @@ def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype
     What is added as it is (a bias, the shift of a norm) starts at 0, what multiplies element by element (the gain of a
     norm) at 1, everything else is normal with deviation 0.02, drawn from the seed and the weight's name.
     """
-    kinds = _kinds(table.lines)
+    own = kinds(table)
     result = {}
     for name in table.weights:
-        size, kind = shape(table, name, sizes), kinds.get(name, "matrix")
+        size, kind = shape(table, name, sizes), own[name]
         if kind == "matrix":
             array = DEVIATION * generator(seed, name).standard_normal(size)
         else:
             array = np.full(size, 1.0 if kind == "gain" else 0.0)
         result[name] = array.astype(dtype)
     return result
+
+
+def kinds(table: Table) -> dict[str, str]:
+    """What every weight of a table is: a bias, a gain or a matrix."""
+    found = _kinds(table.lines)
+    return {name: found.get(name, "matrix") for name in table.weights}
 
 
 def _kinds(lines: Iterable[Statement]) -> dict[str, str]:

@@ -58,7 +58,7 @@ def inference(model: Layer | Table, name: str = "", several: bool = False) -> In
     """
     table = marked(model) if isinstance(model, Layer) else model
     name = name or table.title or "the table"
-    forward = _to_logits(table)
+    forward = to_logits(table)
     decode, kept = Decoding(forward, name, several).table()
     return Inference(_prefill(_last_only(forward), kept), decode, kept)
 
@@ -70,7 +70,7 @@ def _number(window: str, sizes: Mapping[str, Any]) -> int:
 # What both have: the forward pass up to the logits.
 
 
-def _to_logits(table: Table) -> Table:
+def to_logits(table: Table) -> Table:
     """Without the loss, and without the logarithm of the probabilities: logits are what a token is chosen by."""
     words = [line for line in table.lines if isinstance(line, Word) and line.word == "log_softmax"]
     return needed(table, (words[-1].right[0].name,)) if words else needed(table, table.outputs)

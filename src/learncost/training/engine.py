@@ -64,8 +64,6 @@ class NumPyEngine:
     plans = False  # whether it runs the step under a plan
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        if options.clip:
-            raise InputError("no engine clips gradients yet: leave --clip out")
         if options.dtype not in self.dtypes:
             raise InputError(f"--engine {self.name} has no {options.dtype}: choose {' or '.join(self.dtypes)}")
         if options.plan is not None and not self.plans:
@@ -82,6 +80,7 @@ class NumPyEngine:
             seed=options.seed,
             dtype=DTYPES[options.dtype],
             accumulate=options.accumulate,
+            clip=options.clip,
         )
 
     @property

@@ -2,6 +2,6 @@
 
 from learncost.readings.emit.backend import BACKENDS
 from learncost.readings.emit.program import Program, program
-from learncost.readings.emit.records import fill, leaves, unfold
+from learncost.readings.emit.records import Node, Tree, fill, leaves, unfold
 
-__all__ = ["BACKENDS", "Program", "fill", "leaves", "program", "unfold"]
+__all__ = ["BACKENDS", "Node", "Program", "Tree", "fill", "leaves", "program", "unfold"]

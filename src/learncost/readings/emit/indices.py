@@ -56,6 +56,12 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     code, have = scope.whole(term)
     value = scope.spread(code, have, left.loops)
     zeros = scope.zeros(left.name).text
+    if scope.backend.name == "torch":
+        # PyTorch adds in place to arrays of the same type alone, and under autocast not all have that of the weights.
+        if value.text.isidentifier():
+            zeros = scope.backend.zeros(scope.shape(scope.axes[left.name]), value.text).text
+        elif ".to(" not in value.text:
+            value = Code(f"{value.atom}.to({scope.like}.dtype)")
     if scope.backend.name == "numpy":
         fill = _into(scope, left, place, name, value)
         scope.put_two(f"{name} = {zeros}", (left.name,), fill, remark, heading)

@@ -1,0 +1,80 @@
+"""Any layer as a `torch.nn.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table, windows
+from learncost.layers.layer import Layer, named
+from learncost.layers.layer import layer as read
+from learncost.layers.rewrite import with_masks
+from learncost.torch.module import TableModule, chance, given
+
+
+class LayerModule(TableModule):
+    """A layer: `forward` takes its inputs in the header's order, or by name, and gives its outputs."""
+
+    def __init__(self, layer: Layer, sizes: Mapping[str, int], dropout: Mapping[str, float], **tensor: Any) -> None:
+        self.layer, table = layer, layer.table
+        needed = dict.fromkeys(base(axis) for name in table.weights for axis in table.axes[name])
+        needed |= dict.fromkeys(windows(table.lines))
+        for axis in needed:
+            if not axis.isdigit() and axis not in sizes:
+                raise InputError(f"{layer.name} needs the size of {axis}: give {axis}=..., a whole number from 1")
+        known = {base(axis) for axes in table.axes.values() for axis in axes} | set(needed)
+        for axis, size in sizes.items():
+            if axis not in known:
+                raise InputError(f"{layer.name} has no axis {axis!r}: it has {', '.join(sorted(known))}")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise InputError(f"{axis} must be a whole number from 1, not {size!r}")
+        made = {term.name for line in table.lines for term in getattr(line, "left", ())}
+        for name in dropout:
+            if name not in made:
+                raise InputError(f"{layer.name} makes no {name!r} to drop from: it makes {', '.join(sorted(made))}")
+        chances = {f"{name}.mask": chance(value, f"the dropout of {name}") for name, value in dropout.items()}
+        super().__init__(table, sizes, chances, **tensor)
+        self.layer = layer
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        """The outputs: a tensor, or a tuple of several."""
+        values = given(self.table.inputs, inputs, named, self.layer.name)
+        return self._run(self.passes((self.training and self._drops,)), values)
+
+    def chosen(self, key: tuple[bool, ...]) -> Table:
+        (drops,) = key
+        if not drops:
+            return self.table
+        table = with_masks(self.layer, (name.removesuffix(".mask") for name in self._chances)).table
+        # Drawn masks come in beside the weights of a layer, but do not learn.
+        masks, weights = tuple(self._chances), self.table.weights
+        return replace(table, inputs=(*table.inputs, *masks), weights=weights, constants=table.constants | {*masks})
+
+    def extra_repr(self) -> str:
+        return f"{self.layer.name}, {super().extra_repr()}"
+
+
+def layer(
+    layer: str | Layer,
+    /,
+    *,
+    dropout: Mapping[str, float] | None = None,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+    **sizes: int,
+) -> LayerModule:
+    """A layer as a module whose backward pass is the one that is derived from its table.
+
+    layer    the name of a layer (`learncost list layers`), a text in the notation, or what `learncost.layer` gives
+    dropout  values of the layer with the probability of a zero, such as {"P": 0.1}; drawn in training alone
+    sizes    of the axes of its weights, and of its windows: d=768, h=12, k=64. Others are read off the inputs
+    Raises `InputError`.
+    """
+    if isinstance(layer, str):
+        layer = read(layer) if "(" in layer else named(layer)
+    return LayerModule(layer, sizes, dropout or {}, device=device, dtype=dtype)

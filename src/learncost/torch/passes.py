@@ -1,0 +1,201 @@
+"""A table as autograd sees it: its forward pass, and the backward pass that is derived for what requires a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table, windows
+from learncost.layers.derive import Derived, derive
+from learncost.readings.emit import Node, Tree, leaves, program
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Passes:
+    """A table as a function of tensors by name, differentiable by the tables that are derived from it.
+
+    sizes   of axes that stand in no input, and of windows; all others are read off the inputs
+
+    Every pass is emitted source, made when it is needed first. Which backward pass is emitted depends on what requires
+    a gradient: nothing is derived for anything else. Copies and pickles hold the table, and emit again.
+    """
+
+    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+        self.table, self.sizes = table, dict(sizes)
+        self._begin()
+
+    def _begin(self) -> None:
+        table = self.table
+        self.inputs, self.outputs = table.inputs, table.outputs
+        self._given = (*table.inputs, *table.weights)
+        self._axes = {name: table.axes[name] for name in table.inputs}
+        self._windows = windows(table.lines)
+        self._forward, _ = _emitted(table, self.sizes)
+        self._derived: dict[tuple[str, ...], Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"table": self.table, "sizes": self.sizes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __call__(self, values: Tensors) -> tuple[torch.Tensor, ...]:
+        """The table's outputs. Raises InputError where the shapes of the inputs do not fit the table."""
+        lengths = self.lengths(values)
+        wanted = tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
+        if not wanted:
+            found = self._forward(values, lengths)
+            return tuple(found[name] for name in self.outputs)
+        self._derive(wanted)
+        results: Sequence[torch.Tensor] = self._derived[wanted].apply(
+            tuple(lengths.items()), *_different([values[name] for name in self._given])
+        )
+        return tuple(results[: len(self.outputs)])
+
+    def lengths(self, values: Tensors) -> dict[str, int]:
+        """The sizes of all axes, as the inputs that are there have them. Raises InputError."""
+        found = dict(self.sizes)
+        for name in [name for name in self.inputs if name in values]:
+            axes, shape = self._axes[name], values[name].shape
+            if len(axes) != len(shape):
+                raise InputError(f"{name} must have the axes [{' '.join(axes)}], not the shape {tuple(shape)}")
+            for axis, size in zip(axes, shape, strict=True):
+                expected = int(axis) if axis.isdigit() else found.setdefault(axis.rstrip("'"), size)
+                if expected != size:
+                    raise InputError(
+                        f"the axis {axis} of {name}[{' '.join(axes)}] is {size}, but {expected} elsewhere: "
+                        f"the shape is {tuple(shape)}"
+                    )
+        if missing := [window for window in self._windows if window not in found]:
+            raise InputError(f"the size of the window {missing[0]} is not known: give {missing[0]} with the sizes")
+        return found
+
+    def shape(self, name: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of an input."""
+        return tuple([int(axis) if axis.isdigit() else lengths[axis.rstrip("'")] for axis in self._axes[name]])
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _derive(self, wanted: tuple[str, ...]) -> None:
+        """Make the autograd function that gives the wanted gradients; torch.compile does not look in here."""
+        if wanted not in self._derived:
+            if fixed := [name for name in wanted if name in self.table.constants]:
+                raise InputError(f"{fixed[0]} is a constant of the table and has no gradient: give {fixed[0]}.detach()")
+            self._derived[wanted] = _function(self.table, wanted, self.sizes)
+
+
+def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, of which none is another one: torch.compile takes each of them once."""
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        found.append(tensor.view_as(tensor) if any(tensor is other for other in found) else tensor)
+    return found
+
+
+Pass: TypeAlias = Callable[[Tensors, Mapping[str, int]], dict[str, torch.Tensor]]
+
+
+def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
+    """The program of a table as a function of tensors and sizes by the table's names, and which tensors it reads.
+
+    What opens the records of the program is source as well: torch.compile follows source, not trees of names.
+    """
+    found = program(table, "torch", "apply", sizes=sizes)
+    arguments = [_argument(tree) for tree in found.parameters]
+    arguments += [f"{own}=lengths[{name!r}]" for name, own in found.sizes.items()]
+    several = len(found.results) > 1
+    results = [_taken(tree, f"found[{i}]" if several else "found") for i, tree in enumerate(found.results)]
+    named = [f"{name!r}: {text}" for own in results for name, text in own]
+    text = (
+        f"def by_name(values, lengths):\n    found = apply({', '.join(arguments)})\n    return {{{', '.join(named)}}}"
+    )
+    namespace: dict[str, Any] = {}  # no __name__: torch.compile would look for a module that is called so
+    exec(compile(f"{found.text}\n\n{text}\n", "<emitted by learncost>", "exec"), namespace)
+    reads = tuple(dict.fromkeys(name for tree in found.parameters for name in leaves(tree)))
+    return namespace["by_name"], reads
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype] | None:
+    """What forward ran under, so that backward runs under the same; None without autocast."""
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+
+
+def _argument(tree: Tree) -> str:
+    if isinstance(tree, Node):
+        return f"{tree.record}({', '.join(map(_argument, tree.fields))})"
+    return "None" if tree is None else f"values[{tree!r}]"
+
+
+def _taken(tree: Tree, text: str) -> Iterator[tuple[str, str]]:
+    if isinstance(tree, Node):
+        for place, part in enumerate(tree.fields):
+            yield from _taken(part, f"{text}[{place}]")
+    elif tree is not None:
+        yield tree, text
+
+
+def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, ...]]:
+    """The backward pass and the weight update as a program, which reads what forward keeps."""
+    reverse = derived.reverse
+    reads = {name for line in reverse.lines for name in line.reads}
+    weights = tuple(name for name in table.weights if name in reads)
+    return _emitted(replace(reverse, weights=weights, indices=table.indices, axes=derived.step.axes), sizes)
+
+
+def _function(table: Table, wanted: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:
+    """The function of the given tensors whose results are the table's outputs, then what forward keeps for backward."""
+    derived = derive(table, wanted)
+    outputs, given = table.outputs, (*table.inputs, *table.weights)
+    seeds = tuple(f"d{name}" for name in outputs)
+    whole, read = _reverse(derived, table, sizes)
+    saved = tuple(name for name in read if name not in seeds)
+    results = tuple(dict.fromkeys((*outputs, *(name for name in saved if name not in given))))
+    forward_pass, _ = _emitted(replace(derived.forward, outputs=results), sizes)
+    fixed = tuple(place for place, name in enumerate(results) if f"d{name}" not in derived.reverse.inputs)
+    gradients = tuple(derived.gradients.get(name, "") for name in given)
+    parts: dict[tuple[str, ...], Pass] = {}
+
+    def backward_from(known: tuple[str, ...]) -> Pass:
+        """The backward pass from those outputs alone that have a gradient."""
+        if known not in parts:
+            parts[known], _ = _reverse(derive(table, wanted, given=known), table, sizes)
+        return parts[known]
+
+    class Learncost(torch.autograd.Function):
+        @staticmethod
+        def forward(lengths: tuple[tuple[str, int], ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = forward_pass(dict(zip(given, tensors, strict=True)), dict(lengths))
+            return tuple([found[name] for name in results])
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+            values = dict(zip(given, inputs[1:], strict=True)) | dict(zip(results, output, strict=True))
+            ctx.mark_non_differentiable(*[output[place] for place in fixed])
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*[values[name] for name in saved])
+            ctx.lengths = inputs[0]
+            ctx.autocast = _autocast(output[0].device.type)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *found: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            own = {name: one for name, one in zip(outputs, found, strict=False) if one is not None}
+            if not own:
+                return (None, *[None for _ in given])
+            values = dict(zip(saved, ctx.saved_tensors, strict=True)) | {f"d{name}": own[name] for name in own}
+            backward_pass = whole if len(own) == len(outputs) else backward_from(tuple(own))
+            if ctx.autocast is None:
+                made = backward_pass(values, dict(ctx.lengths))
+            else:
+                device, dtype = ctx.autocast
+                with torch.autocast(device, dtype):
+                    made = backward_pass(values, dict(ctx.lengths))
+            return (None, *[made.get(name) for name in gradients])
+
+    return Learncost

@@ -64,6 +64,12 @@ def test_a_device_of_ones_own(tmp_path):
     assert run.days * 86_400 == pytest.approx(6 * 124_439_808 * 10**6 / 2.5e12)
 
 
+def test_a_name_is_no_folder_that_happens_to_be_here(tmp_path, monkeypatch):
+    (tmp_path / "V100").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert lc.device("V100").name == "NVIDIA V100 SXM2"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -76,14 +76,14 @@ def device(name: object) -> Device:
     known = {_plain(own): found for own, found in devices().items()}
     if _plain(name) in known:
         return known[_plain(name)]
-    if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
-        return _from_file(name)
     wanted = set(_plain(name).split())
     found = [own for own in devices() if wanted <= set(_plain(own).split())]
     if len(found) == 1:
         return devices()[found[0]]
     if found:
         raise InputError(f"{shown(name)} may be {' or '.join(map(repr, found))}; name one of them")
+    if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
+        return _from_file(name)
     hint = nearest(name, devices()) or _near_words(name)
     more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
     raise InputError(f"no device is called {shown(name)}{hint or more}")

@@ -8,11 +8,22 @@ HOURS_A_DAY, SECONDS_A_DAY = 24, 86_400
 PETAFLOP_DAY = 10**15 * SECONDS_A_DAY  # operations of a petaflop/s-day
 
 
+def petaflop_days(flops: Figure) -> Figure:
+    """Petaflop/s-days of operations."""
+    return computed("PF/s-days", "FLOPs / 10^15 / 86,400", [flops], (), 1 / PETAFLOP_DAY)
+
+
 def days(flops: Figure, devices: Figure, peak: Figure, utilization: Figure) -> Figure:
     """Days: operations over devices x peak (teraFLOP/s) x utilization."""
     return computed(
         "d", "FLOPs / (devices x peak x utilization)", [flops], [devices, peak, utilization], 1e-12 / SECONDS_A_DAY
     )
+
+
+def utilization(flops: Figure, time: Figure, devices: Figure, peak: Figure) -> Figure:
+    """The share of the peak (teraFLOP/s) that operations in a time (days) make of it."""
+    formula = "FLOPs / (time x devices x peak)"
+    return computed("", formula, [flops], [time, devices, peak], 1e-12 / SECONDS_A_DAY)
 
 
 def days_at(tokens: Figure, rate: Figure) -> Figure:

@@ -165,37 +165,14 @@ def run_cost(
     useful = step
     if procedure == "recompute" and "hfu" not in typed:  # what is run again is no part of MFU
         useful = cost(model, "bp", price_book, **sizes)
-    figures: dict[str, Figure] = {}
-    unknown: dict[str, str] = {}
-    figures["tokens"] = Figure(count, "", "given", "--tokens")
-    figures["flops"] = _flops(useful, count)
+    figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
     if useful is not step:
         figures["hardware_flops"] = _flops(step, count)
-    figures["petaflop_s_days"] = computed(
-        "PF/s-days", "FLOPs / 10^15 / 86,400", [figures["flops"]], (), 1 / products.PETAFLOP_DAY
-    )
+    figures["petaflop_s_days"] = products.petaflop_days(figures["flops"])
     figures["devices"] = number
-    kind, peak = _peak(machine, dtype, typed.get("peak_tflops"))
-    if peak is not None:
-        figures["peak"] = peak
-        if kind in machine.measured_tflops:
-            best = machine.measured_tflops[kind]
-            figures["best_product"] = Figure(best, "TFLOP/s", "published", f"measured matrix product: {machine.cited}")
-    _time(figures, typed, machine, kind)
+    kind = _time(figures, typed, machine, dtype)
     figures["device_hours"] = products.device_hours(figures["time"], number)
-    drawn = typed.get("power") or assumptions.power(machine)
-    if drawn is None:
-        unknown["energy"] = f"no power of {machine.name} is published: give --power in watts"
-    else:
-        figures["power"], figures["pue"] = drawn, typed.get("pue") or assumptions.PUE
-        figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
-        figures["carbon_intensity"] = place
-        figures["co2"] = products.carbon(figures["energy"], place)
-    if "price_per_hour" in typed:
-        figures["price_per_hour"] = typed["price_per_hour"]
-        figures["price"] = products.price(figures["device_hours"], typed["price_per_hour"])
-    else:
-        unknown["price"] = "give --price-per-hour in USD for one device"
+    unknown = _energy(figures, typed, machine, place) | _price(figures, typed)
     return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes))
 
 
@@ -204,48 +181,77 @@ def _flops(step: Cost, tokens: int) -> Figure:
     return Figure(round(exact), "FLOP", "counted", f"{step.procedure}, price book {step.price_book}, a token x tokens")
 
 
-def _time(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, kind: str) -> None:
-    """Days, from measured tokens a second or from the peak and its utilization."""
-    executed = figures.get("hardware_flops", figures["flops"])
-    peak = figures.get("peak")
-    if rate := typed.get("tokens_per_second"):
-        figures["tokens_per_second"] = rate
-        figures["time"] = products.days_at(figures["tokens"], rate)
-        if peak is not None:
-            over, seconds = [figures["time"], figures["devices"], peak], 1e-12 / products.SECONDS_A_DAY
-            figures["mfu"] = computed("", "FLOPs / (time x devices x peak)", [figures["flops"]], over, seconds)
-            if executed is not figures["flops"]:
-                figures["hfu"] = computed("", "hardware FLOPs / (time x devices x peak)", [executed], over, seconds)
-            if figures["mfu"].value > 1:
-                raise InputError(
-                    f"tokens_per_second {rate.value:g} would be {figures['mfu'].value:.3g} times the peak of "
-                    f"{figures['devices'].value:,.0f} x {machine.name} in {kind}: it is of all devices together"
-                )
-        return
-    if peak is None:
+def _time(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, dtype: str | None) -> str:
+    """Add the days, from measured tokens a second or from the peak and its utilization; the data type of that peak."""
+    found = next((kind for kind in TRAINED_IN if kind in machine.peak_tflops), TRAINED_IN[0])
+    kind = found if dtype is None else dtype
+    if kind not in RATES:
+        raise InputError(f"dtype must be one of {', '.join(RATES)}, not {shown(kind)}")
+    if "peak_tflops" in typed:
+        figures["peak"] = typed["peak_tflops"]
+    elif kind in machine.peak_tflops:
+        figures["peak"] = Figure(machine.peak_tflops[kind], "TFLOP/s", "published", f"{kind}, dense: {machine.cited}")
+    if kind in machine.measured_tflops:
+        best = machine.measured_tflops[kind]
+        figures["best_product"] = Figure(best, "TFLOP/s", "published", f"measured matrix product: {machine.cited}")
+    if "tokens_per_second" in typed:
+        _time_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
+    elif "peak" in figures:
+        _time_of_utilization(figures, typed)
+    else:
         has = ", ".join(machine.peak_tflops) or "none"
         raise InputError(
             f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
             "--tokens-per-second as measured"
         )
+    return kind
+
+
+def _time_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
+    """Add the days that measured tokens a second mean, and the utilization."""
+    figures["tokens_per_second"] = rate
+    figures["time"] = products.days_at(figures["tokens"], rate)
+    if "peak" not in figures:
+        return
+    for name, flops in (("mfu", "flops"), ("hfu", "hardware_flops")):
+        if flops in figures:
+            figures[name] = products.utilization(figures[flops], figures["time"], figures["devices"], figures["peak"])
+    if (times := figures["mfu"].value) > 1:
+        raise InputError(
+            f"tokens_per_second {rate.value:g} would be {times:.3g} times the peak of "
+            f"{figures['devices'].value:,.0f} x {device}; it is of all devices together"
+        )
+
+
+def _time_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> None:
+    """Add the utilization, an assumption where none is given, and the days that it means."""
     name = "hfu" if "hfu" in typed else "mfu"
     figures[name] = typed.get(name) or assumptions.MFU
-    figures["time"] = products.days(figures["flops"], figures["devices"], peak, figures[name])
-    if executed is not figures["flops"]:
-        figures["hfu"] = computed("", "MFU x hardware FLOPs / FLOPs", [figures[name], executed], [figures["flops"]])
+    figures["time"] = products.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
+    if "hardware_flops" in figures:
+        executed = [figures["mfu"], figures["hardware_flops"]]
+        figures["hfu"] = computed("", "MFU x FLOPs as they run / FLOPs", executed, [figures["flops"]])
 
 
-def _peak(machine: Device, dtype: str | None, typed: Figure | None) -> tuple[str, Figure | None]:
-    """The data type and the rate that utilization is a share of."""
-    found = next((kind for kind in TRAINED_IN if kind in machine.peak_tflops), TRAINED_IN[0])
-    kind = found if dtype is None else dtype
-    if kind not in RATES:
-        raise InputError(f"dtype must be one of {', '.join(RATES)}, not {shown(kind)}")
-    if typed is not None:
-        return kind, typed
-    if kind not in machine.peak_tflops:
-        return kind, None
-    return kind, Figure(machine.peak_tflops[kind], "TFLOP/s", "published", f"{kind}, dense: {machine.cited}")
+def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, place: Figure) -> dict[str, str]:
+    """Add energy and CO2, or say what they need."""
+    drawn = typed.get("power") or assumptions.power(machine)
+    if drawn is None:
+        return {"energy": f"no power of {machine.name} is published; give --power in watts"}
+    figures["power"], figures["pue"] = drawn, typed.get("pue") or assumptions.PUE
+    figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
+    figures["carbon_intensity"] = place
+    figures["co2"] = products.carbon(figures["energy"], place)
+    return {}
+
+
+def _price(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> dict[str, str]:
+    """Add the price, or say what it needs."""
+    if "price_per_hour" not in typed:
+        return {"price": "give --price-per-hour in USD for one device"}
+    figures["price_per_hour"] = typed["price_per_hour"]
+    figures["price"] = products.price(figures["device_hours"], typed["price_per_hour"])
+    return {}
 
 
 def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | None) -> Figure:

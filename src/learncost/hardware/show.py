@@ -56,6 +56,8 @@ def _title(run: RunCost) -> str:
 
 def _notes(run: RunCost) -> tuple[str, ...]:
     notes = [f"{convention(run.step.price_book)}. {run.step.parameters:,} parameters. Counted: {run.step.counted}."]
+    if run.step.target_len is not None:
+        notes.append("Tokens are the decoder's; the encoder's sequences come with them.")
     if run.beside:
         others = ", ".join(f"{name} {flops:.4g}" for name, flops in run.beside.items())
         notes.append(f"FLOPs of the run by other price books: {others}.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
-from learncost.readings.emit.c.expressions import STORED
+from learncost.readings.emit.c.arrays import STORED
 from learncost.readings.emit.c.prelude import PRELUDE
 from learncost.readings.emit.c.schedule import Schedule
 from learncost.readings.emit.c.unify import lowered, unified
@@ -65,7 +65,7 @@ def kernel(
     arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     real = "double" if any(dtypes.get(array) == "fp64" for array in arrays) else "float"
     schedule = _scheduled(normal, found, outputs, dtypes, real)
-    writer = Turns(schedule, axes, dtypes, sizes, real)
+    writer = Turns(schedule, axes, dtypes, real)
     body = writer.body(unified(lines))
     made = tuple(value.name for value in schedule.values.values() if value.output)
     reads = tuple(writer.given)

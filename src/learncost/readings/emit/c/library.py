@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Term
-from learncost.readings.emit.c.expressions import STORED, Expression, Storage
+from learncost.readings.emit.c.arrays import STORED, Expression, Storage
 from learncost.readings.emit.c.loops import Loops
 from learncost.readings.emit.c.schedule import Value
 
@@ -51,8 +51,10 @@ class Library(Loops):
         (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
         self.write(
             f"product_{self.real}({a_turned}, {b_turned}, {self._extent(row)}, {self._extent(column)}, "
-            f"{self._extent(summed)}, {a.text}, {a_stride}, {b.text}, {b_stride}, {1 if value.added else 0}, "
-            f"{c.text}, {c.strides[0]});"
+            f"{self._extent(summed)},",
+            f"              {a.text}, {a_stride},",
+            f"              {b.text}, {b_stride},",
+            f"              {1 if value.added else 0}, {c.text}, {c.strides[0]});",
         )
 
     def _extent(self, axis: object) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
-from learncost.readings.emit.c.expressions import Expression, Group, Index, Writer
+from learncost.readings.emit.c.arrays import Expression, Group, Index
+from learncost.readings.emit.c.expressions import Numbers
 from learncost.readings.emit.c.schedule import MAIN, Node, Value
 
 
@@ -17,7 +18,7 @@ class _Reduction:
     name: str = ""
 
 
-class Loops(Writer):
+class Loops(Numbers):
     """Writes the nodes of a schedule."""
 
     bounds: tuple[str, str, str] | None = None  # an axis whose loops a block bounds, from, to

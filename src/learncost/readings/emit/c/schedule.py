@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Read, Term, Word
+from learncost.equation.table import Line, Product, Term, Word
+from learncost.readings.emit.c.sides import is_library, is_move, sides
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 
 BEFORE, MAIN, AFTER = range(3)
@@ -109,9 +110,9 @@ class Schedule:
         sequence: dict[str, None] = {}
         fixed = set(self.turns)
         for line in self._lines:
-            if not _is_library(line, fixed):
+            if not is_library(line, fixed):
                 continue
-            rows, columns, summed, batch = _sides(line, fixed)
+            rows, columns, summed, batch = sides(line, fixed)
             if self.block is None and len(rows) > 0:
                 self.block = (rows[-1], 0)
             sequence.update(dict.fromkeys(batch))
@@ -123,7 +124,7 @@ class Schedule:
         self.sequence = tuple(sequence)
         self.steps = frozenset((*self.sequence, *((self.block[0],) if self.block else ())))
         self.fixed = frozenset((*self.turns, *self.steps))
-        self.library = {line.name for line in self._lines if _is_library(line, {*self.turns, *self.sequence})}
+        self.library = {line.name for line in self._lines if is_library(line, {*self.turns, *self.sequence})}
 
     def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
         """The axes that loops inside of a turn go over."""
@@ -287,69 +288,3 @@ class Schedule:
     def crosses(self, value: Value) -> bool:
         """Whether it is read in another segment than the one that makes it, or by a product."""
         return bool(value.products) or any(node.place[:2] != value.at[:2] for node in value.uses)
-
-
-def is_move(line: Line) -> bool:
-    """Whether every element of the result is computed from one point."""
-    return not is_reduction(line) and not line.left[0].indexed
-
-
-def _sides(line: Line, fixed: set[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Of a product of two factors: the axes of the rows, of the columns, the summed, and those of all three."""
-    left = [axis for axis in line.left[0].loops if axis not in fixed]
-    one, two = ([axis for axis in term.loops if axis not in fixed] for term in line.right)
-    rows = [axis for axis in left if axis in one and axis not in two]
-    columns = [axis for axis in left if axis in two and axis not in one]
-    summed = [axis for axis in one if axis in two and axis not in left]
-    return rows, columns, summed, [axis for axis in left if axis in one and axis in two]
-
-
-def _is_library(line: Line, fixed: set[str]) -> bool:
-    """Whether the line is a true matrix product inside of a turn."""
-    if not isinstance(line, Product) or len(line.right) != 2 or line.left[0].indexed:
-        return False
-    if any(isinstance(term, Literal) or term.indexed for term in line.right):
-        return False
-    rows, columns, summed, _ = _sides(line, fixed)
-    return bool(rows and columns and summed)
-
-
-def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Axes that always stand side by side are one axis: for every axis of such a group, the group."""
-    following: dict[str, set[str]] = {}
-    loose = set(apart)
-    for line in lines:
-        loose |= {axis for condition in line.where for axis in condition.axes}
-        if isinstance(line, Word) and line.word == "eye":
-            loose |= set(line.loops)
-        if isinstance(line, Word) and line.axes:
-            loose |= set(line.axes) if len(line.axes) == 1 else set()
-        for term in (*line.left, *(term for term, _ in needs(line))):
-            for i, axis in enumerate(term.axes):
-                if isinstance(axis, Read):
-                    loose.add(axis.axis)
-                    continue
-                after = term.axes[i + 1] if i + 1 < len(term.axes) else ""
-                following.setdefault(axis, set()).add(after if isinstance(after, str) else "")
-    before: dict[str, set[str]] = {}
-    for line in lines:
-        for term in (*line.left, *(term for term, _ in needs(line))):
-            for i, axis in enumerate(term.axes):
-                if isinstance(axis, str):
-                    prior = term.axes[i - 1] if i else ""
-                    before.setdefault(axis, set()).add(prior if isinstance(prior, str) else "")
-
-    def follower(axis: str) -> str:
-        (after, *more) = following.get(axis, {""})
-        alone = more or not after or axis in loose or after in loose or (axis in turns) != (after in turns)
-        return "" if alone or before.get(after) != {axis} else after
-
-    result: dict[str, tuple[str, ...]] = {}
-    for axis in following:
-        if axis in result or any(follower(other) == axis for other in following):
-            continue
-        chain = [axis]
-        while (after := follower(chain[-1])) and after not in chain:
-            chain.append(after)
-        result.update(dict.fromkeys(chain, tuple(chain)))
-    return {axis: result.get(axis, (axis,)) for axis in following}

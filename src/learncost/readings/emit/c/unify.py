@@ -63,7 +63,7 @@ def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs:
     outputs &= defined(lines)
     table = lower(Table(lines, {**axes, **own}, outputs=tuple(outputs)))
     normal = [line for line in table.lines if isinstance(line, Line)]
-    return _needed(_without_points(_without_copies(normal, outputs)), outputs)
+    return _needed(_without_logarithms(_without_points(_without_copies(normal, outputs))), outputs)
 
 
 def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
@@ -116,6 +116,29 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
             read = {axis.axis for axis in point.left[0].axes if isinstance(axis, Read)}
             if set(term.loops) - set(line.left[0].loops) == read and term.axes == point.left[0].declared:
                 line = replace(line, right=point.right)
+        result.append(line)
+    return result
+
+
+def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
+    """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
+    made = {line.name: line for line in lines}
+
+    def word(name: str, which: str) -> Line | None:
+        found = made.get(name)
+        return found if isinstance(found, Word) and found.word == which else None
+
+    result: list[Line] = []
+    for line in lines:
+        inner = made.get(line.right[0].name) if line.right else None
+        if word(line.name, "exp") and isinstance(inner, Sum) and inner.signs == (1, -1) and not inner.where:
+            logarithm = word(inner.right[1].name, "log")
+            power = next((e for e in result if word(e.name, "exp") and e.right == inner.right[:1]), None)
+            if logarithm and power and power.left[0].axes == line.left[0].axes:
+                given = ("X", "D")
+                line = Word(
+                    line.left, (power.left[0], logarithm.right[0]), (), line.tag, "divide", (), "body", given, ("Y",)
+                )
         result.append(line)
     return result
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Condition, Line
-from learncost.readings.emit.c.expressions import STORED, Index
+from learncost.readings.emit.c.arrays import STORED, Index
 from learncost.readings.emit.c.library import Library
 from learncost.readings.emit.c.schedule import AFTER, BEFORE, MAIN, Node, Value
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word
+from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
 from learncost.readings.emit.c import Function
 from learncost.readings.emit.placed.matrix import MatrixProduct, Scatter, matrix_product, scatter
 
@@ -61,15 +61,15 @@ def _calls(
     """The items of one scope; `handed` are the names that leave it."""
     lines = tuple(lines)
     sums = _sums_in_place(lines, handed, dtypes)
-    inside = {id(producer) for producer, _ in sums.values()}
-    for group in _groups([line for line in lines if id(line) not in inside]):
+    done = {id(line) for line, _ in sums.values()}
+    for group in _groups([line for line in lines if id(line) not in done]):
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {own for own, _ in first.keep}
             yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), ends, dtypes, written)))
         elif id(first) in sums:
-            producer, added = sums[id(first)]
-            yield _added(producer, first, added)
+            assert isinstance(first, Line)
+            yield _added(first, *sums[id(first)])
         else:
             own = [line for line in group if isinstance(line, Line)]
             ours = {id(line) for line in own}
@@ -124,9 +124,11 @@ def _turns(line: Line) -> tuple[str, ...]:
 def _sums_in_place(
     lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str]
 ) -> dict[int, tuple[Line, str]]:
-    """Sums of two of which one is a product or a scatter that nothing else reads: by sum, that line and the other."""
+    """Products and scatters that only a sum of two reads, made after the other one: each with the sum and the other."""
     readers: Counter[str] = Counter(name for line in lines for name in line.reads)
     readers.update(handed)
+    place = {term.name: at for at, line in enumerate(lines) if isinstance(line, Line) for term in line.left}
+    place |= {name: at for at, line in enumerate(lines) if isinstance(line, Repeat) for name in defined((line,))}
     makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line)}
     found: dict[int, tuple[Line, str]] = {}
     for line in lines:
@@ -135,14 +137,10 @@ def _sums_in_place(
         one, two = line.right
         if one.axes != two.axes or one.axes != line.left[0].axes:
             continue
-        both = [(makers[a.name], b.name) for a, b in ((one, two), (two, one)) if a.name in makers]
-        both = [
-            (maker, other)
-            for maker, other in both
-            if readers[maker.name] == 1 and dtypes[maker.name] == dtypes[other] == dtypes[line.name]
-        ]
-        if both:
-            found[id(line)] = max(both, key=lambda pair: _place(lines, pair[0]))
+        for made, other in ((one.name, two.name), (two.name, one.name)):
+            same = made in makers and dtypes[made] == dtypes[other] == dtypes[line.name]
+            if same and readers[made] == 1 and place.get(other, -1) < place[made]:
+                found[id(makers[made])] = (line, other)
     return found
 
 
@@ -150,10 +148,6 @@ def _can_add(line: Line) -> bool:
     if line.tag.kernel or not isinstance(line, Product):
         return False
     return scatter(line) is not None or matrix_product(line) is not None
-
-
-def _place(lines: Sequence[Statement], wanted: Line) -> int:
-    return next(place for place, line in enumerate(lines) if line is wanted)
 
 
 def _added(producer: Line, line: Line, added: str) -> Call:

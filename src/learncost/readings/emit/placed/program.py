@@ -200,7 +200,8 @@ class _Writer:
         written = line.name
         result = []
         if call.added and not self._same(call.added, written, scope):
-            result.append(f"m.{self._of(written)}.copy_(m.{self._of(call.added)})")
+            out = f"m.{self._of(written)}"
+            result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
         if call.product:
             one, two = self._matrix(call.product.one, scope), self._matrix(call.product.two, scope)
             out = self._matrix(Matrix(written, call.product.out.rows), scope)

@@ -161,6 +161,25 @@ def test_plans_make_the_arena_smaller() -> None:
     assert size[ALL] == min(size.values())
 
 
+def test_what_cannot_be_done_in_place_runs_on_operators() -> None:
+    """ALBERT's layers repeat in groups that repeat: that is said, and computed all the same."""
+    from learncost.training.engine import engine
+    from learncost.training.options import Options
+
+    tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 61, "embedding_size": 6}
+    groups = {"num_hidden_layers": 4, "num_hidden_groups": 2, "architectures": ["AlbertForMaskedLM"]}
+    albert = configure({"model_type": "albert", **tiny, **groups})
+    found, other = (
+        engine(albert, Options(engine=name, dtype="fp64", optimizer="sgd", learning_rate=0.1))
+        for name in ("torch", "numpy")
+    )
+    for _ in range(2):
+        assert found.step(*_batch(), 0.1) == pytest.approx(other.step(*_batch(), 0.1), abs=1e-12)
+    for name, array in other.weights.items():
+        np.testing.assert_allclose(found.weights[name], array, atol=1e-12, err_msg=name)
+    assert found.says.endswith("on PyTorch's operators, as a repeat in a repeat cannot be laid out in one arena")
+
+
 def test_names_are_given_once() -> None:
     """The same values under names of which no scope gives one twice, by the interpreter."""
     for procedure in ("recompute", "mempepita"):

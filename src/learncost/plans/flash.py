@@ -58,8 +58,10 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
 def _queries(softmax: Word, keys: str, table: Table) -> str | None:
     """The axis of the scores whose positions are the queries': the other one that no weight has."""
     sizes = {base(axis) for name in table.weights for axis in table.axes[name]}
-    rows = [axis for axis in softmax.left[0].declared if axis != keys and base(axis) not in sizes and axis != "B"]
-    return rows[0] if len(rows) == 1 else None
+    rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
+    if keys not in rows or len(rows) != 2:
+        return None  # a choice among experts, say
+    return next(axis for axis in rows if axis != keys)
 
 
 def _scores(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> bool:

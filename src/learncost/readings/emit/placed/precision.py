@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
+from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Sum, Table, Term, Word, walk
 from learncost.layers.names import written_once
 from learncost.readings.emit.placed.matrix import matrix_product
@@ -25,6 +26,9 @@ def typed(table: Table, dtype: str) -> tuple[Table, Mapping[str, str]]:
     dtype   fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32
     Indices are int64, conditions bool. Every name is given once, since types go by names.
     """
+    for line in table.lines:
+        if isinstance(line, Repeat) and any(isinstance(inner, Repeat) for inner in line.lines):
+            raise InputError("a repeat in a repeat cannot be laid out in one arena")
     table = written_once(table)
     if dtype != "bf16":
         return table, _types(table, dtype)

@@ -125,6 +125,14 @@ def test_attention(model, dtype):
     check(cases)
 
 
+@DTYPES
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_attention_back_from_stored_probabilities(model, dtype):
+    """Where P was stored, no line ties blocks to keys; what several turns share is the sum of all of them."""
+    rows = ("B", "h", "g") if model == "llama" else ("B", "h")
+    check([case(model, "backward", BACK, "dattn.Q dattn.K dattn.V", "attention_back", dtype, ("M", 4), rows)])
+
+
 def test_attention_by_the_library():
     """The same through the products of PyTorch's library, and in as many threads as it has."""
     pytest.importorskip("torch")

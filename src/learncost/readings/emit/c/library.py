@@ -54,7 +54,7 @@ class Library(Loops):
             f"{self._extent(summed)},",
             f"              {a.text}, {a_stride},",
             f"              {b.text}, {b_stride},",
-            f"              {1 if value.added else 0}, {c.text}, {c.strides[0]});",
+            f"              {1 if value.added or value.shared else 0}, {c.text}, {c.strides[0]});",
         )
 
     def _extent(self, axis: object) -> str:

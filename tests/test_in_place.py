@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
+from learncost.faces.command import main
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
@@ -159,6 +164,47 @@ def test_plans_make_the_arena_smaller() -> None:
     # Of a layer: two normalised arrays, two after gain and bias, GELU's four widths - less the sum before norm 2.
     assert size["flash,fused"] - size["flash,fused,recompute=gelu+norm"] >= (layers - 1) * 6 * width
     assert size[ALL] == min(size.values())
+
+
+def test_the_emitted_file_runs_alone(tmp_path: Path) -> None:
+    """`emit --backend c` in a process that cannot import this package, against the interpreter's step."""
+    training = _training(GPT2, "bp", "adamw", np.float64)
+    prepared = training.prepare(*_batch())
+    text = lc.emit(training.model, "c", optimizer="adamw", batch_size=3, seq_len=13, dtype="fp64")
+    (tmp_path / "step_in_place.py").write_text(text, encoding="utf-8")
+    np.savez(tmp_path / "given.npz", **{name: np.asarray(array) for name, array in prepared.values.items()})
+    script = """
+import sys, numpy, torch
+sys.modules["learncost"] = None
+import step_in_place as own
+given = {name: torch.from_numpy(array.copy()) for name, array in numpy.load("given.npz").items()}
+m = own.lay_out(given, torch.empty(own.BYTES, dtype=torch.uint8))
+own.step(m, own.load())
+numpy.savez("made.npz", loss=m.loss.numpy(), **{name: tensor.numpy() for name, tensor in given.items()})
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    made = np.load(tmp_path / "made.npz")
+    assert float(made["loss"][0]) == pytest.approx(training.step(*_batch()), abs=1e-12)
+    for name, array in (training.weights | training.state).items():
+        np.testing.assert_allclose(made[name], array, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["mixtral-8x7b", "--backend", "c", "--seq-len", "16"], "cannot scatter from one turn into another"),
+        (["gpt2", "--backend", "c", "--dtype", "fp8"], "no precision is called 'fp8'"),
+        (["gpt2", "--backend", "c", "--batch-size", "x"], "batch-size must be a whole number"),
+        (["gpt2", "--dtype", "fp32"], "--dtype is for --backend c"),
+        (["attention", "--backend", "c"], "--backend c is for models"),
+    ],
+)
+def test_what_cannot_be_emitted_is_said(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emit", *flags]) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
 
 
 def test_what_cannot_be_done_in_place_runs_on_operators() -> None:

@@ -14,26 +14,31 @@ from cyclopts import Parameter
 from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table
-from learncost.faces.flags import Name, Value, refuse_unknown
+from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.subject import read_layer
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, shipped
 from learncost.models.argument import GENERIC
 from learncost.models.configuration import Configuration, configure
 from learncost.models.files import looks_like_path
-from learncost.models.model import Model, build
+from learncost.models.model import Model, build, run_sizes
 from learncost.models.presets import preset_names
+from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import planned
+from learncost.plans.planner import chosen
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings.emit import BACKENDS, program
+from learncost.readings.emit.placed import placed, standalone
 
-OWN = ("backend", "procedure", "optimizer", "plan", "macro", "output", "help")
+OWN = ("backend", "procedure", "optimizer", "plan", "macro", "batch-size", "seq-len", "dtype", "output", "help")
 MACROS = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
+IN_PLACE = "c"
+"""The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
 
 
 def emit(
@@ -44,17 +49,23 @@ def emit(
     optimizer: str | None = None,
     plan: str | None = None,
     macro: str = "step",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    dtype: str | None = None,
     **sizes: Any,
 ) -> str:
     """The step of a layer or a model as Python source, which needs the backend's library and nothing else to run.
 
     subject    the name of a layer, a file in the notation, a Layer, a Table, a Model, a Configuration, or a model as
                `cost` takes it
-    backend    numpy, torch or jax; the library need not be there to emit
+    backend    numpy, torch or jax; the library need not be there to emit. c: of a model, a step in place, PyTorch's
+               products and kernels in C on one arena, for one batch size and length
     procedure  of a model: bp (by default), recompute, pepita, mempepita
     optimizer  sgd (a model's default), momentum, adamw; none: the program returns the gradients. A layer's is none
     plan       of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (`learncost list plans`)
     macro      step; of a layer also forward alone, or backward alone with the weights' gradients
+    batch_size, seq_len   of c: sequences (1 by default) and their length (by default the model's)
+    dtype      of c: fp32 (by default), fp64, or bf16 with weights in fp32
     sizes      of a model, in any accepted spelling
 
     Shapes are in the source as names of axes; it runs at every batch and length. Raises `InputError`.
@@ -63,7 +74,11 @@ def emit(
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
     own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
     given = {**own, "macro": None if macro == "step" else macro}
-    flags = {**given, **sizes}
+    shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+    if backend != IN_PLACE and any(value is not None for value in shape.values()):
+        flag = next(name for name, value in shape.items() if value is not None).replace("_", "-")
+        raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
+    flags = {**given, **shape, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, flags)
         subject = _named(subject, sizes)
@@ -89,11 +104,35 @@ def emit(
         table, about = subject, subject.title
     else:
         raise InputError(f"emit takes a layer, a table or a model, not {shown(subject)}")
+    if backend == IN_PLACE:
+        if not isinstance(subject, Model):
+            raise InputError("--backend c is for models: a layer is emitted for numpy, torch or jax")
+        batch = 1 if batch_size is None else check_size("batch-size", batch_size)
+        length = None if seq_len is None else check_size("seq-len", seq_len)
+        return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
+    return program(table, backend, macro, _title(about, LIBRARIES.get(backend, backend), written), constants).text
+
+
+def _title(about: str, library: str, written: str) -> str:
+    """What a program is, for which library, and how it was written."""
     paragraphs = [line for line in about.replace("\\", "/").splitlines() if line]
-    paragraphs.append(f"For {LIBRARIES.get(backend, backend)}. Written by learncost {__version__}:")
+    paragraphs.append(f"For {library}. Written by learncost {__version__}:")
     filled = [fill(line, 100, break_long_words=False, break_on_hyphens=False) for line in paragraphs]
-    title = "\n\n".join((*filled, f"    {written}")) + "\n"
-    return program(table, backend, macro, title, constants).text
+    return "\n\n".join((*filled, f"    {written}")) + "\n"
+
+
+def _in_place(
+    model: Model, table: Table, about: str, written: str, plan: str | None, batch: int, length: int | None, dtype: str
+) -> str:
+    """The file of a step in place, under the planner's plan where none is given."""
+    sizes = run_sizes(model, batch, length, None)
+    if plan is None:
+        plan = chosen(table, sizes, dtype)
+        table = planned(table, plan)
+        about += f"\nUnder the plan {plan}, chosen for {batch} x {sizes['M']:,} tokens in {dtype}."
+    found = placed(table, sizes, dtype)
+    about += f"\nIts arena takes {found.bytes:,} bytes; weights and the optimizer's state are the caller's."
+    return standalone(found, _title(about, "PyTorch on a processor, with kernels in C", written))
 
 
 def _named(name: str, sizes: Mapping[str, Any]) -> Layer | Configuration:
@@ -176,6 +215,9 @@ def command(
     optimizer: Name | None = None,
     plan: Name | None = None,
     macro: Name = "step",
+    batch_size: Number | None = None,
+    seq_len: Number | None = None,
+    dtype: Name | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     **sizes: Value,
 ) -> str | None:
@@ -189,7 +231,7 @@ def command(
     subject
         A layer (learncost list layers), a file in the notation, or a model as `learncost cost` takes it.
     backend
-        numpy, torch or jax.
+        numpy, torch or jax; c: of a model, PyTorch's products and kernels in C on one arena, for one batch and length.
     procedure
         Of a model: bp (by default), recompute, pepita or mempepita.
     optimizer
@@ -198,13 +240,21 @@ def command(
         Of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (learncost list plans).
     macro
         step; of a layer also forward or backward alone.
+    batch_size
+        Of c: sequences; by default 1.
+    seq_len
+        Of c: tokens of each; by default as many as the model has positions.
+    dtype
+        Of c: fp32 (by default), fp64, or bf16 with weights in fp32.
     output
         A file to write; by default standard output.
     sizes
-        Any size or setting of a model, as --hidden-size 1024. Lengths and batches are read off the arrays.
+        Any size or setting of a model, as --hidden-size 1024. All programs but c read lengths off arrays.
     """
     given = refuse_unknown(sizes, OWN)
-    text = emit(subject, backend, procedure=procedure, optimizer=optimizer, plan=plan, macro=macro, **given)
+    own: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "plan": plan, "macro": macro}
+    own |= {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+    text = emit(subject, backend, **own, **given)
     if output is None:
         return text
     try:

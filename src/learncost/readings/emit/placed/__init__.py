@@ -1,5 +1,6 @@
 """A step in place: calls that write into one arena, products by PyTorch, everything else by kernels in C."""
 
 from learncost.readings.emit.placed.program import TYPES, Placed, placed
+from learncost.readings.emit.placed.standalone import standalone
 
-__all__ = ["TYPES", "Placed", "placed"]
+__all__ = ["TYPES", "Placed", "placed", "standalone"]

@@ -11,10 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
-from learncost.equation.errors import InputError
+from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Line, Repeat, Statement, Sum, Table, Term, Word, walk
 from learncost.layers.names import written_once
 from learncost.readings.emit.placed.matrix import matrix_product
+
+PRECISIONS: Mapping[str, str] = {
+    "fp32": "all numbers",
+    "fp64": "all numbers",
+    "bf16": "products and activations, with weights and sums in fp32",
+}
+"""The precisions of a step, and what has them."""
 
 LOW = ":low"
 """What the name of a rounded copy ends in."""
@@ -26,6 +33,7 @@ def typed(table: Table, dtype: str) -> tuple[Table, Mapping[str, str]]:
     dtype   fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32
     Indices are int64, conditions bool. Every name is given once, since types go by names.
     """
+    named_one("precision", dtype, PRECISIONS)
     for line in table.lines:
         if isinstance(line, Repeat) and any(isinstance(inner, Repeat) for inner in line.lines):
             raise InputError("a repeat in a repeat cannot be laid out in one arena")

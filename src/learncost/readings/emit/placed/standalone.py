@@ -1,0 +1,46 @@
+"""A step in place as one file that needs PyTorch and a C compiler, and nothing of this package."""
+
+from __future__ import annotations
+
+from learncost.readings.emit.placed.program import Placed
+
+LOAD = '''\
+def load():
+    """The kernels, compiled by $CC or cc; products inside of them are those of PyTorch's library, where it has any."""
+    compiler = os.environ.get("CC", "cc")
+    options = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11", "-fopenmp"]
+    with tempfile.TemporaryDirectory() as folder:
+        source, unlinked, linked = (os.path.join(folder, name) for name in ("kernels.c", "kernels.o", "kernels.so"))
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(SOURCE)
+        subprocess.run([compiler, *options, "-c", source, "-o", unlinked], check=True)
+        subprocess.run([compiler, "-shared", "-fopenmp", unlinked, "-o", linked, "-lm"], check=True)
+        library = ctypes.CDLL(linked)
+    products = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    if os.path.exists(products):
+        found = ctypes.CDLL(products)
+        addresses = (getattr(found, name, None) for name in ("sgemm_", "dgemm_"))
+        library.bind(*(address and ctypes.cast(address, ctypes.c_void_p) for address in addresses))
+
+    def taking_tensors(function):
+        return lambda *tensors: function(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+
+    return SimpleNamespace(**{name: taking_tensors(getattr(library, name)) for name in KERNELS})'''
+
+USE = """\
+To run it, with `given` a dictionary of tensors by the names that PLACES has in quotes:
+
+    m, kernels = lay_out(given, torch.empty(BYTES, dtype=torch.uint8)), load()
+    step(m, kernels)
+    print(m.loss)
+"""
+
+
+def standalone(found: Placed, title: str) -> str:
+    """The whole file: what it is and how to run it, the step, its places, the kernels in C and what compiles them."""
+    imports = "import ctypes\nimport math\nimport os\nimport subprocess\nimport tempfile\n"
+    text = found.text.replace("import math\n", imports, 1)
+    names = "".join(f'    "{function.name}",\n' for function in found.functions)
+    assert '"""' not in found.c
+    c = found.c.replace("\\", "\\\\")
+    return f'"""{title}\n{USE}"""\n\n{text}KERNELS = (\n{names})\nSOURCE = """\n{c}"""\n\n\n{LOAD}\n'

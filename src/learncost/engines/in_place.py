@@ -57,7 +57,7 @@ class InPlace:
         """One step on arrays by name: the results that are new, in memory that the next step writes over."""
         for name, tensor in self._inputs.items():
             tensor.copy_(torch.as_tensor(arrays[name]))
-        with torch.inference_mode(), _library_products():
+        with torch.inference_mode(), library_products():
             self._step(self._memory, self._kernels)
             return {name: getattr(self._memory, own).view(shape) for name, (own, shape) in self.program.results.items()}
 
@@ -68,7 +68,7 @@ def _on_tensors(call: Call) -> Call:
 
 
 @contextmanager
-def _library_products() -> Iterator[None]:
+def library_products() -> Iterator[None]:
     """Products in fp32 by oneDNN, where it is exact: PyTorch takes it for a precision below the highest."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium" if _is_exact("medium") else "highest")

@@ -1,0 +1,216 @@
+"""Calibrate: time single operations on this machine until it is known what it attains. No model's step is timed.
+
+What is timed stands in `calibrate_torch`, `calibrate_kernels` and `calibrate_numpy`, each a `Bench`; here is how.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from math import prod
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Protocol, TypeAlias
+
+from learncost.hardware.calibration import Calibration
+from learncost.readings.time import Curve, Grid, Rates
+from learncost.readings.time.rates import ORIENTATIONS
+
+Doing: TypeAlias = Callable[[], object]
+Tell: TypeAlias = Callable[[str], None]
+
+SIZES, QUICK = (24, 88, 312, 1100, 4000), (40, 312, 1600)
+"""Rows, columns and summed places of the products: none is a width, a length or a vocabulary that models have."""
+
+LARGEST = 4e8
+"""MACCs of the largest product that is timed; a larger one has the rate of the one with a third of its longest side."""
+
+WORKING_SETS = tuple(3 * 2**power for power in range(14, 27, 2))
+"""Bytes that are read and written over and over, from what every cache holds to what none does."""
+
+LEAST_SECONDS, REPEATS = 0.002, 3
+"""How long, and how often, an operation is timed; the median counts."""
+
+CHECKS = ((36, 200, 130), (150, 600, 70), (700, 150, 400), (60, 1800, 500), (500, 500, 500), (1300, 90, 700))
+"""Products off the grid, whose times say how far a prediction may be off."""
+
+
+class Bench(Protocol):
+    """The operations of a library that are timed. Every one is handed out ready to be done again and again.
+
+    threads    at work at once; `operators` as in `Rates`
+    """
+
+    threads: int
+    operators: bool
+
+    def wait(self) -> None:
+        """Until everything is done."""
+
+    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+        """One product with all threads."""
+
+    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        """Several products, and how many, each on one thread (on a GPU all on the one)."""
+
+    def move(self, elements: int) -> Doing:
+        """Two arrays of so many elements of 4 bytes added into a third one."""
+
+    def words(self) -> Iterator[tuple[str, Doing, int]]:
+        """Each word or primitive, by its name, and at how many points."""
+
+    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+        """As small as they get: launch, launch_backward, optimizer and product, and how many calls each makes."""
+
+
+def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: int = REPEATS) -> float:
+    """The median time of an operation, after one that counts for nothing."""
+    doing()
+    wait()
+    began = perf_counter()
+    doing()
+    wait()
+    once = max(perf_counter() - began, 1e-7)
+    several = max(1, int(least / once))
+    found = []
+    for _ in range(repeats):
+        began = perf_counter()
+        for _ in range(several):
+            doing()
+        wait()
+        found.append((perf_counter() - began) / several)
+    return median(found)
+
+
+@dataclass
+class _Measuring:
+    """One bench being measured."""
+
+    bench: Bench
+    sizes: tuple[int, ...]
+    tell: Tell
+
+    def rates(self) -> Rates:
+        self.tell("calls")
+        calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
+        product = calls.pop("product")
+        found = Rates(
+            {one: self._grid(f"products {one}", self._products(one, product)) for one in ORIENTATIONS},
+            self._grid("products inside of kernels", self._inner),
+            self._bandwidth(calls["launch"]),
+            dict(self._words(calls["launch"])),
+            threads=self.bench.threads,
+            operators=self.bench.operators,
+            launch=calls["launch"],
+            launch_backward=calls["launch_backward"],
+            optimizer=calls["optimizer"],
+        )
+        self.tell("how far predictions are off")
+        low, high = self._interval(found)
+        return replace(found, low=low, high=high)
+
+    def _time(self, doing: Doing) -> float:
+        return seconds(doing, self.bench.wait)
+
+    def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
+        def one(m: int, n: int, k: int) -> float:
+            return _without(launch, self._time(self.bench.product(orientation, m, n, k)))
+
+        return one
+
+    def _inner(self, m: int, n: int, k: int) -> float:
+        doing, several = self.bench.inner(m, n, k)
+        return self._time(doing) / several
+
+    def _grid(self, name: str, timed: Callable[[int, int, int], float]) -> Grid:
+        """FLOP/s at every shape of the grid."""
+        self.tell(name)
+        rates: dict[tuple[int, ...], float] = {}
+        for shape in product(self.sizes, repeat=3):
+            if prod(shape) <= LARGEST:
+                rates[shape] = 2 * prod(shape) / timed(*shape)
+            else:  # its longest side one size shorter, which was met before
+                longest = shape.index(max(shape))
+                shorter = list(shape)
+                shorter[longest] = self.sizes[self.sizes.index(shape[longest]) - 1]
+                rates[shape] = rates[tuple(shorter)]
+        return Grid(self.sizes, tuple(rates.values()))
+
+    def _bandwidth(self, launch: float) -> Curve:
+        self.tell("bandwidth")
+        places, values = [], []
+        for bytes_ in WORKING_SETS:
+            taken = _without(launch, self._time(self.bench.move(bytes_ // 12)))
+            places.append(float(bytes_))
+            values.append(bytes_ / taken)
+        return Curve(tuple(places), tuple(values))
+
+    def _words(self, launch: float) -> Iterator[tuple[str, float]]:
+        self.tell("words")
+        for name, doing, points in self.bench.words():
+            yield name, _without(launch, self._time(doing)) / points
+
+    def _interval(self, rates: Rates) -> tuple[float, float]:
+        """The outer tenths of measured over predicted, of operations that were not measured."""
+        ratios = []
+        for orientation, (m, n, k) in product(ORIENTATIONS, CHECKS):
+            taken = self._time(self.bench.product(orientation, m, n, k))
+            ratios.append(taken / (rates.products[orientation].seconds(m, n, k) + rates.launch))
+        for elements in (30_000, 400_000, 5_000_000):
+            taken = self._time(self.bench.move(elements))
+            ratios.append(taken / (12 * elements / rates.bandwidth(12.0 * elements) + rates.launch))
+        ends = quantiles(ratios, n=10)
+        return min(1.0, ends[0]), max(1.0, ends[-1])
+
+
+def _without(launch: float, taken: float) -> float:
+    """Without what calling costs, which is charged apart; a quarter stays where there is hardly anything else."""
+    return max(taken - launch, taken / 4)
+
+
+def calibrate(tell: Tell, quick: bool = False) -> Calibration:
+    """Measure this machine: its GPU by PyTorch where there is one, else its processor, by PyTorch or else NumPy.
+
+    tell   is called with what is being measured
+    quick  a coarser grid of products, in some seconds
+    """
+    sizes = QUICK if quick else SIZES
+    found: dict[str, dict[str, Rates]] = {"operators": {}}
+    if not find_spec("torch"):
+        from learncost.hardware.calibrate_numpy import NumPyBench
+
+        found["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
+        return Calibration(_processor(), _today(), NumPyBench.library, found, 1)
+    from learncost.engines.compiler import compiler
+    from learncost.hardware.calibrate_torch import TorchBench, library, on_gpu
+
+    threads = 1
+    for dtype in ("fp32", "bf16") if on_gpu() else ("fp32",):
+        bench = TorchBench(dtype)
+        found["operators"][dtype] = _Measuring(bench, sizes, lambda what: tell(f"PyTorch's operators: {what}")).rates()
+        threads = bench.threads
+    if compiler() and not on_gpu():
+        from learncost.hardware.calibrate_kernels import KernelBench
+
+        own = KernelBench()
+        found["kernels"] = {"fp32": _Measuring(own, sizes, lambda what: tell(f"kernels: {what}")).rates()}
+    return Calibration(on_gpu() or _processor(), _today(), library(), found, threads)
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"

@@ -1,0 +1,112 @@
+"""The package's own engine: PyTorch's products written into given memory, and every word as a compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from learncost.engines.compiler import Kernels
+from learncost.engines.in_place import library_products
+from learncost.equation.table import Kernel, Line, Table, Word, walk
+from learncost.hardware.calibrate import Doing
+from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
+from learncost.layers.derive import derive
+from learncost.layers.layer import layer
+from learncost.readings.emit.c import Function, kernel
+
+_ACTS = ("softmax[d](X[B d])", "log_softmax[d](X[B d])")
+_WORDS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")
+_NORMS = ("normalize", "rms_normalize")
+_PRIMITIVES = {
+    "add": "X[B d] + Z[B d]",
+    "multiply": "X[B d] Z[B d]",
+    **{name: f"{name}(X[B d])" for name in ("exp", "log", "sqrt", "tanh", "erf")},
+    "divide": "divide(X[B d], Z[B d])",
+    "maximum": "maximum(X[B d], Z[B d])",
+}
+_ADAMW = (
+    "own(W G M V lr b1 c1 b2 c2 k1 k2 eps decay;) -> U M2 V2\n"
+    "U[B d] M2[B d] V2[B d] = adamw(W[B d], G[B d], M[B d], V[B d], "
+    "lr[], b1[], c1[], b2[], c2[], k1[], k2[], eps[], decay[])"
+)
+
+
+class KernelBench(TorchBench):
+    """On the processor; products by the library that the engine takes."""
+
+    operators = False
+
+    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+        one, two = factors(orientation, m, n, k, self.dtype, self.device)
+        out = torch.empty(m, n, dtype=self.dtype)
+
+        def doing() -> None:
+            with library_products():
+                torch.mm(one, two, out=out)
+
+        return doing
+
+    def move(self, elements: int) -> Doing:
+        one, two = (self._random(elements) for _ in range(2))
+        return partial(torch.add, one, two, out=torch.empty_like(one))
+
+    def words(self) -> Iterator[tuple[str, Doing, int]]:
+        tables = {
+            name: _table(f"own({'X Z' if 'Z' in text else 'X'};) -> Y\nY[B d] = {text}")
+            for name, text in _PRIMITIVES.items()
+        }
+        tables["adamw"] = _table(_ADAMW)
+        for word in _WORDS:
+            tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}(X[B d])")).step
+        for text in _ACTS:
+            tables[text.partition("[")[0]] = derive(layer(f"own(X;) -> Y\nY[B d] = {text}")).step
+        for word in _NORMS:
+            tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}[d](X[B d], 1e-05[])"), ("X",)).step
+        functions: dict[str, tuple[Function, Mapping[str, tuple[str, ...]]]] = {}
+        for name, table in tables.items():
+            for line, _ in walk(table.lines):
+                known = f"{name}'" if isinstance(line, Word) and line.part == "gradient" else name
+                functions[known] = _function(f"one_{len(functions)}", (line,), table), table.axes
+        kernels = Kernels([function for function, _ in functions.values()])
+        for name, (function, axes) in functions.items():
+            yield name, self._calling(kernels, function, axes), ROWS * COLUMNS
+
+    def _calling(self, kernels: Kernels, function: Function, axes: Mapping[str, Sequence[str]]) -> Doing:
+        """A kernel with arrays of its own."""
+        sizes = {"B": ROWS, "d": COLUMNS}
+        arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
+
+        def doing(own: Sequence[Any] = arrays, call: Any = kernels[function.name]) -> None:
+            call(*[array.data_ptr() for array in own])
+
+        return doing
+
+    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+        table = _table("own(X Z;) -> Y\nY[B d] = X[B d] + Z[B d]")
+        function = _function("smallest", [line for line, _ in walk(table.lines)], table, {"B": 4, "d": 8})
+        call = self._calling(Kernels([function]), function, table.axes)
+        one, two = factors("NN", 4, 4, 4, self.dtype, self.device)
+        product = partial(torch.mm, one, two, out=torch.empty(4, 4))
+        return {
+            "launch": (call, 1),
+            "launch_backward": (call, 1),
+            "optimizer": (call, 1),
+            "product": (product, 1),
+        }
+
+
+def _table(text: str) -> Table:
+    return layer(text).table
+
+
+def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> Function:
+    """Lines as one kernel, which takes a row a turn."""
+    own = Kernel(name, ("B",))
+    tagged = [replace(line, tag=replace(line.tag, kernel=own)) for line in lines]
+    made = frozenset(term.name for line in tagged for term in line.left)
+    types = dict.fromkeys(table.axes, "fp32")
+    return kernel(tagged, table.axes, made, types, sizes or {"B": ROWS, "d": COLUMNS}, name)

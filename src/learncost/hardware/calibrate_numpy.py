@@ -1,0 +1,51 @@
+"""NumPy's operators, where there is no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from learncost.hardware.calibrate import Doing
+
+POINTS = 70_000
+
+
+class NumPyBench:
+    """Products with the threads that NumPy's library takes; everything else on one."""
+
+    threads, operators = 1, True
+    library = f"NumPy {np.__version__}"
+
+    def wait(self) -> None:
+        """Everything is done when it returns."""
+
+    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+        one, two = _factor(orientation[0], m, k), _factor(orientation[1], k, n)
+        return partial(np.matmul, one, two)
+
+    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        return self.product("NN", m, n, k), 1
+
+    def move(self, elements: int) -> Doing:
+        one, two = (np.ones(elements, np.float32) for _ in range(2))
+        return partial(np.add, one, two)
+
+    def words(self) -> Iterator[tuple[str, Doing, int]]:
+        one, two = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))
+        for name in ("add", "multiply", "divide", "maximum"):
+            yield name, partial(getattr(np, name), one, two), POINTS
+        for name in ("exp", "log", "sqrt", "tanh", "sum", "max"):
+            yield name, partial(getattr(np, name), one), POINTS
+
+    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+        small = np.ones(4, np.float32)
+        call = (partial(np.add, small, small), 1)
+        return {"launch": call, "launch_backward": call, "optimizer": call, "product": (self.product("NN", 4, 4, 4), 1)}
+
+
+def _factor(way: str, rows: int, columns: int) -> np.ndarray:
+    shape = (columns, rows) if way == "T" else (rows, columns)
+    array = np.random.default_rng(0).random(shape, np.float32)
+    return array.T if way == "T" else array

@@ -1,0 +1,141 @@
+"""PyTorch's operators, as a plain module with autograd calls them: results in fresh memory, one call an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
+
+from learncost.hardware.calibrate import Doing
+
+ROWS, COLUMNS = 210, 330
+"""Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+WORDS: Mapping[str, Callable[[Any], Any]] = {
+    "softmax": partial(F.softmax, dim=-1),
+    "log_softmax": partial(F.log_softmax, dim=-1),
+    "normalize": lambda x: F.layer_norm(x, x.shape[-1:], torch.ones_like(x[0]), torch.ones_like(x[0])),
+    "rms_normalize": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+}
+"""PyTorch's operator for a word of the vocabulary, and by autograd for its gradient."""
+
+PRIMITIVES: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": torch.add,
+    "multiply": torch.mul,
+    "divide": torch.div,
+    "maximum": torch.maximum,
+    "sum": lambda x, _: x.sum(0),
+    "max": lambda x, _: x.amax(-1),
+    "exp": lambda x, _: torch.exp(x),
+    "log": lambda x, _: torch.log(x),
+    "sqrt": lambda x, _: torch.sqrt(x),
+    "tanh": lambda x, _: torch.tanh(x),
+    "erf": lambda x, _: torch.erf(x),
+}
+
+
+def on_gpu() -> str:
+    """The name of the GPU; empty where there is none."""
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else ""
+
+
+def library() -> str:
+    """The version that is timed."""
+    return f"PyTorch {torch.__version__}"
+
+
+def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, batch: int = 0) -> tuple[Any, Any]:
+    """Matrices m x k and k x n that lie in memory as the orientation says."""
+    made = []
+    for way, shape in zip(orientation, ((m, k), (k, n)), strict=True):
+        own = (shape[1], shape[0]) if way == "T" else shape
+        array = (torch.rand((batch, *own) if batch else own, device=device) - 0.5).to(dtype)
+        made.append(array.transpose(-1, -2) if way == "T" else array)
+    return made[0], made[1]
+
+
+class TorchBench:
+    """On the GPU where there is one, else on the processor with as many threads as PyTorch takes."""
+
+    operators = True
+
+    def __init__(self, dtype: str = "fp32") -> None:
+        self.device = torch.device("cuda" if on_gpu() else "cpu")
+        self.dtype = _TYPES[dtype]
+        self.threads = 1 if on_gpu() else torch.get_num_threads()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+        one, two = factors(orientation, m, n, k, self.dtype, self.device)
+        return partial(torch.mm, one, two)
+
+    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        several = max(2, min(64, 2**22 // (m * n + n * k + m * k)))
+        one, two = factors("NN", m, n, k, self.dtype, self.device, several)
+        out = torch.empty(several, m, n, dtype=self.dtype, device=self.device)
+
+        def doing() -> None:
+            torch.bmm(one, two, out=out)
+
+        return (doing if self.device.type == "cuda" else partial(_on_one_thread, doing)), several
+
+    def move(self, elements: int) -> Doing:
+        width = torch.finfo(self.dtype).bits // 8
+        one, two = (self._random(elements * 4 // width) for _ in range(2))
+        return partial(torch.add, one, two)
+
+    def _random(self, *shape: int) -> Any:
+        return torch.rand(shape, device=self.device).to(self.dtype) + 0.1
+
+    def words(self) -> Iterator[tuple[str, Doing, int]]:
+        points = ROWS * COLUMNS
+        one, two = self._random(ROWS, COLUMNS), self._random(ROWS, COLUMNS)
+        for name, primitive in PRIMITIVES.items():
+            yield name, partial(primitive, one, two), points
+        for name, word in WORDS.items():
+            yield name, partial(word, one), points
+            x = self._random(ROWS, COLUMNS).requires_grad_()
+            made = word(x)
+            yield f"{name}'", partial(torch.autograd.grad, made, x, two, retain_graph=True), points
+        weight = torch.nn.Parameter(one.clone())
+        weight.grad = two
+        yield "adamw", torch.optim.AdamW([weight], fused=True).step, points
+
+    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+        times = 20
+        linear = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(times))).to(self.device, self.dtype)
+        x = self._random(4, 8)
+        made, weights = linear(x), list(linear.parameters())
+        given = torch.ones_like(made)
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer = torch.optim.AdamW(weights, fused=True)
+        return {
+            "launch": (partial(linear, x), times),
+            # Of every layer the gradients of its input, of its weight and of its bias.
+            "launch_backward": (partial(torch.autograd.grad, made, weights, given, retain_graph=True), 3 * times),
+            "optimizer": (optimizer.step, len(weights)),
+            "product": (self.product("NN", 4, 4, 4), 1),
+        }
+
+
+def _on_one_thread(doing: Doing) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        doing()
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,165 @@
+"""Calibrations: what a machine was measured to attain, in a file of JSON that is checked when it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.files import read_path
+from learncost.models.wording import shown
+from learncost.readings.time import Curve, Grid, Rates
+from learncost.readings.time.rates import ORIENTATIONS
+
+SCHEMA = 1
+ENGINES = ("operators", "kernels")
+"""How a step runs: operator by operator, as PyTorch does it with autograd; or by the package's own engine."""
+
+MOST = 64
+"""Sizes of a grid, places of a curve: more are no calibration."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A machine: its name, when and with what it was measured, and its rates by engine and data type."""
+
+    name: str
+    measured: str
+    library: str
+    rates: Mapping[str, Mapping[str, Rates]]
+    threads: int = 1
+
+
+def here() -> Path:
+    """Where `learncost calibrate` keeps this machine's: $XDG_DATA_HOME or ~/.local/share, under learncost."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write a file at once or not at all. Raises `InputError` where it cannot be written."""
+    text = json.dumps({"learncost_calibration": SCHEMA, **asdict(calibration)})
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".json", delete=False) as file:
+            temporary = file.name
+            file.write(text + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{shown(str(path))} cannot be written: {error.strerror}") from None
+    finally:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def load(path: Path) -> Calibration:
+    """A calibration from its file. Raises `InputError` with what is wrong and where."""
+    return calibration(read_path(str(path)), shown(str(path)))
+
+
+def is_calibration(row: Mapping[str, Any]) -> bool:
+    """Whether a file says that it is one."""
+    return "learncost_calibration" in row
+
+
+def calibration(row: Mapping[str, Any], where: str) -> Calibration:
+    """A calibration from what a file says; every value is checked."""
+    if row.get("learncost_calibration") != SCHEMA:
+        raise InputError(f"{where} is no calibration of this version; `learncost calibrate` makes one")
+    texts = {key: _text(row.get(key), key, where) for key in ("name", "measured", "library")}
+    threads = _whole(row.get("threads"), "threads", where)
+    source = f"measured on {texts['measured']} with {texts['library']}, {threads} thread{'s' if threads > 1 else ''}"
+    engines = {}
+    for engine, types in _table(row, "rates", where).items():
+        if engine not in ENGINES:
+            raise InputError(f"{where}: rates are of {' or '.join(ENGINES)}, not {shown(engine)}")
+        own = _table(row["rates"], engine, where)
+        engines[engine] = {dtype: _rates(_table(own, dtype, where), where, texts["name"], source) for dtype in types}
+    if "operators" not in engines or not engines["operators"]:
+        raise InputError(f"{where} has no rates of operators; `learncost calibrate` measures them")
+    return Calibration(**texts, rates=engines, threads=threads)
+
+
+def _rates(row: Mapping[str, Any], where: str, name: str, source: str) -> Rates:
+    products = {way: _grid(_table(row, "products", where), way, where) for way in ORIENTATIONS}
+    words = {
+        _text(word, "words", where): _number(value, f"words.{word}", where, 0.0)
+        for word, value in _table(row, "words", where).items()
+    }
+    bandwidth = _table(row, "bandwidth", where)
+    places, values = (_several(bandwidth, key, where) for key in ("places", "values"))
+    if len(places) != len(values) or len(places) > MOST or sorted(set(places)) != list(places):
+        raise InputError(f"{where}: bandwidth needs as many values as places, and places in rising order")
+    small = {
+        key: _number(row.get(key), key, where, 0.0)
+        for key in ("launch", "launch_backward", "optimizer", "step", "low", "high")
+    }
+    if not 0 < small["low"] <= small["high"]:
+        raise InputError(f"{where}: low must be above 0 and at most high")
+    if not isinstance(row.get("operators"), bool):
+        raise InputError(f"{where}: operators must be true or false, not {shown(row.get('operators'))}")
+    return Rates(
+        products,
+        _grid(row, "inner", where),
+        Curve(places, values),
+        words,
+        threads=_whole(row.get("threads"), "threads", where),
+        operators=row["operators"],
+        name=name,
+        source=source,
+        launch=small["launch"],
+        launch_backward=small["launch_backward"],
+        optimizer=small["optimizer"],
+        step=small["step"],
+        low=small["low"],
+        high=small["high"],
+    )
+
+
+def _grid(row: Mapping[str, Any], name: str, where: str) -> Grid:
+    own = _table(row, name, where)
+    sizes = tuple(int(size) for size in _several(own, "sizes", where))
+    rates = _several(own, "rates", where)
+    if not 2 <= len(sizes) <= MOST or sorted(set(sizes)) != list(sizes) or len(rates) != len(sizes) ** 3:
+        raise InputError(f"{where}: {name} needs sizes in rising order, and a rate for every three of them")
+    return Grid(sizes, rates)
+
+
+def _table(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    found = row.get(key)
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: {shown(key)} must be an object, not {shown(found)}")
+    return found
+
+
+def _several(row: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
+    found = row.get(key)
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST**3:
+        raise InputError(f"{where}: {key} must be a list of numbers")
+    return tuple(_number(value, key, where, 1e-300) for value in found)
+
+
+def _number(value: object, key: str, where: str, least: float) -> float:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fits or not least <= value <= 1e30:  # type: ignore[operator]  # a number, where it fits
+        bound = "from 0" if least == 0 else "above 0"
+        raise InputError(f"{where}: {shown(key)} must be a number {bound}, not {shown(value)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _whole(value: object, key: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**6:
+        raise InputError(f"{where}: {key} must be a whole number from 1, not {shown(value)}")
+    return value
+
+
+def _text(value: object, key: str, where: str) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > 300:
+        raise InputError(f"{where}: {key} must be one line of text, not {shown(value)}")
+    return value

@@ -1,0 +1,109 @@
+"""What a device attains: by a calibration of this machine or another, or by what is published of a device."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+from learncost.equation.errors import InputError
+from learncost.hardware import assumptions
+from learncost.hardware.calibration import here, is_calibration, load
+from learncost.hardware.devices import Device, devices
+from learncost.hardware.devices import device as find_device
+from learncost.models.files import looks_like_path, read_path
+from learncost.models.wording import shown
+from learncost.readings.time import Curve, Grid, Rates
+from learncost.readings.time.rates import ORIENTATIONS
+
+HERE = "here"
+
+TILE = 128
+"""Rows or columns of a product for which a published device attains half of its best rate. Its libraries cut products
+into tiles of 128 or 256 (NVIDIA, Matrix Multiplication Background, section 4), which small ones fill badly."""
+
+BANDWIDTH = 0.85
+"""What a copy attains of the published bandwidth, assumed: from 0.75 to 0.95 is usual of the STREAM benchmark."""
+
+LAUNCH = 5e-6
+"""Seconds to call a kernel on a GPU, assumed: a few microseconds for the launch alone, more from Python."""
+
+INTERVAL = (0.7, 2.0)
+"""Factors of the time on a published device, assumed: nothing of it was measured here."""
+
+_SIZES = tuple(2**power for power in range(15))
+
+
+def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operators") -> Rates:
+    """What a device attains in a data type.
+
+    on      "here", a file of `learncost calibrate`, a published device or a file that describes one
+    engine  operators: operator by operator, as PyTorch does it with autograd; kernels: the package's own engine.
+            A calibration without kernels has only operators, which then count for both
+    Raises `InputError` where there is no such device, or it is not known in this type.
+    """
+    if isinstance(on, Rates):
+        return on
+    if on == HERE:
+        path = here()
+        if not path.exists():
+            raise InputError("this machine is not calibrated: run `learncost calibrate`, which takes about a minute")
+        return _measured(path, dtype, engine)
+    if isinstance(on, str) and looks_like_path(on) and on.lower().endswith(".json") and not Path(on).is_dir():
+        row = read_path(on, "; `learncost calibrate --out FILE` makes one")
+        if is_calibration(row):
+            return _measured(Path(on), dtype, engine)
+    return published(find_device(on), dtype)
+
+
+def _measured(path: Path, dtype: str, engine: str) -> Rates:
+    found = load(path)
+    types = found.rates.get(engine) or found.rates["operators"]
+    if dtype not in types:
+        raise InputError(f"{shown(str(path))} was measured in {', '.join(types)}, not in {shown(dtype)}")
+    return types[dtype]
+
+
+def published(device: Device, dtype: str) -> Rates:
+    """The rates of a published device, with what is assumed where nothing is measured."""
+    if dtype not in device.peak_tflops or not device.bandwidth_gbs:
+        has = ", ".join(device.peak_tflops) or "none"
+        lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
+        raise InputError(f"{device.name} has {lacks}, so its time is not known; give --dtype, or another device")
+    peak = device.peak_tflops[dtype] * 1e12
+    best, said = _best(device, dtype, peak)
+    shares = {size: size / (size + TILE) for size in _SIZES}
+    grid = Grid(_SIZES, tuple(best * shares[m] * shares[n] * shares[k] for m, n, k in product(_SIZES, repeat=3)))
+    drawn = assumptions.power(device)
+    watts = None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value)
+    source = (
+        f"assumed: {said}, half of it with {TILE} rows or columns; {BANDWIDTH:.0%} of the published "
+        f"{max(device.bandwidth_gbs):,.0f} GB/s; {LAUNCH * 1e6:g} microseconds a call ({device.cited})"
+    )
+    return Rates(
+        dict.fromkeys(ORIENTATIONS, grid),
+        grid,
+        Curve((1.0,), (BANDWIDTH * max(device.bandwidth_gbs) * 1e9,)),
+        launch=LAUNCH,
+        launch_backward=LAUNCH,
+        optimizer=LAUNCH,
+        low=INTERVAL[0],
+        high=INTERVAL[1],
+        name=device.name,
+        source=source,
+        watts=watts,
+    )
+
+
+def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
+    """The best rate of products: measured by the source, or the mean share that the others' measured ones have."""
+    if dtype in device.measured_tflops:
+        best = device.measured_tflops[dtype] * 1e12
+        return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"
+    known = [
+        own.measured_tflops[kind] / own.peak_tflops[kind]
+        for own in devices().values()
+        for kind in own.measured_tflops
+        if kind in own.peak_tflops
+    ]
+    share = sum(known) / len(known)
+    return share * peak, f"products at {share:.0%} of the peak, the mean of the devices whose best product is known"

@@ -1,0 +1,22 @@
+"""Time: seconds of every line on a device, from its operations, its bytes and what the device attains.
+
+`work` says what runs at once and what it moves, `rates` what a device attains, `predict` puts both together.
+"""
+
+from learncost.readings.time.predict import Bound, Seconds, Time, time
+from learncost.readings.time.rates import Curve, Grid, Rates
+from learncost.readings.time.work import MatrixProduct, Priced, Work, works
+
+__all__ = [
+    "Bound",
+    "Curve",
+    "Grid",
+    "MatrixProduct",
+    "Priced",
+    "Rates",
+    "Seconds",
+    "Time",
+    "Work",
+    "time",
+    "works",
+]

@@ -1,0 +1,143 @@
+"""Seconds of every line: the larger of its operations and its bytes at what a device attains, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line
+from learncost.readings.time.rates import Rates
+from learncost.readings.time.work import MatrixProduct, Priced, Work, works
+
+
+class Bound(StrEnum):
+    """What the time of a line is bound by: the largest of three."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    LAUNCH = "launch"
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The time of what runs at once, all turns together.
+
+    rows    the places of its lines among the priced ones, and what `shares` of its time they make by their operations
+    """
+
+    rows: tuple[int, ...]
+    shares: tuple[float, ...]
+    compute: float
+    memory: float
+    launch: float
+
+    @property
+    def total(self) -> float:
+        return max(self.compute, self.memory) + self.launch
+
+    @property
+    def bound(self) -> Bound:
+        parts = {Bound.COMPUTE: self.compute, Bound.MEMORY: self.memory, Bound.LAUNCH: self.launch}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class Time:
+    """The time of a step: its parts in order, what a step takes beside them, and the interval it is expected in."""
+
+    parts: tuple[Seconds, ...]
+    step: float
+    low_factor: float
+    high_factor: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return sum(part.total for part in self.parts) + self.step
+
+    @property
+    def low(self) -> float:
+        return self.total * self.low_factor
+
+    @property
+    def high(self) -> float:
+        return self.total * self.high_factor
+
+    def of_rows(self) -> dict[int, tuple[float, Bound]]:
+        """Seconds of each line by its place among the priced ones, and what bounds it."""
+        return {
+            row: (share * part.total, part.bound)
+            for part in self.parts
+            for row, share in zip(part.rows, part.shares, strict=True)
+        }
+
+    @property
+    def bounds(self) -> dict[Bound, float]:
+        """Seconds of the parts by what they are bound by."""
+        return {name: sum(part.total for part in self.parts if part.bound is name) for name in Bound}
+
+
+def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: str = "fp32") -> Time:
+    """The time of a step on a device.
+
+    rows   the priced lines of a step, in order, as the price book `run` gives them; `sizes` of all axes, as ints
+    rates  what the device attains, in this data type
+    Raises `InputError` where a size is missing.
+    """
+    lines = [row.source for row in rows if isinstance(row.source, Line)]
+    needed = {base(axis) for line in lines for axis in line.loops if not axis.isdigit()}
+    if missing := sorted(needed.union(*(row.repeat.sizes for row in rows)) - sizes.keys()):
+        raise InputError(f"time needs every size: give {', '.join(missing)}")
+    parts = list(works(rows, sizes, dtype, rates.operators, rates.words))
+    ago = _ago(parts)
+    found = tuple(_seconds(work, since, rates) for work, since in zip(parts, ago, strict=True))
+    return Time(found, rates.step, rates.low, rates.high)
+
+
+def _seconds(work: Work, ago: Mapping[str, float], rates: Rates) -> Seconds:
+    compute = sum(_product(own, work, rates) for own in work.products)
+    compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
+    memory = sum(own / rates.bandwidth(ago[name]) for name, own in work.bytes.items())
+    if work.macro == "optimizer_step":
+        launch = rates.optimizer
+    elif work.macro in ("backward", "weight_update"):
+        launch = rates.launch_backward
+    else:
+        launch = rates.launch
+    return Seconds(work.rows, work.shares, work.turns * compute, work.turns * memory, work.turns * launch)
+
+
+def _product(own: MatrixProduct, work: Work, rates: Rates) -> float:
+    if own.batch == 1 and not work.together:
+        return rates.products[own.orientation].seconds(own.m, own.n, own.k)
+    at_once = min(rates.threads, work.together or own.batch)
+    return work.share * own.batch * rates.inner.seconds(own.m, own.n, own.k) / at_once
+
+
+def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
+    """For each array of each work: the bytes that were touched since it was touched last.
+
+    Within the lines of one turn of a loop they are counted; else it was a whole step ago, or as good as that.
+    """
+    step = float(sum(work.turns * sum(work.bytes.values()) for work in parts))
+    result = []
+    last: dict[str, tuple[int, float]] = {}
+    now, body, turns = 0.0, 0, None
+    for work in parts:
+        if work.turns != turns:
+            body, turns = body + 1, work.turns
+        own = float(sum(work.bytes.values()))
+        found = {}
+        for name in work.bytes:
+            seen = last.get(name)
+            near = seen is not None and seen[0] == body
+            found[name] = min(step, now - seen[1] + own) if seen is not None and near else step
+            last[name] = body, now
+        # What a work writes it has just made: it goes where the bytes since its own reads are.
+        result.append(found)
+        now += own
+    return result

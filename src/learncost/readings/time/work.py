@@ -1,0 +1,275 @@
+"""What runs at once: priced lines put together as kernels or operators, with their products, points and bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+from learncost.equation.arrays import BYTES, alias
+from learncost.equation.count import Count, base
+from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.layers.lower import lower_line
+from learncost.layers.products import direct, matrix_maccs
+
+
+class Priced(Protocol):
+    """What is read of a priced line."""
+
+    @property
+    def repeat(self) -> Count:
+        """How often it runs in a step."""
+
+    @property
+    def source(self) -> Line | str:
+        """The line."""
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """`batch` products of matrices m x k and k x n that lie in memory as `orientation` says."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    orientation: str = "NN"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True)
+class Work:
+    """Lines that run at once: one kernel, one product, one operator. All numbers are of one turn.
+
+    rows      the places of its lines among the priced ones; `shares` of its time that they make, by their operations
+    turns     how often it runs in a step
+    products  its matrix products; `share` of them and of the points lies inside of what is visible
+    points    how often each word or primitive is computed
+    bytes     of each array that it reads or writes whole, by name
+    together  how many turns of a kernel can run at once; 0: it is no kernel
+    """
+
+    rows: tuple[int, ...]
+    shares: tuple[float, ...]
+    turns: int
+    macro: str
+    products: tuple[MatrixProduct, ...]
+    points: Mapping[str, int]
+    bytes: Mapping[str, int]
+    share: float = 1.0
+    together: int = 0
+
+
+def works(
+    rows: Sequence[Priced], sizes: Mapping[str, int], dtype: str, operators: bool, words: Iterable[str] = ()
+) -> Iterator[Work]:
+    """The works of a step in order; rows without a line, and other names of the same array, are none.
+
+    operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else
+               only those of one kernel run at once
+    words      those whose time is known as a whole; others count by the primitives of their bodies
+    """
+    known = frozenset(words)
+    groups = list(_groups(rows, operators))
+    readers: dict[str, set[int]] = {}
+    for number, group in enumerate(groups):
+        for _, line in group:
+            for name in line.reads:
+                readers.setdefault(name, set()).add(number)
+    for number, group in enumerate(groups):
+        first = group[0][1]
+        of_lines = [_operations(line, group, sizes, known, operators) for _, line in group]
+        matrix = tuple(own for products, _ in of_lines for own in products)
+        points: Counter[str] = sum((own for _, own in of_lines), Counter())
+        weights = [1 + sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
+        elements = _arrays([line for _, line in group], readers, number, sizes)
+        share, together = 1.0, 0
+        if kernel := first.tag.kernel:
+            together = prod(_size(axis, sizes) for axis in kernel.axes)
+            if kernel.blocks:
+                matrix, share = _in_blocks(matrix, group, kernel.blocks, sizes)
+        yield Work(
+            rows=tuple(place for place, _ in group),
+            shares=tuple(weight / sum(weights) for weight in weights),
+            turns=int(rows[group[0][0]].repeat.at(sizes)),
+            macro=first.tag.macro,
+            products=matrix,
+            points=points,
+            bytes={name: own * BYTES[dtype] for name, own in elements.items()},
+            share=share,
+            together=together,
+        )
+
+
+_Numbered = tuple[int, Line]
+
+
+def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
+    group: list[_Numbered] = []
+    for number, row in enumerate(rows):
+        line = row.source
+        if not isinstance(line, Line) or alias(line):
+            continue
+        if group and not (_together(group, line, operators) and row.repeat == rows[group[0][0]].repeat):
+            yield group
+            group = []
+        group.append((number, line))
+    if group:
+        yield group
+
+
+def _together(group: list[_Numbered], line: Line, operators: bool) -> bool:
+    first, last = group[0][1], group[-1][1]
+    if line.tag.kernel or first.tag.kernel:
+        return line.tag.kernel == first.tag.kernel
+    if not operators:
+        return False
+    return _is_bias(line, last) or (_norms(line) and _norms(first) and line.tag.layer == first.tag.layer)
+
+
+def _is_bias(line: Line, product: Line) -> bool:
+    """Whether it adds a vector to the product that was just made."""
+    if not isinstance(line, Sum) or len(line.right) != 2 or not _is_matrix(product):
+        return False
+    made, vector = line.right
+    return made.name == product.name and len(vector.axes) < len(made.axes)
+
+
+def _is_matrix(line: Line) -> bool:
+    return isinstance(line, Product) and bool(matrix_maccs(line))
+
+
+def _norms(line: Line) -> bool:
+    """Whether it is a line of a norm; sums of the parts of a gradient are not."""
+    parts = isinstance(line, Sum) and any("+" in name for name in line.reads)
+    return "norm" in line.tag.layer.split("_") and not parts
+
+
+def _size(axis: str, sizes: Mapping[str, int]) -> int:
+    return int(axis) if axis.isdigit() else int(sizes[base(axis)])
+
+
+def _product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
+    """A line's product of matrices by its axes: what both factors have is summed or a batch.
+
+    Weights read at an index, as those of experts, count as one matrix for all.
+    """
+    one, two = (term for term in line.right if isinstance(term, Term) and term.axes)
+    left, (first, second) = set(line.left[0].loops), (set(direct(term)) for term in (one, two))
+    summed = first & second - left
+    rows, columns = set(one.loops) - second, set(two.loops) - first - set(one.loops)
+    batch = first & second - summed
+
+    def last(term: Term, own: set[str]) -> int:
+        return max((place for place, axis in enumerate(term.loops) if axis in own), default=-1)
+
+    turned = last(one, summed) < last(one, rows), last(two, summed) > last(two, columns)
+    orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
+    b, m, n, k = (prod(_size(axis, sizes) for axis in own) for own in (batch, rows, columns, summed))
+    if turned == (True, True):  # the transposed product of the other factors is the same work
+        m, n, orientation = n, m, "NN"
+    return MatrixProduct(b, m, n, k, orientation)
+
+
+def _in_blocks(
+    products: tuple[MatrixProduct, ...], group: list[_Numbered], blocks: tuple[str, int], sizes: Mapping[str, int]
+) -> tuple[tuple[MatrixProduct, ...], float]:
+    """The products as blocks of queries do them, and the share of the keys that the blocks see."""
+    axis, most = blocks
+    queries = _size(axis, sizes)
+    rows = min(most, queries)
+    conditions = [condition for _, line in group for condition in line.where]
+    share = 1.0
+    if conditions:
+        share = (queries + rows) / (2 * queries)  # the mean over the blocks of the keys up to a block's last query
+        if windows := [_size(c.window, sizes) for c in conditions if c.window]:
+            share = min(share, (max(windows) + rows) / queries)
+    turns = max(1, queries // rows)
+    cut = []
+    for own in products:
+        m, n, k = own.m, own.n, own.k
+        # The axis of the queries is the one that is cut: rows of the scores, of what they are multiplied with, or sums.
+        if m == queries:
+            m = rows
+        elif k == queries:
+            k = rows
+        else:
+            n = min(n, rows)
+        cut.append(MatrixProduct(own.batch * turns, m, n, k, own.orientation))
+    return tuple(cut), share
+
+
+def _operations(
+    line: Line, group: list[_Numbered], sizes: Mapping[str, int], known: frozenset[str], operators: bool
+) -> tuple[tuple[MatrixProduct, ...], Counter[str]]:
+    """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
+    if _is_matrix(line):
+        return (_product(line, sizes),), Counter()
+    if operators and (_is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
+        return (), Counter()
+    return (), _points(line, sizes, known)
+
+
+def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
+    """Whether a word in the group is the whole of an operator that this line is a part of."""
+    return _norms(line) and not isinstance(line, Word) and any(isinstance(one, Word) for _, one in group)
+
+
+def _points(line: Line, sizes: Mapping[str, int], known: frozenset[str]) -> Counter[str]:
+    """How often each known word or primitive of a line is computed."""
+    if isinstance(line, Word):
+        name = f"{line.word}'" if line.part == "gradient" else line.word
+        if name in known:
+            return Counter({name: _loops(line, sizes)})
+    found: Counter[str] = Counter()
+    for own in lower_line(line):
+        if all(isinstance(term, Literal) for term in own.right):
+            continue
+        size = _loops(own, sizes)
+        if isinstance(own, Word):
+            found[own.word] += size
+        elif isinstance(own, Sum):
+            found["add"] += size * (len(own.right) - 1)
+        elif not set(own.left[0].loops).issuperset(own.loops):
+            found["sum"] += size
+            found["multiply"] += size * (len(own.right) - 1)
+        else:
+            found["multiply"] += size * (len(own.right) - 1)
+    return found
+
+
+def _loops(line: Line, sizes: Mapping[str, int]) -> int:
+    return prod(_size(axis, sizes) for axis in line.loops)
+
+
+def _arrays(
+    lines: Sequence[Line], readers: Mapping[str, set[int]], number: int, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Elements of every array that enters or leaves; what is read and written counts twice, under two names."""
+    made = {term.name for line in lines for term in line.left}
+    found: dict[str, int] = {}
+    for line in lines:
+        for operand in line.right:
+            for term in _terms(operand):
+                if term.name not in made:
+                    found[term.name] = max(found.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
+        for term in line.left:
+            # What nobody reads by this name is carried, kept, or a result.
+            if readers.get(term.name, set()) - {number} or not readers.get(term.name):
+                own = prod(_size(a, sizes) for a in term.declared) * (2 if term.indexed else 1)  # filled with zeros
+                found[term.name] = max(found.get(term.name, 0), own)
+    return found
+
+
+def _terms(operand: Operand) -> Iterator[Term]:
+    if isinstance(operand, Literal):
+        return
+    yield operand
+    for axis in operand.axes:
+        if isinstance(axis, Read):
+            yield from _terms(axis.at)

@@ -1,5 +1,6 @@
 """Kernels of whole groups of lines in C, taken from the steps of real models, against the interpreter."""
 
+import platform
 from dataclasses import replace
 from functools import cache
 
@@ -41,7 +42,7 @@ def group(source, names):
     return [line for line in source if line.name in names.split()]
 
 
-def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"), **more):
+def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"), sizes=SIZES, **more):
     outside, forward, backward, table = lines(model, more.pop("optimizer", "sgd"))
     scopes = {"outside": outside, "forward": forward.lines, "backward": backward.lines}
     scopes["both"] = (*forward.lines, *backward.lines)
@@ -49,7 +50,7 @@ def case(model, where, names, outputs, tag, dtype, blocks=None, rows=("B", "M"),
     found = group(scopes[where], names)
     assert len(found) == len(names.split())
     return Case(
-        found, {**table.axes, **inner.get(where, {})}, outputs.split(), SIZES, Kernel(tag, rows, blocks), dtype, **more
+        found, {**table.axes, **inner.get(where, {})}, outputs.split(), sizes, Kernel(tag, rows, blocks), dtype, **more
     )
 
 
@@ -131,6 +132,33 @@ def test_attention_back_from_stored_probabilities(model, dtype):
     """Where P was stored, no line ties blocks to keys; what several turns share is the sum of all of them."""
     rows = ("B", "h", "g") if model == "llama" else ("B", "h")
     check([case(model, "backward", BACK, "dattn.Q dattn.K dattn.V", "attention_back", dtype, ("M", 4), rows)])
+
+
+WIDE = {"B": 1, "h": 2, "g": 2}  # the rest: tiles of 8 rows and 32 columns with rests, pairs with one place over
+
+
+@pytest.mark.parametrize("flags", ["", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_attention_in_tiles(dtype, flags, monkeypatch):
+    """With the widest vectors, and as on machines that have no pairs, no AVX-512, no AVX."""
+    if flags and platform.machine() != "x86_64":
+        pytest.skip("the vectors of x86 are switched off")
+    monkeypatch.setenv("CFLAGS", f"-O1 {flags}")
+    cases = []
+    for model, block, sizes in [
+        ("gpt2", 16, {"M": 71, "k": 37}),
+        ("gpt2", 7, {"M": 33, "k": 16}),
+        ("llama", 32, {"M": 64, "k": 64}),
+        ("mistral", 8, {"M": 70, "k": 5, "w": 21}),
+        ("bert-base", 24, {"M": 45, "k": 33}),
+    ]:
+        more = {"dtype": dtype, "blocks": ("M", block), "rows": ("B", "h"), "sizes": {**SIZES, **WIDE, **sizes}}
+        wanted = "dattn.Q dattn.K dattn.V"
+        cases.append(case(model, "both", f"{SCORES} {BACK}", wanted, f"back_{len(cases)}", **more))
+        cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"forward_{len(cases)}", **more))
+    kernels = compiler.Kernels([one.function for one in cases])
+    for one in cases:
+        one.compare(kernels)
 
 
 def test_attention_by_the_library():

@@ -16,6 +16,7 @@ from learncost.equation.table import Kernel, Line, Sum, Term
 from learncost.readings.emit.c.arrays import STORED
 from learncost.readings.emit.c.prelude import PRELUDE
 from learncost.readings.emit.c.schedule import Schedule
+from learncost.readings.emit.c.tiles import TILES
 from learncost.readings.emit.c.unify import lowered, unified
 from learncost.readings.emit.c.write import Turns, check
 
@@ -125,4 +126,4 @@ def writable(
 
 def source(functions: Sequence[Function]) -> str:
     """The whole C file: what all functions need, and the functions."""
-    return PRELUDE.lstrip() + "\n" + "\n".join(function.text for function in functions)
+    return PRELUDE.lstrip() + TILES + "\n" + "\n".join(function.text for function in functions)

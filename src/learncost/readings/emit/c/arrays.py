@@ -61,6 +61,7 @@ _RESERVED = (
     *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
     *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
     *("place", "bf16", "memory", "thread", "threads", "turn", "sums", "sum", "one", "number", "i", "j"),
+    *("pair", "pairs", "lanes", "loose", "LANES", "TALL", "first"),
     *("bind", "own", "own_memory", "own_size", "exp", "log", "pow", "free", "abort"),
 )
 

@@ -39,23 +39,74 @@ class Library(Loops):
         (column,) = (x for x in value.axes if x in own and x in b_term.axes and x not in a_term.axes)
         (summed,) = (x for x in a_term.axes if x in own and x in b_term.axes and x not in value.axes)
         self.write(f"/* {line} */")
-        a = self._factor(a_term, str(row), str(summed))
-        b = self._factor(b_term, str(summed), str(column))
         c = self._matrix(value.axes, self.storage(value), str(row), str(column))
         if c.type != self.real:
             raise InputError(f"a product cannot be stored as {c.type}, in line: {line}")
         if c.strides[1] != "1":
-            a, b, c, row, column = b.turned, a.turned, c.turned, column, row
+            a_term, b_term, c, row, column = b_term, a_term, c.turned, column, row
         if c.strides[1] != "1":
             raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
-        (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
+        tiled = self.real == "float"
+        if tiled:
+            name, *factors = self._tiled(a_term, b_term, str(row), str(summed), str(column))
+        else:
+            name = f"product_{self.real}"
+            a = self._factor(a_term, str(row), str(summed))
+            b = self._factor(b_term, str(summed), str(column))
+            (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
+            factors = [f"{a_turned}, {b_turned}", f"{a.text}, {a_stride}", f"{b.text}, {b_stride}"]
+        turned, left, right = factors
+        extents = ", ".join(map(self._extent, (row, column, summed)))
         self.write(
-            f"product_{self.real}({a_turned}, {b_turned}, {self._extent(row)}, {self._extent(column)}, "
-            f"{self._extent(summed)},",
-            f"              {a.text}, {a_stride},",
-            f"              {b.text}, {b_stride},",
+            f"{name}({turned}, {extents},",
+            f"              {left},",
+            f"              {right},",
             f"              {1 if value.added or value.shared else 0}, {c.text}, {c.strides[0]});",
         )
+
+    def _tiled(self, a_term: Term, b_term: Term, row: str, summed: str, column: str) -> tuple[str, str, str, str]:
+        """The function of tiles, whether the left factor is turned, the left factor, the right one in strips.
+
+        A product of arrays in bf16 takes what the kernel made as bf16 too.
+        """
+        types = [self._lies(term).type for term in (a_term, b_term) if term.name not in self.schedule.values]
+        cell = "pair" if types and set(types) == {"bf16"} else "float"
+        right, _, b_inner = self._packed(b_term, summed, column, cell)
+        if cell == "pair":
+            left, turned, a_inner = self._packed(a_term, summed, row, cell, left=True)
+            return f"tiled_{cell}", str(turned), f"{left}, {a_inner}", f"{right}, {b_inner}"
+        a = self._factor(a_term, row, summed)
+        turned, stride = self._turned(a, a_term)
+        return f"tiled_{cell}", str(turned), f"{a.text}, {stride}", f"{right}, {b_inner}"
+
+    def _packed(self, term: Term, inner: str, outer: str, cell: str, left: bool = False) -> tuple[str, int, str]:
+        """Where a packed factor begins, whether it is in strips, and its length along the summed axis.
+
+        What all blocks read is packed once a turn, all else once a block.
+        """
+        axes = tuple(map(str, term.axes))
+        whole = not self.schedule.steps & set(axes)
+        depth = self.turn if whole else self.base
+        bounds, self.bounds = self.bounds, None if whole else self.bounds
+        source = self._matrix(axes, self._lies(term), inner, outer)
+        turned, stride = self._turned(source, term)
+        rows = left and turned
+        extents = self._extent(inner), self._extent(outer)
+        self.bounds = bounds
+        form = "rows" if rows else "strips"
+        name = f"{self.names.of(term.name)}_{form}_of_{self.counter((inner,))}"
+        if ("packed", name) not in self.blocks[depth].memo:
+            self.blocks[depth].memo["packed", name] = Expression(name, depth)
+            block = self.schedule.block[0] if self.schedule.block else ""
+            sizes = [self.block_size if axis == block else self.size(axis) for axis in (inner, outer)]
+            count = f"{sizes[1]} * CELLS_{cell}({sizes[0]})" if rows else f"STRIPS({cell}, {', '.join(sizes)})"
+            self.scratch[name] = (cell, count)
+            head = f"{extents[1]}, {extents[0]}" if rows else f"{', '.join(extents)}"
+            head = f"{name}, {head}" if rows else f"{turned}, {name}, {head}"
+            self.blocks[depth].lines.append(f"{form}_{cell}_{source.type}({head}, {source.text}, {stride});")
+        firsts = [self._range(axis)[0] if whole else "0" for axis in (inner, outer)]
+        offset = f"{'ROW' if rows else 'STRIP'}({cell}, {extents[0]}, {', '.join(firsts)})"
+        return name if firsts == ["0", "0"] else f"{name} + {offset}", int(not rows), extents[0]
 
     def _extent(self, axis: object) -> str:
         """How many places of an axis the product goes over."""
@@ -73,23 +124,25 @@ class Library(Loops):
         return "0", self.size(axis)
 
     @staticmethod
-    def _turned(factor: _Factor, line: Product) -> tuple[int, str]:
+    def _turned(factor: _Factor, line: Product | Term) -> tuple[int, str]:
         if factor.strides[1] == "1":
             return 0, factor.strides[0]
         if factor.strides[0] == "1":
             return 1, factor.strides[1]
         raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
 
+    def _lies(self, term: Term) -> Storage:
+        """The memory of a factor: an array that the kernel reads, or what it made."""
+        value = self.schedule.values.get(term.name)
+        if value is not None:
+            return self.storage(value)
+        self.given.setdefault(term.name)
+        self.reads.setdefault(term.name, []).append((self.node, None))
+        return Storage(self.names.of(term.name), self.axes[term.name], STORED[self.dtypes[term.name]])
+
     def _factor(self, term: Term, first: str, second: str) -> _Factor:
         """A factor as it lies in memory, or as a copy where it is not stored as the product takes it."""
-        value = self.schedule.values.get(term.name)
-        axes = tuple(map(str, term.axes))
-        if value is None:
-            self.given.setdefault(term.name)
-            self.reads.setdefault(term.name, []).append((self.node, None))
-            store = Storage(self.names.of(term.name), self.axes[term.name], STORED[self.dtypes[term.name]])
-        else:
-            store = self.storage(value)
+        axes, store = tuple(map(str, term.axes)), self._lies(term)
         if store.type == self.real:
             return self._matrix(axes, store, first, second)
         return self._copied(axes, store, first, second)

@@ -114,6 +114,8 @@ class Turns(Library):
                 low, high = self._limits(condition, axis, counter)
                 lower = f"({low}) > {lower} ? {low} : {lower}" if low else lower
                 upper = f"({high}) < {upper} ? {high} : {upper}" if high else upper
+            if self.real == "float" and lower != "0":  # where strips begin; what a condition excludes, is zero there
+                lower = f"({lower}) / LANES * LANES"
             self.write(f"const place from_{key} = {lower}, to_{key} = {upper};")
             self.bounds = (other, f"from_{key}", f"to_{key}")
 

@@ -39,6 +39,14 @@ class Engine(Protocol):
     def steps(self) -> int:
         """How many were taken."""
 
+    @property
+    def says(self) -> str:
+        """How the steps run that were taken."""
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of weights, state and steps, where the engine lays them out beforehand."""
+
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         """Go on from there."""
 
@@ -94,6 +102,14 @@ class NumPyEngine:
     @property
     def steps(self) -> int:
         return self._training.steps
+
+    @property
+    def says(self) -> str:
+        return f"engine {self.name}"
+
+    @property
+    def memory(self) -> int | None:
+        return None
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         own = self._training

@@ -18,7 +18,7 @@ import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.models.model import build
-from learncost.training import corpus, hugging_face
+from learncost.training import corpus, hugging_face, memory
 from learncost.training.begin import begin
 from learncost.training.corpus import Corpus
 from learncost.training.engine import Engine, engine
@@ -31,7 +31,11 @@ from learncost.training.options import DTYPES, MINUTES, Options
 
 @dataclass(frozen=True)
 class Step:
-    """What is known after a step; of the validation only where it was done. `seconds` are the step's own."""
+    """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
+
+    memory     bytes by which the process's peak lies above what it held before there were weights
+    predicted  bytes that the engine's plan says for weights, state and step, where it does
+    """
 
     step: int
     loss: float
@@ -39,6 +43,8 @@ class Step:
     tokens_per_second: float
     seconds: float
     mfu: float | None = None
+    memory: int | None = None
+    predicted: int | None = None
     validation_loss: float | None = None
     bits_per_byte: float | None = None
 
@@ -97,7 +103,7 @@ class _Run:
     """A run with everything that it needs to take steps."""
 
     def __init__(self, folder: Folder, report: Report, changes: dict[str, Any]) -> None:
-        self.folder, self.report = folder, report
+        self.folder, self.report, self.told = folder, report, False
         found = folder.options()
         self.options = replace(found, **changes)
         self.configuration = folder.configuration()
@@ -105,6 +111,8 @@ class _Run:
         self.tokenizer = folder.tokenizer()
         self.corpus = self._corpus()
         self.engine: Engine = engine(self.configuration, self.options)
+        own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
+        self.before = memory.resident() - own
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
             self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
@@ -201,7 +209,11 @@ class _Run:
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
         flops = own.flops(*batch[0].shape) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
-        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu)
+        more = memory.peak() - self.before if self.before > 0 else None
+        if not self.told:
+            self.told = True
+            self.report.say(own.says)
+        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, more, own.memory)
 
     def _kept(self) -> str:
         return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"

@@ -54,6 +54,13 @@ class _TorchTraining(Training):
         return "; ".join(dict.fromkeys(step.says for step in self._steps.values()))
 
     @property
+    def memory(self) -> int | None:
+        """The bytes of what lies in memory from step to step, and of the arena; None where operators allocate."""
+        if self._pool.arena is None or any(step.emits for step in self._steps.values()):
+            return None
+        return sum(tensor.nbytes for tensor in (*self._pool.tensors.values(), self._pool.arena))
+
+    @property
     def plan_taken(self) -> str | None:
         """The plan of the first table that ran."""
         return next((step.plan for step in self._steps.values()), self.plan)
@@ -81,7 +88,12 @@ class TorchEngine(NumPyEngine):
     @property
     def says(self) -> str:
         """How the steps run that were taken: under which plan, with which kernels."""
-        return self._training.says
+        return f"engine torch, {self._training.says}"
+
+    @property
+    def memory(self) -> int | None:
+        """Weights, the optimizer's state and the arena, which is all that a step in place takes."""
+        return self._training.memory
 
     @property
     def plan(self) -> str | None:
@@ -144,6 +156,11 @@ class _Step:
         found = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
         self._pool.arena = found.arena
         return found
+
+    @property
+    def emits(self) -> bool:
+        """Whether it runs on PyTorch's operators."""
+        return self._emitted is not None
 
     @property
     def _owned(self) -> tuple[str, ...]:

@@ -1,0 +1,136 @@
+"""What the engines execute, held to what is priced: a step of a model, or every layer as it is emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learncost.engines.compiler import bind, compiled, compiler, products
+from learncost.engines.core import Prepared
+from learncost.engines.numpy_engine import Training
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Table
+from learncost.layers.names import written_once
+from learncost.models.configuration import configure
+from learncost.plans.plan import planned
+from learncost.plans.planner import chosen
+from learncost.proof import engine_in_place as in_place
+from learncost.proof import engine_operators as operators
+from learncost.proof.engine import Lines
+from learncost.proof.report import Check, Report
+from learncost.readings.emit.c import source
+
+if TYPE_CHECKING:
+    from learncost.engines.in_place import InPlace
+
+BATCH_SIZE, SEQ_LEN = 2, 80
+"""So that kernels that take 64 queries at a time have one whole block and a part of one."""
+
+ENGINES = ("torch", "jax")
+
+
+def verify_engine(
+    model: str | None,
+    engine: str,
+    *,
+    plan: str | None = None,
+    procedure: str = "bp",
+    optimizer: str = "sgd",
+    batch_size: int = BATCH_SIZE,
+    seq_len: int = SEQ_LEN,
+    sizes: Mapping[str, Any] | None = None,
+) -> Report:
+    """Run one step and compare every product, and every array that it writes, with the price of the step's table.
+
+    model   a model as `cost` takes it; None: every layer, its passes as they are emitted
+    plan    of torch: as `--plan` has it; None: the planner's choice
+    sizes   of the model, in any spelling
+    Raises `InputError`, also where the engine's library is not installed.
+    """
+    named_one("engine that can be watched", engine, dict.fromkeys(ENGINES))
+    if model is None:
+        return Report(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
+    _installed(engine)
+    if engine == "jax" and plan:
+        raise InputError("--engine jax runs the step as it is derived: leave --plan out")
+    training = Training(configure(model, dict(sizes or {})), procedure, optimizer, dtype=np.float64)
+    if not training.model.learns or not training.model.causal or training.model.two_sided:
+        raise InputError(f"engines train language models, and {training.configuration.name} is none that says the next")
+    tokens = np.random.default_rng(0).integers(0, training.model.sizes["v"], (batch_size, seq_len))
+    prepared = _as_it_runs(training.prepare(tokens))
+    if engine == "torch":
+        plan = chosen(prepared.table, prepared.sizes, "fp64") if plan is None else plan
+    subject = f"{training.configuration.name}, {procedure} with {optimizer} on {engine}"
+    return Report(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
+
+
+def _installed(engine: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(engine) is None:
+        raise InputError(f"--engine {engine} needs {engine}: pip install 'learncost[{engine}]'")
+
+
+def _as_it_runs(prepared: Prepared) -> Prepared:
+    """The step as the engines have it: a gradient that only the optimizer reads is no result."""
+    table = prepared.table
+    inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
+    outputs = tuple(name for name in table.outputs if name not in inside)
+    return replace(prepared, table=replace(table, outputs=outputs))
+
+
+def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:
+    table = planned(prepared.table, plan)
+    subject += f" under {plan}" if plan else ""
+    if engine == "torch":
+        try:
+            yield from _in_place(table, prepared, subject)
+            return
+        except InputError as reason:
+            subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
+    lines = Lines(table, prepared.sizes)
+    _, written, taken = operators.run(table, engine, prepared.values, prepared.sizes)
+    operators.note(lines, written, taken)
+    yield from lines.checks(subject)
+
+
+def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:
+    """The step in place, with every kernel and every product in it watched."""
+    import torch
+
+    from learncost.engines.in_place import InPlace
+
+    class Watched(InPlace):
+        """The step with its kernels wrapped."""
+
+        def wrap(self, wrapped: Callable[[str, Any], Any]) -> None:
+            for name, call in list(vars(self._kernels).items()):
+                setattr(self._kernels, name, wrapped(name, call))
+
+    owned = (*table.weights, *(name.removesuffix(".new") for name in table.outputs if name.endswith(".new")))
+    tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in dict.fromkeys(owned)}
+    step = Watched(table, prepared.sizes, "fp64", tensors)
+    once = written_once(table)
+    lines = Lines(once, prepared.sizes)
+    watch = in_place.Watch(step.program)
+    step.wrap(watch.kernel)
+    _watched(step, watch, prepared.values)
+    in_place.note(lines, once, step.program, prepared.sizes, watch.events)
+    yield from lines.checks(subject)
+
+
+def _watched(step: InPlace, watch: in_place.Watch, values: Mapping[str, Any]) -> None:
+    """One step; the kernels' library has its own products again afterwards."""
+    library = compiled(source(step.program.functions))
+    noted = in_place.counting(watch, products())
+    if not noted:
+        raise InputError("this PyTorch hands out no products, and those of the kernels' own loops cannot be seen")
+    bind(library, {name: in_place.address(product) for name, product in noted.items()})
+    try:
+        with watch.watching():
+            step(values)
+    finally:
+        bind(library)

@@ -17,6 +17,7 @@ from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.readings.emit import fill, program, unfold
+from learncost.readings.emit.placed import placed
 from learncost.training.engine import NumPyEngine
 from learncost.training.options import Options
 
@@ -136,7 +137,7 @@ class _Step:
         self.renewed = tuple(name.removesuffix(".new") for name in table.outputs if name.endswith(".new"))
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
-        self.plan = chosen(table, self._sizes, precision) if plan is None else plan
+        self.plan = _smallest(table, self._sizes, precision) if plan is None else plan
         self._emitted: _Emitted | None = None
         self._in_place: InPlace | None = None
         try:
@@ -182,6 +183,19 @@ class _Step:
                 pool.tensors[name].copy_(found.pop(f"{name}.new"))
         results = {name: tensor.numpy() for name, tensor in found.items()}
         return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
+
+
+def _smallest(table: Table, sizes: Mapping[str, int], precision: str) -> str:
+    """The planner's plan; its rules count arrays, so that the arena itself says whether the head takes turns."""
+    plan = chosen(table, sizes, precision)
+    names = plan.split(",")
+    other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
+    try:
+        if "at-once" in names and sizes["B"] > 1:
+            return min(plan, other, key=lambda text: placed(planned(table, text), sizes, precision).bytes)
+    except InputError:
+        pass  # what cannot be in place has no arena, and takes the plan as it is
+    return plan
 
 
 class _Emitted:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from learncost.hardware.devices import Device as Device
     from learncost.hardware.devices import device as device
     from learncost.hardware.figure import Figure as Figure
+    from learncost.hardware.rates import rates as rates
     from learncost.hardware.run_cost import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
@@ -85,6 +86,7 @@ _PUBLIC = {
     "NotationError": "learncost.equation.errors",
     "price": "learncost.books.book",
     "Price": "learncost.readings.price",
+    "rates": "learncost.hardware.rates",
     "rules": "learncost.ledger.rules",
     "Rules": "learncost.ledger.thumbs",
     "run": "learncost.readings.run",

@@ -24,6 +24,7 @@ OWN = (
     "lora-rank",
     "lora-alpha",
     "plan",
+    "on",
     "by",
     "format",
     "json",
@@ -51,6 +52,7 @@ def cost(
     lora_rank: Number | None = None,
     lora_alpha: Number | None = None,
     plan: Name | None = None,
+    on: Name | None = None,
     by: Name = "layer",
     format: Name = "table",
     json: Switch = False,
@@ -96,6 +98,10 @@ def cost(
         The paths' result is scaled by this over the rank; by default 16.
     plan
         Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans).
+    on
+        A device, for the time of a step, what bounds every line, and the energy where the power is known: here (after
+        learncost calibrate), a file of learncost calibrate --out, or a published one (learncost list devices). Under a
+        plan the time is that of the package's own kernels, else of PyTorch's operators one by one.
     by
         What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
     format
@@ -107,6 +113,11 @@ def cost(
         --activation relu, --architecture BertForMaskedLM. learncost list sizes shows them.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
+    device = None
+    if on is not None:
+        from learncost.hardware.rates import rates  # imported where it is needed: start-up counts
+
+        device = rates(on, dtype, "kernels" if plan else "operators")
     found = compute(
         model,
         procedure,
@@ -126,6 +137,7 @@ def cost(
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
         plan=plan,
+        on=device,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

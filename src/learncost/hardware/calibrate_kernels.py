@@ -59,6 +59,8 @@ class KernelBench(TorchBench):
             name: _table(f"own({'X Z' if 'Z' in text else 'X'};) -> Y\nY[B d] = {text}")
             for name, text in _PRIMITIVES.items()
         }
+        bias = derive(layer("own(X; b) -> Y\nY[B d] = X[B d] + b[d]"), ("b",))
+        tables["sum"] = replace(bias.update, axes=bias.step.axes)  # of all rows, as a bias's gradient is one
         tables["adamw"] = _table(_ADAMW)
         for word in _WORDS:
             tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}(X[B d])")).step

@@ -52,7 +52,7 @@ def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operator
         row = read_path(on, "; `learncost calibrate --out FILE` makes one")
         if is_calibration(row):
             return _measured(Path(on), dtype, engine)
-    return published(find_device(on), dtype)
+    return published(find_device(on), dtype, engine)
 
 
 def _measured(path: Path, dtype: str, engine: str) -> Rates:
@@ -63,7 +63,7 @@ def _measured(path: Path, dtype: str, engine: str) -> Rates:
     return types[dtype]
 
 
-def published(device: Device, dtype: str) -> Rates:
+def published(device: Device, dtype: str, engine: str = "operators") -> Rates:
     """The rates of a published device, with what is assumed where nothing is measured."""
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"
@@ -86,6 +86,7 @@ def published(device: Device, dtype: str) -> Rates:
         launch=LAUNCH,
         launch_backward=LAUNCH,
         optimizer=LAUNCH,
+        operators=engine == "operators",
         low=INTERVAL[0],
         high=INTERVAL[1],
         name=device.name,

@@ -33,7 +33,9 @@ from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
 
 if TYPE_CHECKING:
+    from learncost.ledger.timing import Timing
     from learncost.models.adaptation import Adaptation
+    from learncost.readings.time import Rates
 
 LARGEST_TRAINING = 10**18  # tokens
 BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
@@ -121,6 +123,7 @@ def cost(
     lora_rank: object = None,
     lora_alpha: object = None,
     plan: str | None = None,
+    on: Rates | None = None,
     **sizes: Any,
 ) -> Cost:
     """The exact cost of one training step, or of inference.
@@ -139,6 +142,7 @@ def cost(
     lora        projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
     lora_rank   of the paths, 8 by default; their result is scaled by `lora_alpha`, 16, over the rank
     plan        rewritings of the step, as head,at-once,recompute=gelu+norm: `learncost list plans`
+    on          what a device attains, as `lc.rates("here")` gives it: adds the time of a training step
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Numbers may be text, as flags are. Raises `InputError`.
     """
@@ -152,6 +156,8 @@ def cost(
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         if plan:
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
+        if on is not None:
+            raise InputError(f"the time on a device is of a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes)
@@ -173,7 +179,9 @@ def cost(
     _check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    return found.cost(procedure, found.book, by)
+    if on is not None and (found.book.rule == "formula" or found.book.jacobian):
+        raise InputError(f"time is of what runs, which price book {found.book.name} is not about: take run or matmul")
+    return found.cost(procedure, found.book, by, on)
 
 
 @dataclass(frozen=True)
@@ -193,15 +201,20 @@ class Run:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
         return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
-    def cost(self, procedure: str, book: Book, by: str = "layer") -> Cost:
-        """The ledger of one step of a procedure."""
+    def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
+        """The ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
         model, trained = trained_by(self.model, procedure), self.trained
         if model is not self.model:
             from learncost.procedures.head_only import head_said  # imported where it is needed: start-up counts
 
             trained = head_said(model)
-        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name)
+        timed = None
+        if on is not None:
+            from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
+
+            timed = timing(rows, self.axes, on, self.dtype)
+        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name, timed)
         return replace(found, trained=trained, plan=self.plan)
 
 
@@ -280,6 +293,7 @@ def ledger(
     tokens: int | None,
     optimizer: str,
     book: str,
+    timed: Timing | None = None,
 ) -> Cost:
     """Priced rows, put together as asked and evaluated."""
     whole = Price(book, tuple(rows), axes, dtype)
@@ -302,7 +316,7 @@ def ledger(
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
         total=Amount(whole.maccs, whole.flops),
         macro_operations=macros,
-        rows=_rows(whole, by, passes),
+        rows=_rows(whole, by, passes, timed),
         by=by,
         dtype=dtype,
         optimizer=optimizer,
@@ -310,10 +324,11 @@ def ledger(
         tokens_per_step=axes["B"] * axes["M"],
         counted=model.configuration.counted,
         source=model.configuration.source,
+        timing=timed,
     )
 
 
-def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, ...]:
+def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
     fields = {
         "layer": ("layer", "block", "macro_operation"),
         "macro-operation": ("macro_operation",),
@@ -326,6 +341,7 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
         groups.setdefault(own, []).append(priced)
     result = []
     for key, rows in groups.items():
+        seconds, bound = timed.of(rows) if timed else (None, "")
         named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
         row = LedgerRow(
             layer=named.get("layer"),
@@ -339,6 +355,8 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int]) -> tuple[LedgerRow, 
             equation=named.get("equation", ""),
             kind=named.get("kind", ""),
             outside_paper=any(row.outside_paper for row in part.rows),
+            seconds=seconds,
+            bound=bound,
         )
         result.append(row)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}

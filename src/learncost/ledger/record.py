@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from learncost.ledger.timing import Timing
 
 SCHEMA = 1
 
@@ -24,6 +27,8 @@ class LedgerRow:
     equation: str = ""
     kind: str = ""
     outside_paper: bool = False
+    seconds: float | None = None  # on a device, where one is given
+    bound: str = ""  # by what most of them are: compute, memory or launch
 
     def to_dict(self) -> dict[str, Any]:
         """The row as the JSON has it."""
@@ -38,6 +43,8 @@ class LedgerRow:
         if self.kind:
             row |= {"kind": self.kind}
         row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
+        if self.seconds is not None:
+            row |= {"seconds": self.seconds, "bound": self.bound}
         return row | ({"outside_paper": True} if self.outside_paper else {})
 
 
@@ -112,6 +119,7 @@ class Cost:
     trained_parameters: int = 0
     trained: str = "all"
     plan: str = ""
+    timing: Timing | None = None  # on a device, where one is given
 
     @property
     def steps(self) -> int | None:
@@ -151,6 +159,8 @@ class Cost:
         }
         if self.plan:
             result["plan"] = self.plan
+        if self.timing is not None:
+            result["time"] = self.timing.to_dict()
         if self.cache is not None:
             result |= {"context": self.context, "cache": self.cache.to_dict(), "last_position_only": self.last_only}
             for key in ("optimizer", "trained_parameters", "trained"):

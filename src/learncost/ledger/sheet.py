@@ -179,3 +179,22 @@ def size_of(count: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}"
+
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+
+
+def seconds_of(seconds: float) -> str:
+    """A time in the unit that leaves three digits; nothing where there is none."""
+    return f"{seconds:,.0f} s" if seconds >= 1000 else _scaled(seconds, _SECONDS)
+
+
+def joules_of(joules: float) -> str:
+    """An energy in the unit that leaves three digits; nothing where there is none."""
+    return _scaled(joules, _JOULES)
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    scale, unit = next((own for own in units if value >= 0.9995 * own[0]), units[-1])
+    return f"{float(f'{value / scale:.3g}'):g} {unit}" if value >= scale / 1000 else ""

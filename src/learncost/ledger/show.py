@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from learncost.books.book import BOOKS, every
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, size_of, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of, styled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
     from learncost.ledger.record import Cache, Cost, LedgerRow
+    from learncost.ledger.timing import Timing
 
 
 def words(name: str) -> str:
@@ -70,15 +71,39 @@ def as_csv(cost: Cost) -> str:
 def sheet(cost: Cost, width: int = WIDTH) -> Sheet:
     """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
     moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
+    timed = _timed(cost)
     for columns in ((*moved, "share"), moved, ()):
-        found = _sheet(cost, columns, number)
+        found = _sheet(cost, (*columns, *timed), number)
         if found.width <= width:
             return found
     for columns in ((*moved, "share"), moved):
-        found = _sheet(cost, columns, rounded)
+        found = _sheet(cost, (*columns, *timed), rounded)
         if found.width <= width:
             return found
-    return _sheet(cost, (), rounded)
+    return _sheet(cost, timed, rounded)
+
+
+def _timed(cost: Cost) -> tuple[str, ...]:
+    """The columns of a device."""
+    if cost.timing is None:
+        return ()
+    return ("time", "bound") if cost.timing.joules is None else ("time", "energy", "bound")
+
+
+def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
+    """What rows take on the device together, and what bounds most of it; what no line takes stands in the total."""
+    if cost.timing is None:
+        return {}
+    bounds: dict[str, float] = {}
+    for row in rows:
+        bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
+    seconds = sum(bounds.values())
+    watts = cost.timing.rates.watts
+    return {
+        "time": seconds_of(seconds),
+        "energy": joules_of(seconds * watts[1]) if watts else "",
+        "bound": max(bounds, key=lambda name: bounds[name], default=""),
+    }
 
 
 def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> Sheet:
@@ -89,7 +114,7 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
         own = tuple(parts)
         maccs, flops, moved = (sum(getattr(row, field) for row in own) for field in ("maccs", "flops", "bytes"))
         share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops else ""
-        extra = {"bytes": size_of(moved), "share": share}
+        extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, own)
         star = "*" if depth and any(row.outside_paper for row in own) else ""
         cells = (f"{name}{star}", written(maccs), written(flops), *(extra[column] for column in more))
         rows.append(Row(cells, style, depth))
@@ -112,7 +137,8 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
                 add(row.kind or _layer(row, two_sided), (row,), 1)
     add("total", cost.rows, 0, "bold")
     columns = ("", "MACCs", "FLOPs", *more)
-    return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded))
+    left = frozenset({0, columns.index("bound")} if "bound" in columns else {0})
+    return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded), left)
 
 
 def _layer(row: LedgerRow, two_sided: bool) -> str:
@@ -186,6 +212,8 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.extend(_cache_notes(cost, cost.cache))
     if moved:
         notes.append(f"Bytes: every operand read once and every result written once, line by line, in {cost.dtype}.")
+    if cost.timing:
+        notes.extend(_timing_notes(cost.timing))
     if training := cost.training:
         maccs, flops = training["maccs"], training["flops"]
         notes.append(
@@ -193,6 +221,21 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
             f"{maccs:,} MACCs, {flops:,} FLOPs."
         )
     return tuple(notes)
+
+
+def _timing_notes(timing: Timing) -> Iterator[str]:
+    time, rates = timing.time, timing.rates
+    text = (
+        f"Time on {rates.name}: {seconds_of(time.total)} a step, from {seconds_of(time.low)} to {seconds_of(time.high)}"
+    )
+    parts = ", ".join(f"{seconds_of(own)} by {name}" for name, own in time.bounds.items() if own)
+    yield f"{text}; bound {parts}."
+    how = "operator by operator, as PyTorch does it with autograd" if rates.operators else "by kernels, in place"
+    yield f"It runs {how}. Rates: {rates.source}."
+    if timing.joules:
+        low, usual, high = timing.joules
+        between = f"from {joules_of(low)} to {joules_of(high)}"
+        yield f"Energy, modelled as time x power: {joules_of(usual)} a step, {between}."
 
 
 def active(cost: Cost) -> str:
@@ -224,16 +267,19 @@ def _flat(cost: Cost) -> Sheet:
         "equation": ("macro_operation", "layer", "block", "repeat", "line", "equation"),
         "kind": ("macro_operation", "kind"),
     }[cost.by]
-    rows = []
+    rows, timed = [], _timed(cost)
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]
         named = ["" if value is None else str(value) for value in values]
         star = "*" if row.outside_paper else ""
         named[0] = words(named[0]) + star
-        rows.append(Row((*named, *map(number, (row.maccs, row.flops, row.bytes)))))
+        more = _timed_cells(cost, (row,))
+        cells = (*map(number, (row.maccs, row.flops, row.bytes)), *(more[name] for name in timed))
+        rows.append(Row((*named, *cells)))
     blank = ("",) * (len(fields) - 1)
-    moved = sum(row.bytes for row in cost.rows)
-    rows.append(Row(("total", *blank, *map(number, (cost.total.maccs, cost.total.flops, moved))), "bold"))
+    moved, more = sum(row.bytes for row in cost.rows), _timed_cells(cost, cost.rows)
+    cells = (*map(number, (cost.total.maccs, cost.total.flops, moved)), *(more[name] for name in timed))
+    rows.append(Row(("total", *blank, *cells), "bold"))
     left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
-    columns = (*map(words, fields), "MACCs", "FLOPs", "bytes")
+    columns = (*map(words, fields), "MACCs", "FLOPs", "bytes", *timed)
     return Sheet(title(cost), columns, tuple(rows), _notes(cost, True, False), left)

@@ -121,7 +121,8 @@ def _product(own: MatrixProduct, work: Work, rates: Rates) -> float:
 def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
     """For each array of each work: the bytes that were touched since it was touched last.
 
-    Within the lines of one turn of a loop they are counted; else it was a whole step ago, or as good as that.
+    Within one turn of a loop they are counted, with those of the work itself; else it was a whole step ago, or as good
+    as that.
     """
     step = float(sum(work.turns * sum(work.bytes.values()) for work in parts))
     result = []
@@ -136,8 +137,7 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
             seen = last.get(name)
             near = seen is not None and seen[0] == body
             found[name] = min(step, now - seen[1] + own) if seen is not None and near else step
-            last[name] = body, now
-        # What a work writes it has just made: it goes where the bytes since its own reads are.
         result.append(found)
         now += own
+        last |= dict.fromkeys(work.bytes, (body, now))
     return result

@@ -76,18 +76,14 @@ def works(
     """
     known = frozenset(words)
     groups = list(_groups(rows, operators))
-    readers: dict[str, set[int]] = {}
-    for number, group in enumerate(groups):
-        for _, line in group:
-            for name in line.reads:
-                readers.setdefault(name, set()).add(number)
-    for number, group in enumerate(groups):
+    leaving = _leaving([[line for _, line in group] for group in groups])
+    for group, leaves in zip(groups, leaving, strict=True):
         first = group[0][1]
         of_lines = [_operations(line, group, sizes, known, operators) for _, line in group]
         matrix = tuple(own for products, _ in of_lines for own in products)
         points: Counter[str] = sum((own for _, own in of_lines), Counter())
         weights = [1 + sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
-        elements = _arrays([line for _, line in group], readers, number, sizes)
+        elements = _arrays([line for _, line in group], leaves, sizes)
         share, together = 1.0, 0
         if kernel := first.tag.kernel:
             together = prod(_size(axis, sizes) for axis in kernel.axes)
@@ -160,6 +156,11 @@ def _product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
     Weights read at an index, as those of experts, count as one matrix for all.
     """
     one, two = (term for term in line.right if isinstance(term, Term) and term.axes)
+    last_axis = next(
+        (axis for axis in reversed(direct(line.left[0])) if (axis in one.loops) != (axis in two.loops)), ""
+    )
+    if last_axis in one.loops:  # columns are what the result has last
+        one, two = two, one
     left, (first, second) = set(line.left[0].loops), (set(direct(term)) for term in (one, two))
     summed = first & second - left
     rows, columns = set(one.loops) - second, set(two.loops) - first - set(one.loops)
@@ -247,10 +248,26 @@ def _loops(line: Line, sizes: Mapping[str, int]) -> int:
     return prod(_size(axis, sizes) for axis in line.loops)
 
 
-def _arrays(
-    lines: Sequence[Line], readers: Mapping[str, set[int]], number: int, sizes: Mapping[str, int]
-) -> dict[str, int]:
-    """Elements of every array that enters or leaves; what is read and written counts twice, under two names."""
+def _leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
+    """Of each group the names that it makes for others, or that nobody reads: those are carried, kept, or results.
+
+    A name may be made again, as recomputation does: what reads it then reads the later one.
+    """
+    makers: dict[str, int] = {}
+    leaving: list[set[str]] = []
+    for number, group in enumerate(groups):
+        own = {term.name for line in group for term in line.left}
+        read = {name for line in group for name in line.reads}
+        for name in read - own:
+            if name in makers:
+                leaving[makers[name]].add(name)
+        leaving.append(own - read)
+        makers |= dict.fromkeys(own, number)
+    return leaving
+
+
+def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Elements of every array that enters or leaves."""
     made = {term.name for line in lines for term in line.left}
     found: dict[str, int] = {}
     for line in lines:
@@ -259,8 +276,7 @@ def _arrays(
                 if term.name not in made:
                     found[term.name] = max(found.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
         for term in line.left:
-            # What nobody reads by this name is carried, kept, or a result.
-            if readers.get(term.name, set()) - {number} or not readers.get(term.name):
+            if term.name in leaves:
                 own = prod(_size(a, sizes) for a in term.declared) * (2 if term.indexed else 1)  # filled with zeros
                 found[term.name] = max(found.get(term.name, 0), own)
     return found

@@ -1,0 +1,63 @@
+"""`learncost calibrate`: measure this machine, and keep what it attains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Switch
+from learncost.hardware.calibrate import calibrate as measure
+from learncost.hardware.calibration import Calibration, here, save
+from learncost.models.wording import shown
+
+
+def calibrate(*, out: Name | None = None, quick: Switch = False) -> str:
+    """Time single operations on this machine, in under two minutes, and keep what it attains in a file.
+
+    learncost cost MODEL --on here then predicts the time of a step. Nothing else should run meanwhile. Ctrl-C stops it,
+    and nothing is written.
+
+    Parameters
+    ----------
+    out
+        Where to write; by default where --on here looks for it. --on FILE takes it.
+    quick
+        A coarser grid of products: some seconds, and less exact.
+    """
+    path = here() if out is None else Path(out)
+    if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):
+        raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
+    with _progress() as tell:
+        found = measure(tell, quick)
+    save(found, path)
+    return _said(found, path, "here" if out is None else out)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being measured, on standard error: one line that changes on a terminal, a line each elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda what: print(what, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status("calibrating") as status:
+        yield lambda what: status.update(f"calibrating: {what}")
+
+
+def _said(found: Calibration, path: Path, on: str) -> str:
+    lines = [f"{found.name}, {found.threads} thread{'s' if found.threads > 1 else ''}, {found.library}"]
+    for engine, types in found.rates.items():
+        for dtype, rates in types.items():
+            best = max(max(grid.rates) for grid in rates.products.values()) / 1e9
+            memory = rates.bandwidth.values[-1] / 1e9
+            cached = max(rates.bandwidth.values) / 1e9
+            lines.append(
+                f"{engine}, {dtype}: products up to {best:,.0f} GFLOP/s, {memory:,.1f} GB/s from memory and up to "
+                f"{cached:,.0f} from caches, {rates.launch * 1e6:.1f} us a call; steps are expected to take "
+                f"{rates.low:.2f} to {rates.high:.2f} times as long as predicted"
+            )
+    return "\n".join((*lines, f"written to {path}; try: learncost cost gpt2 --on {on}"))

@@ -1,0 +1,265 @@
+"""Calibration: exact on a bench whose clock is made up, its file's round trip and what is refused, and the command."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+
+import learncost as lc
+from learncost.faces import calibrate as face
+from learncost.faces.command import main
+from learncost.hardware import calibrate as measuring
+from learncost.hardware.calibration import Calibration, calibration, here, load, save
+from learncost.hardware.rates import rates
+from learncost.readings.time import Curve, Grid
+from learncost.vocabulary import canonical, entry
+from timings import flat
+
+LAUNCH, FLOPS, BANDWIDTH, POINT = 2.0**-20, 2.0**30, 2.0**33, 2.0**-30
+
+
+class Clock:
+    """A made-up bench and its clock: every operation takes what the constants above say."""
+
+    threads, operators = 3, True
+
+    def __init__(self):
+        self.now = 0.0
+        self.timed = []
+
+    def __call__(self):
+        return self.now
+
+    def takes(self, seconds):
+        def doing():
+            self.now += seconds
+
+        return doing
+
+    def wait(self):
+        pass
+
+    def product(self, orientation, m, n, k):
+        self.timed.append((m, n, k))
+        return self.takes(LAUNCH + 2 * m * n * k / FLOPS)
+
+    def inner(self, m, n, k):
+        return self.takes(8 * 2 * m * n * k / FLOPS), 8
+
+    def move(self, elements):
+        return self.takes(LAUNCH + 12 * elements / BANDWIDTH)
+
+    def words(self):
+        yield "gelu", self.takes(LAUNCH + 1000 * POINT), 1000
+
+    def calls(self):
+        small = {name: (self.takes(5 * LAUNCH), 5) for name in ("launch", "launch_backward", "optimizer")}
+        return small | {"product": (self.takes(LAUNCH), 1)}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(measuring, "perf_counter", found)
+    return found
+
+
+def measured(clock, sizes=measuring.QUICK):
+    return measuring._Measuring(clock, sizes, lambda what: None).rates()
+
+
+def test_what_is_measured_is_what_the_operations_took(clock):
+    found = measured(clock)
+    assert found.launch == found.launch_backward == found.optimizer == pytest.approx(LAUNCH)
+    for grid in (*found.products.values(), found.inner):
+        assert grid.rates == pytest.approx([FLOPS] * 27, rel=1e-6)
+    assert found.bandwidth.values == pytest.approx([BANDWIDTH] * len(measuring.WORKING_SETS), rel=1e-6)
+    assert found.words == pytest.approx({"gelu": POINT}, rel=1e-6)
+    assert found.threads == 3
+    # Every prediction was right, so that the interval is what lies beside the lines alone.
+    assert (found.low, found.high) == pytest.approx(measuring.BESIDE, rel=1e-3)
+
+
+def test_the_largest_products_have_the_rate_of_smaller_ones(clock):
+    sizes = (10, 100, 10_000)
+    found = measured(clock, sizes)
+    assert found.products["NN"].rates == pytest.approx([FLOPS] * 27, rel=1e-6)
+    assert max(m * n * k for m, n, k in clock.timed) <= measuring.LARGEST
+
+
+def test_no_shape_of_a_model_is_timed():
+    # Widths, heads, lengths and vocabularies of models are multiples of 64, or in the presets.
+    own = {*measuring.SIZES, *measuring.QUICK}
+    assert not any(size % 64 == 0 for size in own if size != 1600)
+    assert not any(size in shape for shape in measuring.CHECKS for size in (64, 128, 256, 384, 512, 640, 768, 1024))
+
+
+def example(**others):
+    return Calibration("A machine", "2026-11-20", "PyTorch 9", {"operators": {"fp32": flat(**others)}}, 2)
+
+
+def test_a_file_reads_as_it_was_written(tmp_path):
+    path = tmp_path / "folder" / "own.json"
+    save(example(words={"gelu": 1e-9}, launch=1e-6, low=0.5, high=2.0), path)
+    found = load(path)
+    own = found.rates["operators"]["fp32"]
+    assert (found.name, found.measured, found.library, found.threads) == ("A machine", "2026-11-20", "PyTorch 9", 2)
+    assert own.products["NN"] == Grid((1, 10**6), (1e9,) * 8)
+    assert own.bandwidth == Curve((1.0,), (1e9,))
+    assert (own.words, own.launch, own.low, own.high) == ({"gelu": 1e-9}, 1e-6, 0.5, 2.0)
+    assert own.name == "A machine"
+    assert own.source == "measured on 2026-11-20 with PyTorch 9, 2 threads"
+    assert rates(str(path)) == own
+    assert [left.name for left in path.parent.iterdir()] == ["own.json"]
+
+
+def test_without_kernels_operators_count_for_both(tmp_path):
+    save(example(), tmp_path / "own.json")
+    assert rates(str(tmp_path / "own.json"), engine="kernels").operators
+    with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
+        rates(str(tmp_path / "own.json"), "bf16")
+
+
+def changed(*keys_and_value):
+    """What a file says, with one value changed."""
+    *keys, value = keys_and_value
+    row = json.loads(json.dumps({"learncost_calibration": 1, **asdict(example(words={"gelu": 1.0}))}))
+    place = row
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    return row
+
+
+FP32 = ("rates", "operators", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("learncost_calibration", 2), "no calibration of this version"),
+        (("name", "two\nlines"), "name must be one line of text"),
+        (("name", None), "name must be one line of text"),
+        (("threads", 0), "threads must be a whole number from 1"),
+        (("rates", []), "'rates' must be an object"),
+        (("rates", {}), "no rates of operators"),
+        (("rates", "gpu", {}), "rates are of operators or kernels, not 'gpu'"),
+        ((*FP32, "launch", -1), "'launch' must be a number from 0, not -1"),
+        ((*FP32, "launch", math.inf), "'launch' must be a number from 0"),
+        ((*FP32, "launch", True), "'launch' must be a number from 0"),
+        ((*FP32, "low", 0), "low must be above 0 and at most high"),
+        ((*FP32, "low", 9), "low must be above 0 and at most high"),
+        ((*FP32, "operators", "yes"), "operators must be true or false"),
+        ((*FP32, "words", "gelu", "fast"), "'words.gelu' must be a number from 0"),
+        ((*FP32, "products", "NN", 3), "'NN' must be an object"),
+        ((*FP32, "products", "TN", "rates", [1.0] * 7), "TN needs sizes in rising order, and a rate for every three"),
+        ((*FP32, "inner", "sizes", [5, 2]), "inner needs sizes in rising order"),
+        ((*FP32, "inner", "rates", [1e9] * 7 + [0]), "'rates' must be a number above 0"),
+        ((*FP32, "bandwidth", "values", []), "values must be a list of numbers"),
+        ((*FP32, "bandwidth", "places", [1.0, 2.0]), "bandwidth needs as many values as places"),
+    ],
+)
+def test_a_foreign_file_is_refused_in_one_line(keys, said):
+    with pytest.raises(lc.InputError) as error:
+        calibration(changed(*keys), "own.json")
+    assert said in str(error.value)
+    assert "own.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_writes_where_here_reads(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(face, "measure", lambda tell, quick: (tell("products"), example(words={"gelu": 1e-9}))[1])
+    assert main(["calibrate"]) == 0
+    shown = capsys.readouterr()
+    assert "products" in shown.err
+    assert str(here()) in shown.out
+    assert here().is_relative_to(tmp_path)
+    assert main(["cost", "gpt2", "--on", "here"]) == 0
+    assert "A machine" in capsys.readouterr().out
+
+
+def test_stopped_it_leaves_nothing(monkeypatch, tmp_path, capsys):
+    def stopped(tell, quick):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(face, "measure", stopped)
+    assert main(["calibrate", "--out", str(tmp_path / "own.json")]) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_cannot_be_replaced_leaves_nothing(monkeypatch, tmp_path):
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(lc.InputError, match="cannot be written: No space left on device"):
+        save(example(), tmp_path / "own.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["device.txt", "."])
+def test_the_place_is_checked_before_anything_is_measured(out, monkeypatch, capsys):
+    monkeypatch.setattr(face, "measure", lambda *given: pytest.fail("measured"))
+    assert main(["calibrate", "--out", out]) == 2
+    assert "--out must be a file that ends in .json" in capsys.readouterr().err
+
+
+def checked(bench):
+    """Every operation of a bench done once; its words are the vocabulary's."""
+    for doing, times in bench.calls().values():
+        doing()
+        assert times >= 1
+    for name, doing, points in bench.words():
+        assert name in ("add", "multiply", "sum") or entry(canonical(name.removesuffix("'")))
+        doing()
+        assert points > 1000
+    bench.move(1000)()
+    bench.inner(3, 4, 5)[0]()
+    bench.wait()
+
+
+def test_numpy_operations_are_what_they_are_called():
+    np = pytest.importorskip("numpy")
+    from learncost.hardware.calibrate_numpy import NumPyBench
+
+    for way in ("NN", "TN", "NT"):
+        product = NumPyBench().product(way, 3, 4, 5)
+        one, two = product.args
+        assert (one.shape, two.shape) == ((3, 5), (5, 4))
+        assert (one.flags.c_contiguous, two.flags.c_contiguous) == (way[0] == "N", way[1] == "N")
+        np.testing.assert_array_equal(product(), one @ two)
+    bench = NumPyBench()
+    bench.move(1000)()
+    assert {name for name, doing, _ in bench.words() if doing() is not None} >= {"add", "exp", "sum"}
+
+
+def test_operators_of_pytorch_run():
+    pytest.importorskip("torch")
+    from learncost.hardware.calibrate_torch import TorchBench, factors
+
+    bench = TorchBench()
+    checked(bench)
+    names = [name for name, _, _ in bench.words()]
+    assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add"} <= set(names)
+    for way in ("NN", "TN", "NT"):
+        one, two = factors(way, 3, 4, 5, bench.dtype, bench.device)
+        assert (one.shape, two.shape) == ((3, 5), (5, 4))
+        assert (one.is_contiguous(), two.is_contiguous()) == (way[0] == "N", way[1] == "N")
+
+
+def test_kernels_run():
+    pytest.importorskip("torch")
+    from learncost.engines.compiler import compiler
+
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    from learncost.hardware.calibrate_kernels import KernelBench
+
+    bench = KernelBench()
+    checked(bench)
+    bench.product("TN", 3, 4, 5)()
+    names = {name for name, _, _ in bench.words()}
+    assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add", "sum", "rms_normalize'"} <= names

@@ -1,0 +1,90 @@
+"""The time in the ledger: rows add up to the table's, for models of every kind; the flag --on and its refusals."""
+
+import json
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.hardware.rates import TILE, published
+from learncost.readings.time import time
+from timings import flat, model_rows
+
+
+@pytest.mark.parametrize("by", ["layer", "macro-operation", "equation", "kind"])
+def test_rows_add_up_to_the_time_of_the_step(by):
+    rows, sizes = model_rows({"model_type": "gpt2", "n_positions": 32}, length=32)
+    whole = time(rows, sizes, flat(launch=1e-6))
+    found = lc.cost("gpt2", seq_len=32, n_positions=32, batch_size=2, optimizer="adamw", by=by, on=flat(launch=1e-6))
+    assert sum(row.seconds for row in found.rows) == pytest.approx(whole.total)
+    assert found.timing.seconds == pytest.approx(whole.total)
+
+
+@pytest.mark.parametrize(
+    "model", ["bert-base", "t5-small", "mixtral-8x7b", "deberta-base", "deepseek-v2-lite", "vit-base-patch16-224"]
+)
+def test_models_of_every_kind_have_a_time(model):
+    length = 197 if model.startswith("vit") else 64
+    found = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    assert sum(row.seconds for row in found.rows) == pytest.approx(found.timing.seconds)
+    assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
+    # No faster than its peak and the book of matrix products allow.
+    floor = lc.cost(model, price_book="matmul", seq_len=length).total.flops / 989e12
+    assert found.timing.seconds > floor
+
+
+def test_a_large_product_on_a_published_device_attains_what_its_source_measured():
+    device = lc.device("H100-SXM")
+    rates = published(device, "bf16")
+    share = 8192 / (8192 + TILE)
+    assert rates.products["NN"].rate(8192, 8192, 8192) == pytest.approx(
+        device.measured_tflops["bf16"] * 1e12 * share**3
+    )
+    assert rates.products["NN"].rate(TILE, 2**14, 2**14) == pytest.approx(0.5 * 794.5e12, rel=0.02)
+
+
+def test_energy_is_time_times_power(capsys):
+    found = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    low, usual, high = found.timing.joules
+    assert usual == pytest.approx(700 * found.timing.seconds)  # its thermal design power
+    assert low < usual < high
+    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["time"]["energy"]["joules"] == pytest.approx(usual)
+    assert record["time"]["energy"]["label"] == "modelled"
+    assert sum(row["seconds"] for row in record["rows"]) == pytest.approx(record["time"]["seconds"])
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "latex"])
+def test_every_format_has_the_columns(form, capsys):
+    assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16", "--format", form]) == 0
+    text = capsys.readouterr().out
+    assert "bound" in text
+    assert "compute" in text
+    assert ("seconds" if form == "csv" else "time") in text
+
+
+def test_without_a_device_nothing_changes(capsys):
+    assert main(["cost", "gpt2", "--json"]) == 0
+    assert "seconds" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--on", "here"], "run `learncost calibrate`"),
+        (["--on", "nosuch"], "no device is called 'nosuch'"),
+        (["--on", "nosuch.json"], "no such file: 'nosuch.json'; `learncost calibrate --out FILE` makes one"),
+        (["--on", "V100", "--dtype", "bf16"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
+        (["--on", "H100-SXM", "--price-book", "paper"], "price book paper is not about"),
+        (["--on", "H100-SXM", "--price-book", "palm"], "price book palm is not about"),
+        (["--on", "H100-SXM", "--procedure", "decode"], "the time on a device is of a training step"),
+    ],
+)
+def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["cost", "gpt2", *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,39 @@
+"""Helper: a device whose rates are the same everywhere, and the priced rows of a layer or of a small model's step."""
+
+from dataclasses import replace
+
+from learncost.books.book import book
+from learncost.equation.table import walk
+from learncost.layers.layer import layer
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.plan import planned
+from learncost.procedures.procedure import step
+from learncost.readings.price import price
+from learncost.readings.time import Curve, Grid, Rates
+
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 16, "vocab_size": 40}
+SIZES = {"B": 2, "M": 8, "d": 16, "f": 32}
+
+
+def flat(flops=1e9, bandwidth=1e9, launch=0.0, **others):
+    """A device with the same rates at every shape and distance, so that times can be computed by hand."""
+    grid = Grid((1, 10**6), (flops,) * 8)
+    ways = dict.fromkeys(("NN", "TN", "NT"), grid)
+    own = {"launch": launch, "launch_backward": launch, "optimizer": launch} | others
+    return Rates(ways, grid, Curve((1.0,), (bandwidth,)), **own)
+
+
+def rows_of(text, kernel=None):
+    table = layer(text).table
+    if kernel:
+        tagged = tuple(replace(line, tag=replace(line.tag, kernel=kernel)) for line, _ in walk(table.lines))
+        table = replace(table, lines=tagged)
+    return price(table, SIZES, book("run")).rows
+
+
+def model_rows(keys=GPT2, plan="", optimizer="adamw", batch=2, length=16):
+    model = build(configure(keys))
+    table = step(model, "bp", optimizer)
+    sizes = run_sizes(model, batch, length, None)
+    return price(planned(table, plan) if plan else table, sizes, book("run")).rows, sizes

@@ -127,15 +127,18 @@ class Kernels:
         return iter(self._calls)
 
 
-def bind(library: ctypes.CDLL) -> None:
-    """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one."""
-    found = _products()
+def bind(library: ctypes.CDLL, given: Mapping[str, int] | None = None) -> None:
+    """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one.
+
+    given   addresses to hand in instead, by BLAS's names
+    """
+    found = products() if given is None else given
     library.bind.argtypes = [ctypes.c_void_p] * 2
     library.bind.restype = None
     library.bind(found.get("sgemm_"), found.get("dgemm_"))
 
 
-def _products() -> Mapping[str, int]:
+def products() -> Mapping[str, int]:
     """The addresses of BLAS's products in a PyTorch that is already imported; NumPy alone has none by these names."""
     torch = sys.modules.get("torch")
     if torch is None:

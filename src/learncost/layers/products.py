@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from learncost.equation.count import ZERO, Count, base, total
-from learncost.equation.table import Condition, Line, Product, Table, Term, Word, each_line
+from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Table, Term, Word, each_line
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
@@ -37,6 +37,62 @@ def inside(line: Product, maccs: Count) -> Count:
         return maccs
     axis, seen = base(condition.lower), pairs(condition)
     return total(_with_pairs(monomial, int(number), axis, seen) for monomial, number in maccs.terms.items())
+
+
+def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
+    """MACCs of a line of a `skipping` kernel: queries in blocks, each with the keys that one of them sees, no others.
+
+    M = 80 in blocks of 64 are 64 * 64 + 16 * 80 pairs. Where a size is not known, all pairs.
+    """
+    condition, kernel = _causal(line), line.tag.kernel
+    length = None if condition is None else sizes.get(base(condition.upper))
+    if condition is None or kernel is None or kernel.blocks is None or not isinstance(length, int):
+        return maccs
+    window = None if condition.window is None else int(sizes.get(condition.window, condition.window))
+    seen = 0
+    for first in range(0, length, kernel.blocks[1] or length):
+        last = min(first + (kernel.blocks[1] or length), length)
+        lowest = 0 if window is None else max(0, first - window + 1)
+        seen += (last - first) * max(0, (last - 1 if condition.strict else last) - lowest)
+    axis, found = base(condition.lower), Count.of((), seen)
+    return total(_with_pairs(monomial, int(number), axis, found) for monomial, number in maccs.terms.items())
+
+
+def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[int]:
+    """The `id` of every line of the kernels that leave out pairs of positions.
+
+    handed   names of this scope that others read
+    An array of all pairs that leaves a kernel is computed as a whole; where one comes in and is read turned around, the
+    kernel's positions are not those of its queries alone.
+    """
+    lines, found = tuple(lines), set[int]()
+    groups: list[list[Line]] = [[]]
+    for line in lines:
+        if isinstance(line, Repeat):
+            found |= skipping(line.lines, {*(carry.end for carry in line.carry), *(own for own, _ in line.keep)})
+            groups.append([])
+        else:
+            if not groups[-1] or groups[-1][-1].tag.kernel != line.tag.kernel:
+                groups.append([])
+            groups[-1].append(line)
+    for own in groups:
+        kernel = own[0].tag.kernel if own else None
+        if kernel is None or kernel.blocks is None:
+            continue
+        ours = {id(line) for line in own}
+        others = {name for line in lines if id(line) not in ours for name in line.reads} | {*handed}
+        made = {term.name for line in own for term in line.left}
+        if all(_skips(line, made, others, kernel.blocks[0]) for line in own):
+            found |= ours
+    return frozenset(found)
+
+
+def _skips(line: Line, made: set[str], others: set[str], queries: str) -> bool:
+    """Whether a line can do with the pairs that its condition lets be seen."""
+    terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
+    pairs = {term.name for term in terms if any(one.axes <= set(term.loops) for one in line.where)}
+    turned = any(base(one.upper) == base(queries) and one.upper != queries for one in line.where)
+    return not pairs & made & others and (not turned or bool(pairs & made))
 
 
 def _causal(line: Product) -> Condition | None:

@@ -5,9 +5,9 @@ A MACC is one term of a product that sums and costs two FLOPs; a product without
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from learncost.equation.arrays import BYTES, alias
@@ -30,7 +30,7 @@ from learncost.equation.table import (
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
-from learncost.layers.products import Scores, in_half, inside, matrix_maccs, with_windows
+from learncost.layers.products import Scores, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
 from learncost.vocabulary import entry
 
 
@@ -64,7 +64,8 @@ class Book:
     unpriced   layers that the publication counts as nothing
     withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
     one_hot    layers whose look-ups the publication prices as products with one-hot rows
-    causal     matrix products under a `where`, as causal attention's: "full", in "half", or "inside" it alone
+    causal     matrix products under a `where`, as causal attention's: "full", in "half", "inside" it alone, or in the
+               "blocks" that a kernel takes
     again      whether the backward pass of attention has its scores computed again
     """
 
@@ -143,7 +144,9 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
         table = table.table
     if dtype not in BYTES:
         raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")
-    rule = {"executed": _executed, "matrix": _matrix, "printed": _printed}.get(book.rule)
+    rules: dict[str, Callable[[Table, Book], tuple[Row, ...]]]
+    rules = {"executed": _executed, "matrix": partial(_matrix, sizes=sizes), "printed": _printed}
+    rule = rules.get(book.rule)
     if rule is None:
         raise InputError(f"price book {book.name} is a formula of whole models, not of their lines")
     if book.causal == "inside":
@@ -288,13 +291,17 @@ def executed(line: Line) -> tuple[Count, Count]:
 # What matrix-product counters see: the table as written.
 
 
-def _matrix(table: Table, book: Book) -> tuple[Row, ...]:
-    charge = {"half": in_half, "inside": inside}.get(book.causal)
+def _matrix(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ...]:
+    charges: dict[str, Callable[[Product, Count], Count]]
+    charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
+    charge = charges.get(book.causal)
+    blocks = book.causal == "blocks"
+    few = skipping(table.lines, table.outputs) if blocks else frozenset()
     scores = Scores()
     rows = []
     for line, turns in walk(table.lines):
         maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
-        if charge and maccs:
+        if charge and maccs and (not blocks or id(line) in few):
             assert isinstance(line, Product)
             maccs = charge(line, maccs)
         if book.again and scores.again(line, kind(line, table) == "attention"):

@@ -65,6 +65,7 @@ class Placed:
     bytes      of the arena
     given      what `lay_out` needs, by name in the table, with its axes and type
     results    what lies in the arena after a step, by name in the table: its field of the record, and its shape
+    calls      the statements, with the lines that each computes
     """
 
     text: str
@@ -73,6 +74,7 @@ class Placed:
     bytes: int
     given: Mapping[str, tuple[tuple[str, ...], str]]
     results: Mapping[str, tuple[str, tuple[int, ...]]]
+    calls: tuple[Item, ...] = ()
 
 
 def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: str = "") -> Placed:
@@ -125,7 +127,7 @@ class _Writer:
             if name in self.table.outputs and not _given(value)
         }
         c = source(self.functions)
-        return Placed(self._text(), c, tuple(self.functions), self.timeline.bytes, given, results)
+        return Placed(self._text(), c, tuple(self.functions), self.timeline.bytes, given, results, items)
 
     def places_given(self) -> Iterable[set[str]]:
         """The names of what the caller owns that some scope reads."""

@@ -1,0 +1,115 @@
+"""What an engine executed, held line by line against the price of the table that it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+from learncost.books.book import book
+from learncost.equation.count import Count
+from learncost.equation.table import Product, Table, Term, walk
+from learncost.layers.products import skipping
+from learncost.proof.report import Check
+from learncost.readings.price import Row, price
+
+BLOCKS = replace(book("matmul"), name="blocks", causal="blocks")
+"""Matrix products, causal attention at the blocks that kernels take; a table without kernels costs the same by both."""
+
+
+@dataclass
+class Ran:
+    """What was executed of a line.
+
+    products   calls of a library
+    maccs      m n k of these
+    elements   of results that were written to memory
+    """
+
+    products: int = 0
+    maccs: int = 0
+    elements: int = 0
+
+
+class Lines:
+    """The lines of a table in its order, what each of them costs, and what was executed of it.
+
+    sizes    of all axes and counts
+    written  the results that lie in memory, each with the number of its line; None: elements are not compared
+    """
+
+    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+        self.lines = tuple(line for line, _ in walk(table.lines))
+        self.rows = price(table, sizes, BLOCKS).rows
+        self._whole = price(table, sizes, book("matmul")).rows
+        self._few = skipping(table.lines, table.outputs)
+        self._sizes = sizes
+        self.ran = tuple(Ran() for _ in self.lines)
+        self.written: set[tuple[int, str]] | None = None
+
+    def maccs(self, at: int, whole: bool = False) -> int:
+        """The priced MACCs of a line in all turns."""
+        return int((self._whole if whole else self.rows)[at].maccs.at(self._sizes))
+
+    def skips(self, at: int) -> bool:
+        """Whether a line's kernel leaves out pairs of positions."""
+        return id(self.lines[at]) in self._few
+
+    def elements(self, at: int) -> int:
+        """The elements of a line's results that lie in memory, in all turns."""
+        found = [term for term in self.lines[at].left if (at, term.name) in (self.written or ())]
+        counts = (Count.of(term.declared) * self.rows[at].repeat for term in found)
+        return sum(int(count.at(self._sizes)) for count in counts)
+
+    def turns(self, count: str) -> int:
+        """How often a repeat runs."""
+        return int(count) if count.isdigit() else self._sizes[count]
+
+    def checks(self, subject: str) -> Iterator[Check]:
+        """One comparison for each macro-operation, in the order in which they begin."""
+        parts: dict[str, list[int]] = {}
+        for at, row in enumerate(self.rows):
+            parts.setdefault(row.macro_operation, []).append(at)
+        for macro, own in parts.items():
+            yield self._check(subject, macro.replace("_", " "), own)
+
+    def _check(self, subject: str, macro: str, own: Sequence[int]) -> Check:
+        ran = sum(self.ran[at].maccs for at in own)
+        priced, whole = (sum(self.maccs(at, dense) for at in own) for dense in (False, True))
+        text = f"{sum(self.ran[at].products for at in own):,} products of {ran:,} MACCs executed, {priced:,} priced"
+        text += f" ({whole:,} with what blocks skip)" if whole != priced else ""
+        if self.written is not None:
+            written, results = sum(self.ran[at].elements for at in own), sum(self.elements(at) for at in own)
+            text += f"; {written:,} elements written, {results:,} priced"
+        wrong = next((found for at in own if (found := self._difference(at))), "")
+        return Check(subject, f"{macro} executed with priced, line by line", f"{text}: {wrong or 'equal'}", not wrong)
+
+    def _difference(self, at: int) -> str:
+        """What is wrong with a line, or nothing."""
+        ran, priced = self.ran[at], self.maccs(at)
+        if ran.maccs != priced:
+            return f"{ran.maccs:,} MACCs executed, {priced:,} priced, of {_shown(self.rows[at])}"
+        if self.written is not None and ran.elements != self.elements(at):
+            return f"{ran.elements:,} elements written, {self.elements(at):,} priced, of {_shown(self.rows[at])}"
+        return ""
+
+
+def _shown(row: Row) -> str:
+    return f"{row.layer}: {row.text}" if row.layer else row.text
+
+
+def places(executed: Sequence[Hashable], expected: Sequence[Hashable]) -> list[int]:
+    """For everything executed which of the expected it is, in order; what nobody expected goes to the one before."""
+    if list(executed) == list(expected):
+        return list(range(len(expected)))
+    found: list[int] = []
+    matcher = SequenceMatcher(None, expected, executed, autojunk=False)
+    for _, start, end, first, last in matcher.get_opcodes():
+        own = range(start, end) or range(max(start - 1, 0), max(start, 1))
+        found += [own[min(i, len(own) - 1)] for i in range(last - first)]
+    return found
+
+
+def factors(line: Product) -> tuple[Term, ...]:
+    """The arrays that a product multiplies."""
+    return tuple(term for term in line.right if isinstance(term, Term))

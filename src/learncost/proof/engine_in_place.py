@@ -1,0 +1,242 @@
+"""A step in place, watched: every product of PyTorch and of the kernels, every array that is written.
+
+Statements are seen as PyTorch dispatches them and as kernels are called. Inside of a kernel, its products are seen by
+handing it one that counts in the place of the library's; what a compiler makes of the loops beside them is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from typing import Any
+
+from learncost.equation.count import base
+from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
+from learncost.proof.engine import Lines, factors, places
+from learncost.readings.emit.placed import Placed
+from learncost.readings.emit.placed.calls import Call, Item, Loop
+
+Shape = tuple[int, int, int]
+"""The smaller and the larger extent of a product's result, and the extent of its sum."""
+
+
+def shape(rows: int, columns: int, summed: int) -> Shape:
+    """Rows and columns change places with the factors turned around: the same product."""
+    return (min(rows, columns), max(rows, columns), summed)
+
+
+@dataclass
+class Event:
+    """One statement as it ran. `mark` is what tells it from others: a kernel's name, or what was done to how much."""
+
+    mark: Hashable
+    products: Counter[Shape] = field(default_factory=Counter)
+    elements: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One statement as the program has it; without a call, what makes room for the next one.
+
+    numbers   of the lines of its scope, by what they make
+    """
+
+    mark: Hashable
+    call: Call | None
+    numbers: Mapping[str, int]
+
+
+class Watch:
+    """What ran while `watching`: statements in their order. `kernel` is called around a kernel's own call."""
+
+    def __init__(self, program: Placed) -> None:
+        self.events: list[Event] = []
+        self._reads = {function.name: len(function.reads) for function in program.functions}
+        self._open: Event | None = None
+
+    def kernel(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
+        """The kernel, noted whenever it runs."""
+
+        def noted(*tensors: Any) -> None:
+            written = tuple(tensor.numel() for tensor in tensors[self._reads[name] :])
+            self._open = Event(("kernel", name), elements=written)
+            self.events.append(self._open)
+            call(*tensors)
+            self._open = None
+
+        return noted
+
+    def product(self, rows: int, columns: int, summed: int) -> None:
+        """A product inside of the kernel that runs."""
+        assert self._open is not None
+        self._open.products[shape(rows, columns, summed)] += 1
+
+    def watching(self) -> Any:
+        """The context in which PyTorch's statements are noted."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        events = self.events
+
+        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+                result = function(*arguments, **(keywords or {}))
+                event = _event(function.overloadpacket.__name__, arguments, result)
+                if event:
+                    events.append(event)
+                return result
+
+        return Mode()  # type: ignore[no-untyped-call]
+
+
+def _event(name: str, arguments: Any, result: Any) -> Event | None:
+    if name in ("mm", "addmm_"):
+        one, two = arguments[-2:]
+        found = shape(one.shape[0], two.shape[1], one.shape[1])
+        return Event(("product", prod(found)), Counter((found,)), (result.numel(),))
+    if name in ("zero_", "index_add_"):
+        return Event((name, result.numel()), elements=(result.numel(),))
+    return None  # views, and copies that a sum in place needs
+
+
+def counting(watch: Watch, library: Mapping[str, int]) -> dict[str, Any]:
+    """BLAS's products by their names, noting what they are asked for. Kernels call them from all their threads."""
+    whole, any_ = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(None, any_, any_, whole, whole, whole, any_, any_, whole, any_, whole, any_, any_, whole)
+
+    def noted(real: Callable[..., None]) -> Any:
+        def product(*arguments: Any) -> None:
+            # BLAS has columns where rows lie in C: the second extent is that of the rows.
+            columns, rows, summed = (pointer[0] for pointer in arguments[2:5])
+            watch.product(rows, columns, summed)
+            real(*arguments)
+
+        return kind(product)
+
+    return {name: noted(kind(address)) for name, address in library.items()}
+
+
+def address(product: Any) -> int:
+    """Where a function that C can call lies."""
+    return ctypes.cast(product, ctypes.c_void_p).value or 0
+
+
+def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], events: list[Event]) -> None:
+    """Note what ran as what the lines of its statements did. The table has every name once, as the program has."""
+    expected = list(_expected(program.calls, lines, sizes, _numbers(table.lines, count())))
+    lines.written = {(one.numbers[name], name) for one in expected if one.call for name in one.call.writes}
+    marks = [one.mark for one in expected]
+    for event, place in zip(events, places([event.mark for event in events], marks), strict=True):
+        call, numbers = expected[place].call, expected[place].numbers
+        if call is None:
+            continue
+        for name, elements in zip(call.writes, event.elements, strict=False):
+            lines.ran[numbers[name]].elements += elements
+        for name, found in _by_line(call, event.products, sizes, lines, numbers).items():
+            ran = lines.ran[numbers[name]]
+            ran.products += sum(found.values())
+            ran.maccs += sum(prod(one) * times for one, times in found.items())
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The numbers of the lines of a scope by what they make, and the scopes of the loops in it."""
+
+    numbers: Mapping[str, int]
+    loops: tuple[Scope, ...]
+
+
+def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> Scope:
+    found: dict[str, int] = {}
+    loops: list[Scope] = []
+    for statement in statements:
+        if isinstance(statement, Repeat):
+            loops.append(_numbers(statement.lines, numbers))
+        else:
+            found.update(dict.fromkeys((term.name for term in statement.left), next(numbers)))
+    return Scope(found, tuple(loops))
+
+
+def _expected(items: Iterable[Item], lines: Lines, sizes: Mapping[str, int], scope: Scope) -> Iterator[Expected]:
+    """The statements in the order of the run, every turn of a loop by itself."""
+    loops, numbers = iter(scope.loops), scope.numbers
+    for item in items:
+        if isinstance(item, Loop):
+            turn = list(_expected(item.body, lines, sizes, next(loops)))
+            for _ in range(lines.turns(item.repeat.count)):
+                yield from turn
+            continue
+        first = item.lines[0]
+        points = _points(first.left[0].declared, sizes)
+        if item.function:
+            yield Expected(("kernel", item.function.name), item, numbers)
+        elif item.product:
+            summed = [axis for axis in first.loops if axis not in first.left[0].loops]
+            yield Expected(("product", points * _points(summed, sizes)), item, numbers)
+        elif isinstance(first, Word):
+            yield Expected(("zero_", points), item, numbers)
+        else:
+            if not item.added:
+                yield Expected(("zero_", points), None, numbers)
+            yield Expected(("index_add_", points), item, numbers)
+
+
+def _points(axes: Any, sizes: Mapping[str, int]) -> int:
+    return prod(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes)
+
+
+def _by_line(
+    call: Call, ran: Counter[Shape], sizes: Mapping[str, int], lines: Lines, numbers: Mapping[str, int]
+) -> dict[str, Counter[Shape]]:
+    """The products of a statement by the names that its lines make: those that a line asks for, the rest to the last.
+
+    Lines that ask for the same shapes cannot be told apart; together they have what was executed.
+    """
+    left, found = Counter(ran), dict[str, Counter[Shape]]()
+    names = [line.name for line in call.lines]
+    for line in call.lines:
+        asked = _asked(line, sizes, lines.skips(numbers[line.name]), set(names)) if call.function else Counter(ran)
+        found[line.name] = asked & left
+        left -= found[line.name]
+    if left:
+        last = next((name for name in reversed(names) if found[name]), names[-1])
+        found[last] += left
+    return found
+
+
+def _asked(line: Line, sizes: Mapping[str, int], skips: bool, made: set[str]) -> Counter[Shape]:
+    """The products that a line of a kernel takes of a library: two axes each, all others one place after another."""
+    kernel = line.tag.kernel
+    if not isinstance(line, Product) or len(factors(line)) != 2:
+        return Counter()
+    one, two = (set(term.loops) for term in factors(line))
+    left, turns = set(line.left[0].loops), kernel.axes if kernel else ()
+    axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
+    # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
+    condition = next((one for one in line.where if base(one.lower) == base(one.upper)), None)
+    # What only comes into the kernel keeps the kernel's.
+    pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
+    queries = condition.upper if condition and axis and not made.isdisjoint(pairs) else axis
+    kept = []
+    for side in (one & left - two, two & left - one, one & two - left):
+        own = [axis for axis in line.loops if axis in side and axis not in turns]
+        if not own:
+            return Counter()
+        kept.append(queries if queries in own else own[-1])
+    times = _points([axis for axis in line.loops if axis not in kept], sizes)
+    extents = {axis: _points((axis,), sizes) for axis in kept}
+    if queries not in extents or not places_:
+        return Counter({shape(*extents.values()): times})
+    found: Counter[Shape] = Counter()
+    window = int(sizes.get(condition.window, condition.window)) if condition and condition.window else 0
+    for first in range(0, extents[queries], places_):
+        last = min(first + places_, extents[queries])
+        block = {**extents, queries: last - first}
+        if condition and skips:
+            lowest = max(0, first - window + 1) if window else 0
+            block[condition.lower] = last - int(condition.strict) - lowest
+        found[shape(*(block[axis] for axis in kept))] += times
+    return found

@@ -1,0 +1,166 @@
+"""Emitted programs, watched: every product that PyTorch dispatches, every one that JAX traces, and their results."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.table import Table
+from learncost.layers.derive import derive
+from learncost.layers.layer import named, shipped
+from learncost.proof.check import error, seeds_of, sound_arrays, survived, values_of, worst
+from learncost.proof.engine import Lines
+from learncost.proof.report import Check
+from learncost.proof.sample import small_sizes
+from learncost.readings.emit import Program, fill, program, unfold
+
+FILE = "<emitted by learncost>"
+BACKENDS = ("torch", "jax")
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+Values = dict[str, Any]
+Products = list[tuple[int, int, bool]]
+"""Every product that ran: the line of the text that took it, its MACCs, and whether these were added at an index."""
+
+
+def run(
+    table: Table, backend: str, arrays: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[Values, Program, Products]:
+    """The results of a table's emitted program by name, as NumPy arrays; the program, and the products that it took.
+
+    Of JAX the program is traced for its products, and compiled for its results. Where products are added at an index,
+    as the gradients of experts are, every element that is added is a MACC.
+    """
+    written = program(table, backend, sizes=sizes)
+    namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+    exec(compile(written.text, FILE, "exec"), namespace)
+    names = (*table.inputs, *table.weights)
+    more = {own: sizes[name] for name, own in written.sizes.items()}
+
+    def step(values: Mapping[str, Any]) -> Values:
+        result = namespace[written.function](*(fill(tree, values, namespace) for tree in written.parameters), **more)
+        results = result if len(written.results) > 1 else (result,)
+        trees = zip(written.results, results, strict=True)
+        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+
+    found, products = {"torch": _torch, "jax": _jax}[backend](step, {name: arrays[name] for name in names})
+    return {name: np.asarray(value) for name, value in found.items()}, written, products
+
+
+def note(lines: Lines, written: Program, products: Products) -> None:
+    """Note products as those of the lines whose statements took them.
+
+    The book has no price for a product with a vector, whether a library takes it or loops do: it is left out.
+    """
+    statements = _statements(lines, written)
+    whole = {number for number, _, added in products if not added}
+    for number, maccs, added in products:
+        at = statements.get(number)
+        if at is not None and lines.maccs(at) and not (added and number in whole):  # else what a product made
+            lines.ran[at].products += 1
+            lines.ran[at].maccs += maccs
+
+
+def _statements(lines: Lines, written: Program) -> dict[int, int]:
+    """For every line of the text that makes something of the table's, which of its lines makes it.
+
+    What is made twice under one name is made in the same order in the text.
+    """
+    makers: dict[str, list[int]] = {}
+    for at, line in enumerate(lines.lines):
+        for term in line.left:
+            makers.setdefault(written.names.get(term.name, ""), []).append(at)
+    found: dict[int, int] = {}
+    assignments = [node for node in ast.walk(ast.parse(written.text)) if isinstance(node, ast.Assign)]
+    for node in sorted(assignments, key=lambda node: node.lineno):
+        made = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        own = next((makers[name] for name in made if name in makers), None)
+        if own:
+            at = own[0] if len(own) == 1 else own.pop(0)
+            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), at))
+    return found
+
+
+def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any]) -> tuple[Values, Products]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    products: Products = []
+
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            name = function.overloadpacket.__name__
+            if name in PRODUCTS:
+                one, two = arguments[-2:]
+                products.append((_line(), prod(one.shape) * two.shape[-1], False))
+            elif name in ("index_add_", "index_add"):
+                products.append((_line(), arguments[3].numel(), True))
+            elif name in ("index_put_", "index_put", "_index_put_impl_"):
+                products.append((_line(), arguments[2].numel(), True))
+            return function(*arguments, **(keywords or {}))
+
+    tensors = {name: torch.as_tensor(np.array(array)) for name, array in arrays.items()}
+    with torch.no_grad(), Mode():  # type: ignore[no-untyped-call]
+        return step(tensors), products
+
+
+def _line() -> int:
+    """The line of the emitted program that runs."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename != FILE:
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_lineno
+
+
+def _jax(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any]) -> tuple[Values, Products]:
+    import jax
+
+    products: Products = []
+
+    def visit(equations: Iterable[Any], outer: int) -> None:
+        for equation in equations:
+            own = (frame.line_num for frame in equation.source_info.traceback.frames if frame.file_name == FILE)
+            line = outer or next(own)
+            if equation.primitive.name == "dot_general":
+                one, two = (variable.aval.shape for variable in equation.invars)
+                (_, summed), (_, batch) = equation.params["dimension_numbers"]
+                columns = prod(size for axis, size in enumerate(two) if axis not in (*summed, *batch))
+                products.append((line, prod(one) * columns, False))
+            elif equation.primitive.name == "scatter-add":
+                products.append((line, prod(equation.invars[2].aval.shape), True))
+            for value in equation.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner.eqns, line)
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        visit(jax.make_jaxpr(step)(arrays).jaxpr.eqns, 0)
+        return jax.device_get(jax.jit(step)(arrays)), products
+
+
+def verify_layers(backend: str) -> Iterator[Check]:
+    """Every layer that comes with the package, forward, backward and weight update, as emitted."""
+    if find_spec(backend) is None:
+        yield Check("every layer", f"as emitted for {backend}", f"{backend} is not installed", None)
+        return
+    for name in shipped():
+        yield from survived(name, verify_layer(derive(named(name).table).step, name, backend))
+
+
+def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
+    """A table of a layer's passes at small sizes: values with the interpreter's, products with their prices."""
+    sizes = small_sizes(table)
+    arrays = {**seeds_of(table, sizes), **sound_arrays(table, sizes)}
+    found, written, products = run(table, backend, arrays, sizes)
+    wanted = values_of(table, arrays, sizes)
+    text, passed = worst({key: error(array, wanted[key]) for key, array in found.items()})
+    yield Check(name, f"values as emitted for {backend} with the interpreter's", text, passed)
+    lines = Lines(table, sizes)
+    note(lines, written, products)
+    yield from lines.checks(name)

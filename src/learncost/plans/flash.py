@@ -15,8 +15,9 @@ from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Wor
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed
 
-QUERIES = 64
-"""Queries of a block: their scores with a thousand keys take a quarter of a mebibyte, which a core's cache holds."""
+QUERIES = 32
+"""Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a
+core's cache holds; under a causal condition a block computes half of its own square in vain."""
 
 
 def flash(table: Table) -> Table:

@@ -82,10 +82,10 @@ def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping
 
 def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> Live:
     """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
-    return live(_stored(table), sizes, dtype)
+    return live(stored(table), sizes, dtype)
 
 
-def _stored(table: Table) -> Table:
+def stored(table: Table) -> Table:
     """The table with everything that needs no room as a number: inside of kernels, and in place of old weights."""
     lines, axes = _scope(table.lines, table.axes, set(table.outputs))
     return replace(table, lines=lines, axes=axes)

@@ -16,7 +16,8 @@ import numpy as np
 from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import Count, base, checked_sizes, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Term
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word
+from learncost.equation.table import walk as each
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 
@@ -31,6 +32,7 @@ class Held:
     bytes: Any
     layer: str = ""
     block: str | None = None
+    role: str = ""  # weight, index, gradient, kept (of the forward pass, read later), or what is made and gone
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Moment:
     layer: str
     macro_operation: str
     bytes: Any
+    block: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,18 @@ class Live:
         return sum(held.bytes for held in self.kept)
 
 
-def live(table: Layer | Table | Derived, sizes: Mapping[str, Any], dtype: str = "fp32") -> Live:
+def live(
+    table: Layer | Table | Derived,
+    sizes: Mapping[str, Any],
+    dtype: str = "fp32",
+    widths: Mapping[str, int] | None = None,
+) -> Live:
     """Which named arrays of a table are alive when, at the given sizes (by axis name, and by the counts of repeats).
 
     table   a table as written; of a layer or a derivation, the whole step: forward, then backward and update
     dtype   of every array, indices included
+    widths  bytes of an element by role, for arrays whose role has another type than `dtype`: weight, index, gradient,
+            kept
     Arrays of sizes give arrays of bytes; `peak_line` and `witnesses` are then those of the first row.
     """
     if dtype not in BYTES:
@@ -77,28 +87,55 @@ def live(table: Layer | Table | Derived, sizes: Mapping[str, Any], dtype: str = 
         table = derive(table)
     if isinstance(table, Derived):
         table = table.step
-    walk = _Walk(dict(table.axes))
+    walk = _walked(table)
+    missing = sorted({n for array in walk.arrays for n in array.count.sizes} - sizes.keys())
+    if missing:
+        raise InputError(f"live needs every size: give {', '.join(missing)}")
+    return _read(walk, checked_sizes(sizes), dtype, widths or {})
+
+
+def _walked(table: Table) -> _Walk:
+    walk = _Walk(dict(table.axes), table.indices, _gradients(table))
     scope = _Names(table.axes, {})
     for name in (*table.inputs, *table.weights):
         walk.give(scope, name, weight=name in table.weights)
     walk.statements(table.lines, scope)
     for name in table.outputs:
         scope.find(name).last = len(walk.lines)
-    missing = sorted({n for array in walk.arrays for n in array.count.sizes} - sizes.keys())
-    if missing:
-        raise InputError(f"live needs every size: give {', '.join(missing)}")
-    return _read(walk, checked_sizes(sizes), dtype)
+    return walk
 
 
-def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str) -> Live:
+def _gradients(table: Table) -> frozenset[str]:
+    """What optimizers are given, under every name that it has in stacks."""
+    lines = [line for line, _ in each(table.lines) if isinstance(line, Word) and "G" in line.given]
+    updates = [line for line in lines if line.tag.macro == "optimizer_step"]
+    return frozenset(line.right[line.given.index("G")].name for line in updates)
+
+
+def _counts(walk: _Walk, width: int, widths: Mapping[str, int]) -> list[Count]:
+    sized = [(array, array.count * widths.get(walk.role(array), width)) for array in walk.arrays]
+    return [
+        total(count for array, count in sized if array.first <= moment <= array.last)
+        for moment in range(len(walk.lines))
+    ]
+
+
+def levels(
+    table: Table, sizes: Mapping[str, Any], dtype: str = "fp32", widths: Mapping[str, int] | None = None
+) -> tuple[Count, ...]:
+    """The bytes at every line as polynomials in the sizes that are left out: what is solved for a size that fits."""
+    walk = _walked(table)
+    return tuple(count.at(sizes) + Count() for count in _counts(walk, BYTES[dtype], widths or {}))
+
+
+def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
     width = BYTES[dtype]
     curve = []
-    for moment, line in enumerate(walk.lines):
-        count = total(array.count for array in walk.arrays if array.first <= moment <= array.last)
+    for line, count in zip(walk.lines, _counts(walk, width, widths), strict=True):
         tag = line.tag
-        curve.append(Moment(line.name, tag.layer, tag.macro, (count * width).at(sizes)))
+        curve.append(Moment(line.name, tag.layer, tag.macro, count.at(sizes), tag.block))
     levels = [moment.bytes for moment in curve]
-    kept = tuple(_held(a, sizes, width) for a in walk.arrays if a.kept)
+    kept = tuple(_held(a, sizes, widths.get(walk.role(a), width), walk.role(a)) for a in walk.arrays if a.kept)
     if not levels:
         return Live(kept, 0, "", (), (), dtype)
     if all(isinstance(level, int) for level in levels):
@@ -107,14 +144,15 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str) -> Live:
     else:
         rows = np.stack(np.broadcast_arrays(*levels))
         peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
-    witnesses = [_held(a, sizes, width) for a in walk.arrays if a.first <= worst <= a.last]
+    alive = [a for a in walk.arrays if a.first <= worst <= a.last]
+    witnesses = [_held(a, sizes, widths.get(walk.role(a), width), walk.role(a)) for a in alive]
     witnesses.sort(key=lambda held: -int(np.ravel(held.bytes)[0]))
     return Live(kept, peak, curve[worst].line, tuple(witnesses), tuple(curve), dtype)
 
 
-def _held(array: _Array, sizes: Mapping[str, Any], width: int) -> Held:
+def _held(array: _Array, sizes: Mapping[str, Any], width: int, role: str) -> Held:
     shape = tuple(int(a) if a.isdigit() else sizes[base(a)] for a in array.axes)
-    return Held(array.name, array.axes, shape, (array.count * width).at(sizes), array.layer, array.block)
+    return Held(array.name, array.axes, shape, (array.count * width).at(sizes), array.layer, array.block, role)
 
 
 @dataclass
@@ -162,8 +200,19 @@ class _Names:
 @dataclass
 class _Walk:
     axes: Mapping[str, tuple[str, ...]]
+    indices: frozenset[str]
+    gradients: frozenset[str]
     lines: list[Line] = field(default_factory=list)
     arrays: list[_Array] = field(default_factory=list)
+
+    def role(self, array: _Array) -> str:
+        if array.weight:
+            return "weight"
+        if array.name in self.indices:
+            return "index"
+        if array.name in self.gradients:
+            return "gradient"
+        return "kept" if array.kept else ""
 
     def give(self, scope: _Names, name: str, weight: bool = False) -> _Array:
         """An array from outside: there from the start; inputs and weights stay to the end."""

@@ -1,0 +1,19 @@
+"""Rooms: what a program for NumPy takes in memory, found by running it on arrays that have no values.
+
+The program that is looked at is the program that runs, to the last temporary: an array here has a shape, a type and a
+layout, and holds a *room* of so many bytes, which is given back when nothing refers to it any more, as CPython does it.
+What is assumed, beside that every function takes what its result takes:
+
+- A temporary of at least 256 KiB that an operator would only read becomes the operator's result (NumPy's temporary
+  elision, numpy/_core/src/multiarray/temp_elide.c: the other operand has the same shape or none, and casts safely).
+- Where the operands of an elementwise operation do not lie alike, NumPy moves 8,192 elements at a time by a buffer.
+- `reshape` and `ascontiguousarray` copy where NumPy copies; products of matrices take no copies of their own.
+
+Python's own objects are not counted; nor is what the BLAS library allocates for itself, once, outside of Python.
+"""
+
+from learncost.readings.rooms.account import Account
+from learncost.readings.rooms.array import Array
+from learncost.readings.rooms.program import loaded
+
+__all__ = ["Account", "Array", "loaded"]

@@ -1,0 +1,159 @@
+"""Arrays without values: a shape, a type, a layout, and the room that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from learncost.readings.rooms.account import Account
+
+BUFFER = 8192
+"""Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
+
+
+class _Room:
+    """The bytes of an array, taken as long as anything refers to it."""
+
+    __slots__ = ("account", "bytes")
+
+    def __init__(self, account: Account, size: int) -> None:
+        self.account, self.bytes = account, size
+        account.take(id(self), size)
+
+    def __del__(self) -> None:
+        self.account.give(id(self), self.bytes)
+
+
+class Array:
+    """An array without values. `layout` is one of NumPy's whose elements nobody reads: shape and strides."""
+
+    __slots__ = ("layout", "owns", "room")
+
+    def __init__(self, layout: Any, room: _Room, owns: bool = False) -> None:
+        self.layout, self.room, self.owns = layout, room, owns
+
+    @staticmethod
+    def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Array:
+        """An array of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
+        kind = np.dtype(dtype)
+        strides, step = [0] * len(shape), kind.itemsize
+        for axis in reversed(range(len(shape)) if order is None else order):
+            strides[axis], step = step, step * max(1, shape[axis])
+        room = _Room(account, prod(shape) * kind.itemsize)
+        return Array(as_strided(np.zeros(1, kind), shape, strides), room, owns=True)
+
+    @property
+    def account(self) -> Account:
+        return self.room.account
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.layout.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.layout.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.layout.nbytes)
+
+    @property
+    def T(self) -> Array:  # noqa: N802 - as NumPy calls it
+        return Array(self.layout.T, self.room)
+
+    def transpose(self, *axes: Any) -> Array:
+        return Array(self.layout.transpose(*axes), self.room)
+
+    def reshape(self, *shape: Any) -> Array:
+        found = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        try:
+            return Array(self.layout.reshape(found, copy=False), self.room)
+        except ValueError:  # NumPy copies; where the shape does not fit, this is refused once more
+            known = prod(size for size in found if size >= 0)
+            sizes = [size if size >= 0 else self.layout.size // known for size in found]
+            return Array.new(self.account, sizes, self.dtype)
+
+    def __getitem__(self, key: Any) -> Array:
+        items = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(item, Array) for item in items):
+            return _chosen(self, items)
+        if not any(item is Ellipsis for item in items):
+            items = (*items, Ellipsis)  # so that a number stays an array, which nobody reads
+        return Array(self.layout[items], self.room)
+
+    def astype(self, dtype: Any) -> Array:
+        return Array.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
+
+    def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Array:
+        rank = len(self.shape)
+        axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
+        gone = {one % rank for one in axes}
+        shape = [1 if at in gone else size for at, size in enumerate(self.shape)]
+        order = order_of(self.shape, [self])
+        found = Array.new(self.account, shape, dtype or self.dtype, order)
+        if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
+            self.account.buffer(min(BUFFER, self.layout.size) * self.dtype.itemsize)
+        if keepdims:
+            return found
+        places = [0 if at in gone else slice(None) for at in range(rank)]
+        return Array(found.layout[(*places, ...)], found.room)
+
+    sum = mean = max = _reduced
+
+
+def _chosen(array: Array, items: tuple[Any, ...]) -> Array:
+    """The elements at places that arrays hold: a copy, in which the arrays' axes lie outermost."""
+    rank = sum(item is not None and item is not Ellipsis for item in items)
+    if not any(item is Ellipsis for item in items):
+        items = (*items, Ellipsis)
+    at = next(place for place, item in enumerate(items) if item is Ellipsis)
+    items = (*items[:at], *(slice(None),) * (len(array.shape) - rank), *items[at + 1 :])
+    places = [place for place, item in enumerate(items) if isinstance(item, Array)]
+    given = np.broadcast_shapes(*(items[place].shape for place in places))
+    rest, axis, before = [], 0, 0
+    for place, item in enumerate(items):
+        if item is None:
+            rest.append(1)
+        elif not isinstance(item, Array):
+            rest.append(len(range(*item.indices(array.shape[axis]))))
+        if not isinstance(item, Array):
+            before += place < places[0]
+        axis += item is not None
+    found = Array.new(array.account, (*given, *rest), array.dtype)
+    together = places == list(range(places[0], places[-1] + 1))
+    if not together or not before:
+        return found
+    moved = np.moveaxis(found.layout, range(len(given)), range(before, before + len(given)))
+    return Array(moved, found.room)
+
+
+def order_of(shape: Sequence[int], arrays: Sequence[Array]) -> list[int]:
+    """The axes of a result from the outermost in memory to the innermost: as its operands lie.
+
+    As NumPy's iterator sorts them (npyiter_find_best_axis_ordering): an axis moves inwards past those over which some
+    operand makes larger steps and none smaller ones before it.
+    """
+    strides = [np.broadcast_to(array.layout, shape).strides for array in arrays]
+    order: list[int] = []  # from the innermost
+    for axis in reversed(range(len(shape))):
+        place = len(order)
+        for at in reversed(range(len(order))):
+            verdict = None
+            for own in strides:
+                mine, other = abs(own[axis]), abs(own[order[at]])
+                if mine and other and shape[axis] > 1 and shape[order[at]] > 1:
+                    if other <= mine:
+                        verdict = False
+                    elif verdict is None:
+                        verdict = True
+            if verdict:
+                place = at
+            elif verdict is False:
+                break
+        order.insert(place, axis)
+    return order[::-1]

@@ -1,0 +1,57 @@
+"""A program's text, so that it runs on arrays without values."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from learncost.readings.rooms.account import FILE, Account
+from learncost.readings.rooms.functions import NumPy
+from learncost.readings.rooms.operators import binary, compare, unary
+
+
+class _Spelled(ast.NodeTransformer):
+    """Operators as calls that say whether their operands are temporaries; NumPy is not imported."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """What is added in place takes nothing: its value is looked at, and forgotten."""
+        self.generic_visit(node)
+        return ast.copy_location(ast.Expr(node.value), node)
+
+    def visit_Import(self, node: ast.Import) -> ast.Import | None:
+        return None if node.names[0].name == "numpy" else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        given = ast.Tuple([ast.Constant(_temporary(one)) for one in (node.left, node.right)], ast.Load())
+        self.generic_visit(node)
+        return _call("binary_", node, ast.Constant(type(node.op).__name__), node.left, node.right, given)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        given = ast.Constant(_temporary(node.operand))
+        self.generic_visit(node)
+        return _call("unary_", node, ast.Constant(type(node.op).__name__), node.operand, given)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.ops[0], ast.In | ast.NotIn | ast.Is | ast.IsNot):
+            return node
+        return _call("compare_", node, node.left, node.comparators[0])
+
+
+def _temporary(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp | ast.UnaryOp | ast.Call)
+
+
+def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+    return ast.fix_missing_locations(ast.copy_location(call, at))
+
+
+def loaded(text: str, account: Account) -> dict[str, Any]:
+    """The names of a program, ready to be called with arrays of this account."""
+    numpy = NumPy(account)
+    names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
+    exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)
+    if "erf" in names:
+        names["erf"] = numpy.erf
+    return names

@@ -1,0 +1,148 @@
+"""The peak of a step as NumPy executes it: predicted without values, and seen by tracemalloc."""
+
+import tracemalloc
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.special  # noqa: F401 - what a program imports while it runs would be counted
+
+from learncost.contest.emitted import Emitted
+from learncost.equation.count import base
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.executed import executed
+from learncost.plans.plan import planned
+from learncost.procedures.procedure import step
+from learncost.readings import rooms
+
+KIB, MIB = 2**10, 2**20
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}
+LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
+
+
+def step_of(model, procedure, optimizer, batch, length, plan="", **sizes):
+    """A step that gives back what a training goes on with, and the sizes of its axes."""
+    built = build(configure(model, sizes))
+    table = planned(step(built, procedure, optimizer), plan)
+    gradients = {f"d{weight}" for weight in table.weights}
+    kept = tuple(name for name in table.outputs if name not in gradients)
+    return replace(table, outputs=kept), run_sizes(built, batch, length, length if built.two_sided else None)
+
+
+def seen(table, sizes, dtype):
+    """The bytes that tracemalloc sees at the worst moment, of the arguments too. What values there are is the same."""
+
+    def given():
+        kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
+        shape = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
+        return {name: np.zeros(own, int if name in table.indices else kind) for name, own in shape.items()}
+
+    program = Emitted(table, sizes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tracemalloc.start()
+        try:
+            arrays = given()
+            program(arrays)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
+    [
+        # every procedure, at a size and at twice its batch, where scores, the head or a helper's temporaries are most
+        *(
+            ("gpt2", {**SMALL, "num_hidden_layers": 1}, procedure, "sgd", batch, 128, "fp32", "")
+            for procedure in ("bp", "recompute", "pepita", "mempepita")
+            for batch in (6, 12)[: 2 if procedure in ("bp", "pepita") else 1]
+        ),
+        # where the optimizer is: its temporaries stand in each other's place as NumPy has them
+        ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "fp32", ""),
+        ("gpt2", {**SMALL, "vocab_size": 5000}, "pepita", "momentum", 1, 32, "fp64", ""),
+        # other layouts, halves of heads that are turned, groups of queries, experts, a GELU without SciPy's help
+        ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
+        ("gemma-3-1b", {**LLAMA, "num_key_value_heads": 1, "head_dim": 32}, "bp", "sgd", 5, 128, "fp32", ""),
+        ("bert-tiny", {**SMALL, "intermediate_size": 512}, "bp", "sgd", 8, 128, "fp32", ""),
+        # plans are other programs
+        ("gpt2", SMALL, "bp", "sgd", 8, 128, "fp32", "flash,head,at-once,recompute=gelu+norm"),
+    ],
+)
+def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, optimizer, batch, length, dtype, plan):
+    # What tracemalloc sees more are Python's own objects: at most 64 KiB, however large the arrays are.
+    table, every = step_of(model, procedure, optimizer, batch, length, plan, **sizes)
+    predicted = executed(table, every, dtype).peak
+    assert predicted > 16 * MIB
+    assert abs(seen(table, every, dtype) - predicted) < 64 * KIB
+
+
+def test_the_rooms_of_the_peak_add_up_to_it():
+    table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
+    found = executed(table, sizes, rooms=True)
+    assert sum(room.bytes for room in found.rooms) == found.peak == executed(table, sizes).peak
+    assert found.rooms == tuple(sorted(found.rooms, key=lambda room: -room.bytes))
+    # It lies in the gradient of GELU, whose values on the way are there then, 4 B of [4 128 512] each.
+    assert found.line.startswith("Z = T + 1.0 + X")
+    held = {room.line: room.bytes for room in found.rooms}
+    assert held["L = 0.044715 * (X * X)"] == 4 * 4 * 128 * 512
+    assert sum(line.startswith(("L =", "T =", "Z =")) for line in held) == 3
+
+
+def test_nothing_is_held_when_a_program_is_done():
+    account = rooms.Account()
+    names = rooms.loaded("import numpy as np\ndef f(X):\n    Y = X + X\n    return Y * Y - X", account)
+    X = rooms.Array.new(account, (512, 512), np.float32)
+    # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
+    result = names["f"](X)
+    assert (account.now, account.peak) == (2 * MIB, 3 * MIB)
+    assert result.shape == (512, 512)
+    del result, X
+    assert account.now == 0
+
+
+def operations():
+    """Functions of NumPy that programs call, with what they are given: as (text, arrays)."""
+    x, rows, vector = ((8, 96, 256), np.float32), ((96, 256), np.float32), ((256,), np.float32)
+    index = ((8, 96), np.int64)
+    return [
+        ("X + Y * 0.5", (x, x)), ("X - Y * Z", (x, x, x)), ("(X - Y) * Z", (x, x, x)), ("-(X * Y)", (x, x)),
+        ("X * Y", (x, vector)), ("(X * Y) + Z", (x, x, vector)), ("X * Y", (x, rows)), ("np.exp(X - Y)", (x, x)),
+        ("X / np.sqrt(Y)", (x, x)), ("1.0 / (X * X)", (x,)), ("X ** 2", (x,)), ("np.maximum(X, 0.0)", (x,)),
+        ("X.mean(-1, keepdims=True)", (x,)), ("(X * Y).sum((0, 1))", (x, x)), ("X.max(-1, keepdims=True)", (x,)),
+        ("np.where(X > 0.0, X, -np.inf)", (x,)), ("(X > 0.0).astype(X.dtype)", (x,)), ("X @ Y.T", (x, rows)),
+        ("np.ascontiguousarray(X.transpose(0, 2, 1))", (x,)), ("X.transpose(0, 2, 1).reshape(8, -1)", (x,)),
+        ("X.transpose(1, 0, 2) + Y", (x, ((96, 8, 256), np.float32))), ("np.stack([X, Y])", (x, x)),
+        ("X.reshape(768, 256)", (x,)), ("Y[X]", (index, rows)), ("X[..., :128] * Y[:128]", (x, vector)),
+        ("X[:, Y]", (x, ((300,), np.int64))), ("(X[:, Y] + X[:, Y]).reshape(8, -1)", (x, ((300,), np.int64))),
+        ("np.concatenate((X[..., :128], X[..., 128:]), -1)", (x,)), ("np.zeros_like(X)", (x,)),
+        ("np.tri(1024, 1024, 0, dtype=bool)", ()), ("np.broadcast_to(X, (3, 256)) * 2.0", (vector,)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "given"), operations(), ids=[text for text, _ in operations()])
+def test_every_operation_takes_what_numpy_takes(text, given):
+    # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
+    program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
+    account = rooms.Account()
+    named = rooms.loaded(program, account)
+    arrays = [rooms.Array.new(account, *one) for one in given]
+    before = account.now
+    result = named["f"](*arrays)
+    predicted, stays = account.peak - before, account.now - before
+    real: dict = {"np": np}
+    exec(program, real)
+    values = [np.zeros(*one) for one in given]
+    tracemalloc.start()
+    try:
+        other = real["f"](*values)
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result.shape == other.shape
+    assert result.dtype == other.dtype
+    assert (result.layout.flags.c_contiguous, result.layout.strides) == (other.flags.c_contiguous, other.strides)
+    assert abs(peak - predicted) < 64 * KIB + KIB
+    assert abs(now - stays) < 8 * KIB

@@ -1,5 +1,6 @@
 """Kernels of whole groups of lines in C, taken from the steps of real models, against the interpreter."""
 
+import ctypes
 import platform
 from dataclasses import replace
 from functools import cache
@@ -16,7 +17,7 @@ from learncost.equation.table import Kernel, Line, Repeat
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import step
-from learncost.readings.emit.c import kernel, writable
+from learncost.readings.emit.c import kernel, source, writable
 
 pytestmark = needs_compiler
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 11, "num_hidden_layers": 2}
@@ -162,23 +163,19 @@ def test_attention_in_tiles(dtype, flags, monkeypatch):
 
 
 def test_attention_by_the_library():
-    """The same through the products of PyTorch's library, and in as many threads as it has."""
+    """In double the products are what was bound: here a function that only counts, then those of PyTorch's library."""
     pytest.importorskip("torch")
-    kernels = [
-        case(
-            "llama",
-            "both",
-            f"{SCORES} {BACK}",
-            "dattn.Q dattn.K dattn.V",
-            f"attention_{dtype}",
-            dtype,
-            ("M", 4),
-            ("B", "h"),
-        )
-        for dtype in ("fp64", "fp32")
-    ]
-    assert set(compiler._products()) == {"sgemm_", "dgemm_"}
-    check(kernels)
+    wanted = "dattn.Q dattn.K dattn.V"
+    found = case("llama", "both", f"{SCORES} {BACK}", wanted, "by_library", "fp64", ("M", 4), ("B", "h"))
+    library = compiler.compiled(source([found.function]))
+    kernels = compiler.Kernels([found.function])
+    calls = []
+    gemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(lambda *_: calls.append(1))
+    library.bind.argtypes = [ctypes.c_void_p] * 2
+    library.bind(None, ctypes.cast(gemm, ctypes.c_void_p))
+    found.run(kernels)
+    assert len(calls) == 2 * 5 * 3 * 5 * 5  # B h g, five blocks of queries, five products
+    check([found])
 
 
 def test_only_keys_inside_are_touched():

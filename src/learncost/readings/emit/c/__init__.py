@@ -1,8 +1,8 @@
 """Kernels in C: consecutive lines of a table as one function, what only they read held in registers and caches.
 
-A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and calls a library
-for the matrix products inside of a turn. Sums over the turns are added up thread by thread, so that for a number of
-threads the result is always the same.
+A function takes its turns in parallel threads (OpenMP), writes loops that a compiler vectorises, and matrix products
+inside of a turn as tiles that lie in registers (float, bf16) or as calls of a library (double). Sums over the turns
+are added up thread by thread, so that for a number of threads the result is always the same.
 """
 
 from __future__ import annotations

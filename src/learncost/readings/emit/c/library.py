@@ -1,4 +1,7 @@
-"""Matrix products of a library inside of a turn: where the factors lie, which are turned, what they are added to."""
+"""Matrix products inside of a turn: where the factors lie, which are turned or packed, what they are added to.
+
+Those in float are made of tiles, those in double by a library.
+"""
 
 from __future__ import annotations
 

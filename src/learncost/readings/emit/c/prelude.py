@@ -117,42 +117,36 @@ static char *own(size_t bytes) {
 
 #define ROUND(bytes) (((size_t)(bytes) + 63) / 64 * 64)
 
-/* Products of a library, handed in once; without one, loops. Rows of C are contiguous: C = A B + beta C. */
-typedef void (*gemm_float)(const char *, const char *, const int *, const int *, const int *, const float *,
-                           const float *, const int *, const float *, const int *, const float *, float *, const int *);
+/* Products in double of a library, handed in once; without one, loops. Rows of C are contiguous: C = A B + beta C.
+   Those in float are made of tiles, below. */
 typedef void (*gemm_double)(const char *, const char *, const int *, const int *, const int *, const double *,
                             const double *, const int *, const double *, const int *, const double *, double *,
                             const int *);
-static gemm_float library_float = NULL;
 static gemm_double library_double = NULL;
 
 void bind(void *for_float, void *for_double) {
-    library_float = (gemm_float)for_float;
+    (void)for_float;
     library_double = (gemm_double)for_double;
 }
 
-#define PRODUCT(TYPE)                                                                                                  \
-    static inline void product_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,              \
-                                      const TYPE *a, place a_stride, const TYPE *b, place b_stride, TYPE beta,         \
-                                      TYPE *c, place c_stride) {                                                       \
-        if (rows <= 0 || columns <= 0) return;                                                                         \
-        if (library_##TYPE && inner > 0) {                                                                             \
-            int m = (int)rows, n = (int)columns, k = (int)inner;                                                       \
-            int as = (int)a_stride, bs = (int)b_stride, cs = (int)c_stride;                                            \
-            TYPE one = 1;                                                                                              \
-            library_##TYPE(b_turned ? "T" : "N", a_turned ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c,     \
-                           &cs);                                                                                       \
-            return;                                                                                                    \
-        }                                                                                                              \
-        for (place i = 0; i < rows; i++) {                                                                             \
-            for (place j = 0; j < columns; j++) c[i * c_stride + j] = beta == 0 ? 0 : beta * c[i * c_stride + j];      \
-            for (place l = 0; l < inner; l++) {                                                                        \
-                TYPE factor = (a_turned ? a[l * a_stride + i] : a[i * a_stride + l]);                                  \
-                for (place j = 0; j < columns; j++)                                                                    \
-                    c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);            \
-            }                                                                                                          \
-        }                                                                                                              \
+static inline void product_double(int a_turned, int b_turned, place rows, place columns, place inner, const double *a,
+                                  place a_stride, const double *b, place b_stride, double beta, double *c,
+                                  place c_stride) {
+    if (rows <= 0 || columns <= 0) return;
+    if (library_double && inner > 0) {
+        int m = (int)rows, n = (int)columns, k = (int)inner;
+        int as = (int)a_stride, bs = (int)b_stride, cs = (int)c_stride;
+        double one = 1;
+        library_double(b_turned ? "T" : "N", a_turned ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c, &cs);
+        return;
     }
-PRODUCT(float)
-PRODUCT(double)
+    for (place i = 0; i < rows; i++) {
+        for (place j = 0; j < columns; j++) c[i * c_stride + j] = beta == 0 ? 0 : beta * c[i * c_stride + j];
+        for (place l = 0; l < inner; l++) {
+            double factor = (a_turned ? a[l * a_stride + i] : a[i * a_stride + l]);
+            for (place j = 0; j < columns; j++)
+                c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);
+        }
+    }
+}
 """

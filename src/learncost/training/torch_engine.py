@@ -56,10 +56,12 @@ class _TorchTraining(Training):
 
     @property
     def memory(self) -> int | None:
-        """The bytes of what lies in memory from step to step, and of the arena; None where operators allocate."""
-        if self._pool.arena is None or any(step.emits for step in self._steps.values()):
+        """The bytes of what lies in memory from step to step, and of all arenas; None where operators allocate."""
+        steps = self._steps.values()
+        if not steps or any(step.arena is None for step in steps):
             return None
-        return sum(tensor.nbytes for tensor in (*self._pool.tensors.values(), self._pool.arena))
+        arenas = {id(step.arena): step.arena.nbytes for step in steps if step.arena is not None}
+        return sum(tensor.nbytes for tensor in self._pool.tensors.values()) + sum(arenas.values())
 
     @property
     def plan_taken(self) -> str | None:
@@ -159,9 +161,9 @@ class _Step:
         return found
 
     @property
-    def emits(self) -> bool:
-        """Whether it runs on PyTorch's operators."""
-        return self._emitted is not None
+    def arena(self) -> torch.Tensor | None:
+        """The memory that it lays its arrays out in; None where operators allocate."""
+        return self._in_place.arena if self._in_place else None
 
     @property
     def _owned(self) -> tuple[str, ...]:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from learncost.ledger.conventions import Conventions as Conventions
     from learncost.ledger.conventions import conventions as conventions
     from learncost.ledger.cost import cost as cost
+    from learncost.ledger.memory import Memory as Memory
+    from learncost.ledger.memory import memory as memory
+    from learncost.ledger.memory_fit import Fit as Fit
+    from learncost.ledger.memory_fit import fit as fit
     from learncost.ledger.record import Cost as Cost
     from learncost.ledger.rules import rules as rules
     from learncost.ledger.sweep import Sweep as Sweep
@@ -73,6 +77,8 @@ _PUBLIC = {
     "emit": "learncost.faces.emit",
     "errata": "learncost.books.errata",
     "Figure": "learncost.hardware.figure",
+    "fit": "learncost.ledger.memory_fit",
+    "Fit": "learncost.ledger.memory_fit",
     "inference": "learncost.procedures.inference",
     "Inference": "learncost.procedures.inference",
     "from_module": "learncost.models.from_module",
@@ -83,6 +89,8 @@ _PUBLIC = {
     "Live": "learncost.readings.live",
     "live": "learncost.readings.live",
     "lower": "learncost.layers.lower",
+    "memory": "learncost.ledger.memory",
+    "Memory": "learncost.ledger.memory",
     "NotationError": "learncost.equation.errors",
     "price": "learncost.books.book",
     "Price": "learncost.readings.price",

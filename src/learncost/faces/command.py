@@ -32,7 +32,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet."),
     "rules": ("rules:rules", "Rules of thumb set against the exact numbers."),
     "memory": ("memory:memory", "The peak of one training step, the arrays that make it, what fits a budget."),
-    "memory": ("memory:memory", "The peak of one training step, the arrays that make it, what fits a budget."),
+    "fit": ("fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."),
     "run-cost": ("run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."),
     "calibrate": ("calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step."),
     "complexity": ("complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."),

@@ -147,7 +147,7 @@ def cost(
     Numbers may be text, as flags are. Raises `InputError`.
     """
     named_one("procedure", procedure, {**PROCEDURES, **CONTROLS, **INFERENCE})
-    wanted = _adaptation(train, train_layers, lora, lora_rank, lora_alpha)
+    wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
 
@@ -262,7 +262,7 @@ def prepare(
     return Run(built, axes, book, optimizer, dtype, tokens, learning, (plan or "").strip())
 
 
-def _adaptation(*given: object) -> Adaptation | None:
+def adaptation_of(*given: object) -> Adaptation | None:
     """What learns, where anything is said about it."""
     if all(value is None for value in given):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
-from learncost.ledger.cost import Run, prepare
+from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory_types import INDEX, Format, bytes_of, format_of, state_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import run_sizes
@@ -122,13 +122,13 @@ def memory(
     budget      bytes that the step may take, as 8GB: what is the largest batch, the longest sequence?
     Raises `InputError`.
     """
-    from learncost.ledger.cost import _adaptation
-
     limit = None if budget is None else bytes_of("budget", budget)
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
     kind = format_of(dtype)
-    run = prepare(model, "run", *lengths, None, "sgd", dropout, "fp32", sizes, (procedure,), _adaptation(*given), plan)
+    run = prepare(
+        model, "run", *lengths, None, "sgd", dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan
+    )
     found = Step(run, procedure, kind, optimizer, accumulate).measured(limit)
     if limit is not None and not any(found.fits.values() if found.fits else ()):
         least = replace(found, budget=None)
@@ -175,6 +175,12 @@ class Step:
         self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
         self.widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value}
         self.widths["index"] = INDEX
+
+    def whole(self) -> Table:
+        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
+        table = step(self.model, self.procedure, self.optimizer.name)
+        gradients = {f"d{weight}" for weight in table.weights}
+        return planned(replace(table, outputs=tuple(n for n in table.outputs if n not in gradients)), self.plan)
 
     @property
     def beside(self) -> int:
@@ -243,8 +249,10 @@ class Step:
 
 def _gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
-    if any(isinstance(line, Repeat) and any(one.tag.macro == "optimizer_step" for one, _ in walk((line,)))
-           for line in table.lines):  # fmt: skip
+    if any(
+        isinstance(line, Repeat) and any(one.tag.macro == "optimizer_step" for one, _ in walk((line,)))
+        for line in table.lines
+    ):
         raise InputError("accumulate waits for the gradients of all microbatches: leave the plan at-once out")
     found = accumulated(table).gather
 

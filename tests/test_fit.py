@@ -1,0 +1,122 @@
+"""What fits: the largest batch under a limit that the operating system sets, flash beside RAM, advice, refusals."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.ledger.memory_fit import fit, largest_batch
+
+MIB = 2**20
+MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 500}
+
+STEP = """
+import json, resource, sys
+import numpy as np
+from learncost.contest.emitted import Emitted
+from learncost.equation.count import base
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.procedures.procedure import step
+
+batch, room, model = json.loads(sys.argv[1])
+built = build(configure("gpt2", model))
+table = step(built, "bp", "sgd")
+table = type(table)(**{**vars(table), "outputs": tuple(n for n in table.outputs if n[1:] not in table.weights)})
+program = Emitted(table, built.sizes)
+
+def run(batch, length):
+    sizes = run_sizes(built, batch, length, None)
+    shapes = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
+    given = {name: np.zeros(own, int if name in table.indices else "f4") for name, own in shapes.items()}
+    return program(given)
+
+run(1, 128)  # what NumPy and BLAS keep for themselves is there before the limit
+with open("/proc/self/status") as status:
+    (data,) = (int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (data + room, data + room))
+try:
+    run(batch, 512)
+except MemoryError:
+    sys.exit(3)
+"""
+
+
+def runs(batch, room):
+    """Whether a step on so many samples runs in a fresh process that gets so many bytes more than it has."""
+    # Every array of 64 KiB and more is given back to the system at once, as NumPy gives it back to the library.
+    own = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
+    given = json.dumps([batch, room, MODEL])
+    done = subprocess.run([sys.executable, "-c", STEP, given], env=os.environ | own, check=False, capture_output=True)
+    assert done.returncode in (0, 3), done.stderr.decode()
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits what is mapped on Linux only")
+def test_the_batch_that_fit_finds_runs_and_one_more_fails():
+    room = 160 * MIB
+    (found,) = fit("gpt2", room, procedures="bp", seq_len=512, plan="", engine="numpy", **MODEL).rows
+    assert found.ram > 8 * MIB
+    # Besides the arrays there are Python's objects, and what is rounded up to pages: less than a MiB.
+    assert runs(found.largest, room + MIB)
+    assert not runs(found.largest + 1, room + MIB)
+
+
+def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
+    def peak(batch):
+        return max(100 + 7 * batch, 10 * batch + 40, 25 * batch - 500)
+
+    for room in range(107, 2000, 13):
+        batch = largest_batch(peak, room)
+        assert peak(batch) <= room < peak(batch + 1)
+    assert largest_batch(peak, 106) == 0
+
+
+def test_frozen_weights_lie_in_flash_where_there_is_flash():
+    sizes = {**MODEL, "num_hidden_layers": 3}
+    given = {"procedures": "bp", "seq_len": 16, "train_layers": "last 1", "plan": "", **sizes}
+    (ram,) = fit("gpt2", "1GB", **given).rows
+    (both,) = fit("gpt2", "1GB", "1GB", **given).rows
+    cost = lc.cost("gpt2", seq_len=16, train_layers="last 1", **sizes)
+    assert ram.flash == 0
+    # fp32: four bytes of every weight that does not learn.
+    assert both.flash == ram.ram - both.ram == 4 * (cost.parameters - cost.trained_parameters)
+    (none,) = fit("gpt2", "1GB", "1kB", **given).rows
+    assert not none.fits
+
+
+def test_a_batch_more_than_the_largest_takes_more_than_there_is():
+    for row in fit("gpt2", "20MB", procedures="bp,mempepita", seq_len=64, **MODEL).rows:
+        given = {"seq_len": 64, "procedure": row.procedure, "plan": row.plan, **MODEL}
+        assert lc.memory("gpt2", batch_size=row.largest, **given).peak <= 20 * 10**6
+        assert lc.memory("gpt2", batch_size=row.largest + 1, **given).peak > 20 * 10**6
+
+
+def test_what_to_change_where_nothing_fits(capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in MODEL.items()]
+    assert main(["fit", "gpt2", "--ram", "1500kB", "--seq-len", "512", *flags]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Nothing fits. The least is " in text
+    length = int(text.split("With --seq-len ")[1].split()[0])
+    assert main(["fit", "gpt2", "--ram", "1500kB", "--seq-len", str(length), "--json", *flags]) == 0
+    assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--ram", "lots"], "ram must be bytes such as 8GB, 256KiB or 1e9, not 'lots'"),
+        (["--ram", "1GB", "--dtype", "fp12"], "no dtype is called 'fp12'"),
+        (["--ram", "1GB", "--procedure", "pepitta"], "no learning procedure is called 'pepitta'"),
+        (["--ram", "1GB", "--engine", "numpy", "--dtype", "bf16"], "computes in fp32 or fp64"),
+    ],
+)
+def test_refusals_are_one_line(flags, line, capsys):
+    assert main(["fit", "gpt2", *flags]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1

@@ -50,6 +50,9 @@ class Clock:
     def move(self, elements):
         return self.takes(LAUNCH + 12 * elements / BANDWIDTH)
 
+    def fill(self, bytes_):
+        return self.takes(bytes_ / BANDWIDTH + bytes_ * POINT), self.takes(bytes_ / BANDWIDTH)
+
     def words(self):
         yield "gelu", self.takes(LAUNCH + 1000 * POINT), 1000
 
@@ -76,6 +79,7 @@ def test_what_is_measured_is_what_the_operations_took(clock):
         assert grid.rates == pytest.approx([FLOPS] * 27, rel=1e-6)
     assert found.bandwidth.values == pytest.approx([BANDWIDTH] * len(measuring.WORKING_SETS), rel=1e-6)
     assert found.words == pytest.approx({"gelu": POINT}, rel=1e-6)
+    assert found.fresh == pytest.approx(POINT, rel=1e-6)
     assert found.threads == 3
     # Every prediction was right, so that the interval is what lies beside the lines alone.
     assert (found.low, found.high) == pytest.approx(measuring.BESIDE, rel=1e-3)
@@ -217,6 +221,8 @@ def checked(bench):
         doing()
         assert points > 1000
     bench.move(1000)()
+    for doing in bench.fill(1000):
+        doing()
     bench.inner(3, 4, 5)[0]()
     bench.wait()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from learncost.hardware.calibration import Calibration
 from learncost.readings.time import Curve, Grid, Rates
-from learncost.readings.time.rates import ORIENTATIONS
+from learncost.readings.time.rates import FRESH, ORIENTATIONS
 
 Doing: TypeAlias = Callable[[], object]
 Tell: TypeAlias = Callable[[str], None]
@@ -37,13 +37,16 @@ WORKING_SETS = tuple(3 * 2**power for power in range(14, 27, 2))
 LEAST_SECONDS, REPEATS = 0.002, 3
 """How long, and how often, an operation is timed; the median counts."""
 
+ROUNDS = 2
+"""How often products and bandwidth are gone through, some seconds apart: the faster counts, as machines have moods."""
+
 CHECKS = ((44, 200, 130), (150, 600, 70), (700, 150, 400), (60, 1800, 500), (500, 500, 500), (1300, 90, 700))
 """Products off the grid, whose times say how far a prediction may be off."""
 
 BESIDE = (0.9, 1.3)
 """Factors by which the interval of a step is wider than that of single operations: what lies beside the lines (Python,
-reshapes, what other lines leave in the caches) is not known from these. So far off, and no further, were 23 of 26 steps
-of benchmarks/prediction.py on the machine on which they were tried, two cores of an AMD EPYC."""
+reshapes, what other lines leave in the caches) is not known from these. So far off, and no further, were 21 of 26 steps
+of benchmarks/prediction.py on the machine on which they were tried, two shared cores of an AMD EPYC."""
 
 
 class Bench(Protocol):
@@ -65,7 +68,10 @@ class Bench(Protocol):
         """Several products, and how many, each on one thread (on a GPU all on the one)."""
 
     def move(self, elements: int) -> Doing:
-        """Two arrays of so many elements of 4 bytes added into a third one."""
+        """Two arrays of so many elements of 4 bytes added into a third one that is there."""
+
+    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+        """An array filled that is new, and one that is there; both the same where results are never new."""
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
         """Each word or primitive, by its name, and at how many points."""
@@ -106,19 +112,33 @@ class _Measuring:
         calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
         product = calls.pop("product")
         found = Rates(
-            {one: self._grid(f"products {one}", self._products(one, product)) for one in ORIENTATIONS},
-            self._grid("products inside of kernels", self._inner),
-            self._bandwidth(calls["launch"]),
+            *self._faster_of_rounds(product, calls["launch"]),
             dict(self._words(calls["launch"])),
             threads=self.bench.threads,
             operators=self.bench.operators,
             launch=calls["launch"],
             launch_backward=calls["launch_backward"],
             optimizer=calls["optimizer"],
+            fresh=self._fresh(),
         )
         self.tell("how far predictions are off")
         low, high = self._interval(found)
         return replace(found, low=low, high=high)
+
+    def _faster_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
+        """Products by orientation, those inside of kernels, and bandwidth: of each place the fastest of some rounds."""
+        rounds = []
+        for number in range(1, ROUNDS + 1):
+            grids = {
+                way: self._grid(f"products {way}, {number} of {ROUNDS}", self._products(way, product))
+                for way in ORIENTATIONS
+            }
+            inner = self._grid(f"products inside of kernels, {number} of {ROUNDS}", self._inner)
+            rounds.append((grids, inner, self._bandwidth(launch)))
+        ways = {way: _fastest([grids[way] for grids, _, _ in rounds]) for way in ORIENTATIONS}
+        curves = [curve for _, _, curve in rounds]
+        values = tuple(max(own) for own in zip(*(curve.values for curve in curves), strict=True))
+        return ways, _fastest([inner for _, inner, _ in rounds]), Curve(curves[0].places, values)
 
     def _time(self, doing: Doing) -> float:
         return seconds(doing, self.bench.wait)
@@ -156,6 +176,11 @@ class _Measuring:
             values.append(bytes_ / taken)
         return Curve(tuple(places), tuple(values))
 
+    def _fresh(self) -> float:
+        """Seconds a byte that new memory takes more than memory that is there."""
+        new, there = (self._time(doing) for doing in self.bench.fill(2 * FRESH))
+        return max(0.0, new - there) / (2 * FRESH)
+
     def _words(self, launch: float) -> Iterator[tuple[str, float]]:
         self.tell("words")
         for name, doing, points in self.bench.words():
@@ -172,6 +197,11 @@ class _Measuring:
             ratios.append(taken / (12 * elements / rates.bandwidth(12.0 * elements) + rates.launch))
         ends = quantiles(ratios, n=10)
         return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
+
+
+def _fastest(grids: Sequence[Grid]) -> Grid:
+    """The highest rate of each shape."""
+    return Grid(grids[0].sizes, tuple(max(own) for own in zip(*(grid.rates for grid in grids), strict=True)))
 
 
 def _without(launch: float, taken: float) -> float:

@@ -30,7 +30,11 @@ class NumPyBench:
 
     def move(self, elements: int) -> Doing:
         one, two = (np.ones(elements, np.float32) for _ in range(2))
-        return partial(np.add, one, two)
+        return partial(np.add, one, two, out=np.empty_like(one))
+
+    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+        there = np.ones(bytes_, np.uint8)
+        return partial(np.ones_like, there), partial(there.fill, 1)
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
         one, two = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))

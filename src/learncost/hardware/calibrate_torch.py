@@ -95,7 +95,11 @@ class TorchBench:
     def move(self, elements: int) -> Doing:
         width = torch.finfo(self.dtype).bits // 8
         one, two = (self._random(elements * 4 // width) for _ in range(2))
-        return partial(torch.add, one, two)
+        return partial(torch.add, one, two, out=torch.empty_like(one))
+
+    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+        there = torch.ones(bytes_, dtype=torch.uint8, device=self.device)
+        return partial(torch.ones_like, there), partial(there.fill_, 1)
 
     def _random(self, *shape: int) -> Any:
         return torch.rand(shape, device=self.device).to(self.dtype) + 0.1

@@ -98,7 +98,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, source: str) -> Rates:
         raise InputError(f"{where}: bandwidth needs as many values as places, and places in rising order")
     small = {
         key: _number(row.get(key), key, where, 0.0)
-        for key in ("launch", "launch_backward", "optimizer", "step", "low", "high")
+        for key in ("launch", "launch_backward", "optimizer", "fresh", "step", "low", "high")
     }
     if not 0 < small["low"] <= small["high"]:
         raise InputError(f"{where}: low must be above 0 and at most high")
@@ -116,6 +116,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, source: str) -> Rates:
         launch=small["launch"],
         launch_backward=small["launch_backward"],
         optimizer=small["optimizer"],
+        fresh=small["fresh"],
         step=small["step"],
         low=small["low"],
         high=small["high"],

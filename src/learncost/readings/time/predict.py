@@ -10,7 +10,7 @@ from typing import Any
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line
-from learncost.readings.time.rates import Rates
+from learncost.readings.time.rates import FRESH, Rates
 from learncost.readings.time.work import MatrixProduct, Priced, Work, works
 
 
@@ -34,14 +34,15 @@ class Seconds:
     compute: float
     memory: float
     launch: float
+    fresh: float = 0.0  # that memory takes because it is new: the system's work, which nothing hides
 
     @property
     def total(self) -> float:
-        return max(self.compute, self.memory) + self.launch
+        return max(self.compute, self.memory) + self.fresh + self.launch
 
     @property
     def bound(self) -> Bound:
-        parts = {Bound.COMPUTE: self.compute, Bound.MEMORY: self.memory, Bound.LAUNCH: self.launch}
+        parts = {Bound.COMPUTE: self.compute, Bound.MEMORY: self.memory + self.fresh, Bound.LAUNCH: self.launch}
         return max(parts, key=lambda name: parts[name])
 
 
@@ -93,12 +94,12 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
     if missing := sorted(needed.union(*(row.repeat.sizes for row in rows)) - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     parts = list(works(rows, sizes, dtype, rates.operators, rates.words))
-    ago = _ago(parts)
-    found = tuple(_seconds(work, since, rates) for work, since in zip(parts, ago, strict=True))
+    ago, new = _ago(parts), _new(parts)
+    found = tuple(_seconds(*own, rates) for own in zip(parts, ago, new, strict=True))
     return Time(found, rates.step, rates.low, rates.high)
 
 
-def _seconds(work: Work, ago: Mapping[str, float], rates: Rates) -> Seconds:
+def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Seconds:
     compute = sum(_product(own, work, rates) for own in work.products)
     compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
     memory = sum(own / rates.bandwidth(ago[name]) for name, own in work.bytes.items())
@@ -108,7 +109,14 @@ def _seconds(work: Work, ago: Mapping[str, float], rates: Rates) -> Seconds:
         launch = rates.launch_backward
     else:
         launch = rates.launch
-    return Seconds(work.rows, work.shares, work.turns * compute, work.turns * memory, work.turns * launch)
+    return Seconds(
+        work.rows,
+        work.shares,
+        work.turns * compute,
+        work.turns * memory,
+        work.turns * launch,
+        work.turns * new * rates.fresh,
+    )
 
 
 def _product(own: MatrixProduct, work: Work, rates: Rates) -> float:
@@ -140,4 +148,15 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
         result.append(found)
         now += own
         last |= dict.fromkeys(work.bytes, (body, now))
+    return result
+
+
+def _new(parts: Sequence[Work]) -> list[int]:
+    """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
+    gradients = sum(work.turns * sum(work.made.values()) for work in parts if work.macro == "weight_update")
+    result = []
+    for work in parts:
+        several = work.macro == "weight_update" and gradients > FRESH
+        new = sum(own for own in work.made.values() if several or own > FRESH)
+        result.append(0 if work.macro == "optimizer_step" else new)
     return result

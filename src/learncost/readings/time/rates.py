@@ -9,6 +9,11 @@ from functools import cached_property
 from itertools import product
 from math import exp, log, prod
 
+FRESH = 32 * 2**20
+"""Bytes above which the C library hands what is freed back to the system, and gets it anew, page by page: an array of
+that size (DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or all gradients of weights together, which
+PyTorch frees after every step."""
+
 ORIENTATIONS = ("NN", "TN", "NT")
 """How factors m x k and k x n lie in memory: T the other way round. Forward, gradients of weights, of activations."""
 
@@ -77,6 +82,7 @@ class Rates:
     products   by orientation, with all threads
     inner      of products inside of a kernel or a batch, of one thread
     bandwidth  bytes a second, read and written, by the bytes that were touched since the same bytes were touched last
+    fresh      seconds a byte more where an operator's result is in new memory, as what is larger than `FRESH` is
     words      seconds a point, by word and primitive; `word'` is a gradient; what is missing is made of primitives, and
                a primitive that is missing takes no time
     launch     seconds that a kernel or a product takes to be called, `launch_backward` in the backward pass
@@ -96,6 +102,7 @@ class Rates:
     launch: float = 0.0
     launch_backward: float = 0.0
     optimizer: float = 0.0
+    fresh: float = 0.0
     step: float = 0.0
     threads: int = 1
     operators: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
@@ -51,6 +51,7 @@ class Work:
     products  its matrix products; `share` of them and of the points lies inside of what is visible
     points    how often each word or primitive is computed
     bytes     of each array that it reads or writes whole, by name
+    made      bytes of those of them that it makes
     together  how many turns of a kernel can run at once; 0: it is no kernel
     """
 
@@ -61,6 +62,7 @@ class Work:
     products: tuple[MatrixProduct, ...]
     points: Mapping[str, int]
     bytes: Mapping[str, int]
+    made: Mapping[str, int] = field(default_factory=dict)
     share: float = 1.0
     together: int = 0
 
@@ -83,7 +85,9 @@ def works(
         matrix = tuple(own for products, _ in of_lines for own in products)
         points: Counter[str] = sum((own for _, own in of_lines), Counter())
         weights = [1 + sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
-        elements = _arrays([line for _, line in group], leaves, sizes)
+        lines = [line for _, line in group]
+        moved = {name: own * BYTES[dtype] for name, own in _arrays(lines, leaves, sizes).items()}
+        made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
         share, together = 1.0, 0
         if kernel := first.tag.kernel:
             together = prod(_size(axis, sizes) for axis in kernel.axes)
@@ -96,7 +100,8 @@ def works(
             macro=first.tag.macro,
             products=matrix,
             points=points,
-            bytes={name: own * BYTES[dtype] for name, own in elements.items()},
+            bytes=moved,
+            made={name: own for name, own in made.items() if name in leaves},
             share=share,
             together=together,
         )
@@ -277,9 +282,13 @@ def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -
                     found[term.name] = max(found.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
         for term in line.left:
             if term.name in leaves:
-                own = prod(_size(a, sizes) for a in term.declared) * (2 if term.indexed else 1)  # filled with zeros
+                own = _size_of(term, sizes) * (2 if term.indexed else 1)  # filled with zeros before
                 found[term.name] = max(found.get(term.name, 0), own)
     return found
+
+
+def _size_of(term: Term, sizes: Mapping[str, int]) -> int:
+    return prod(_size(axis, sizes) for axis in term.declared)
 
 
 def _terms(operand: Operand) -> Iterator[Term]:

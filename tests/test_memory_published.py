@@ -1,0 +1,135 @@
+"""What is published of a step's memory, found again in the tables."""
+
+import pytest
+
+import learncost as lc
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.plan import planned
+from learncost.procedures.procedure import step
+from learncost.readings.live import live
+
+LAYERS, BATCH, LENGTH, HEADS, WIDTH = 7, 2, 5, 3, 12
+SBH = LENGTH * BATCH * WIDTH
+AS2B = HEADS * LENGTH**2 * BATCH
+
+
+def kept_in_blocks(procedure, plan=""):
+    """Bytes that a block with dropout keeps in 16 bits, as Korthikanti et al. 2022 count them: masks of a byte, the
+    scores' mask drawn again where the scores are made again, and no standard deviations, which are small."""
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": 11}
+    model = build(configure("gpt2", {**sizes, "max_position_embeddings": 8}), dropout=True)
+    table = planned(step(model, procedure, "sgd"), plan)
+    kept = live(table, run_sizes(model, BATCH, LENGTH, None), "fp16").kept
+    block = [held for held in kept if held.axes[0] == "n_layer" and held.axes != ("n_layer", "B", "M")]
+    values = sum(held.bytes for held in block if not held.name.endswith(".mask"))
+    masks = {held.name: held.bytes // 2 for held in block if held.name.endswith(".mask")}
+    return values // LAYERS, {name: size // LAYERS for name, size in masks.items()}
+
+
+def test_activations_without_recomputation():
+    # Korthikanti et al. 2022, Reducing activation recomputation in large transformer models, equation (1).
+    values, masks = kept_in_blocks("bp")
+    assert masks == {"attn.P.mask": AS2B, "attn.Y.mask": SBH, "mlp.Y.mask": SBH}
+    assert values + sum(masks.values()) == 34 * SBH + 5 * AS2B
+
+
+def test_activations_with_selective_recomputation():
+    # Section 5: without the product of queries and keys, softmax, its dropout and its mask, 34sbh.
+    values, masks = kept_in_blocks("bp", "recompute=softmax+attn.R+attn.S")
+    assert values + masks["attn.Y.mask"] + masks["mlp.Y.mask"] == 34 * SBH
+
+
+@pytest.mark.parametrize(("procedure", "plan"), [("recompute", ""), ("bp", "recompute=block")])
+def test_activations_with_full_recomputation(procedure, plan):
+    # Section 5: the input of every block, 2sbh.
+    assert kept_in_blocks(procedure, plan)[0] == 2 * SBH
+
+
+DEEP = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 40, "vocab_size": 50}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
+    # Rajbhandari et al. 2020, ZeRO, section 3.1: 2 + 2 + K with K = 12 (fp32 weights, momentum and variance).
+    found = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, **DEEP)
+    parameters = lc.cost("gpt2", seq_len=1, **DEEP).parameters
+    parts = found.split
+    assert parts["weights"] == 2 * parameters
+    assert parts["master weights"] == 4 * parameters
+    assert parts["optimizer state"] == 8 * parameters
+    # Where the optimizer begins all gradients are there: then 16 bytes, and of activations next to nothing.
+    first = next(one for one in found.curve if one.macro_operation == "optimizer_step")
+    assert 16 * parameters <= first.bytes < 16.02 * parameters
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "least", "most"),
+    [
+        ("sgd", 0, 0),
+        ("momentum", 4, 4),
+        ("lion", 4, 4),
+        ("adamw", 8, 8),
+        # Dettmers et al. 2022: two bytes, and two factors of four bytes for 2,048 elements; small tensors stay fp32.
+        ("adam8bit", 2 + 8 / 2048, 2.1),
+        # Shazeer & Stern 2018: a sum a row and a column, so next to nothing of matrices this wide.
+        ("adafactor", 0, 0.03),
+        # Jordan et al. 2024: momentum alone, but of vectors two states.
+        ("muon", 4, 4.02),
+    ],
+)
+def test_what_optimizers_remember_of_a_parameter(optimizer, least, most):
+    found = lc.memory("gpt2", seq_len=8, optimizer=optimizer)
+    parameters = lc.cost("gpt2", seq_len=8).parameters
+    assert least * parameters <= found.split["optimizer state"] <= most * parameters
+
+
+def saved(layers):
+    """The share of PEPITA's RAM that MEMPEPITA saves, exactly: weights and all."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "seq_len": 64, "num_hidden_layers": layers}
+    pepita, mempepita = (lc.memory("gpt2", name, 8, plan="at-once", **sizes).peak for name in ("pepita", "mempepita"))
+    return 1 - mempepita / pepita
+
+
+def test_what_mempepita_saves_is_a_matter_of_depth():
+    # Pau & Aymone 2024, section 3.3: "saving on average a third of RAM", an average over convolutional networks of
+    # MLPerf Tiny. On transformers the share grows with the number of blocks, and passes a third.
+    shares = [saved(layers) for layers in (1, 2, 4, 8, 16)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.15
+    assert shares[-1] > 1 / 3
+
+
+def test_a_budget_is_met_by_what_fits_and_by_no_more():
+    sizes = {"seq_len": 64, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 500}
+    found = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
+    assert found.fits is not None
+    batch, length = found.fits["batch_size"], found.fits["seq_len"]
+    for one, fits in ((batch, True), (batch + 1, False)):
+        assert (lc.memory("gpt2", batch_size=one, **sizes).peak <= 40 * 10**6) is fits
+    for one, fits in ((length, True), (length + 1, False)):
+        assert (lc.memory("gpt2", batch_size=2, **{**sizes, "seq_len": one}).peak <= 40 * 10**6) is fits
+
+
+def test_the_split_and_the_curve_belong_to_the_peak():
+    found = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16", accumulate=2)
+    assert sum(found.split.values()) == found.peak == max(one.bytes for one in found.curve)
+    assert found.moment.bytes == found.peak
+    beside = found.split["master weights"] + found.split["optimizer state"]
+    assert sum(one.bytes for one in found.witnesses) + beside == found.peak
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"budget": "1kB"}, "1,000 bytes are too few"),
+        ({"budget": "0"}, "budget must be bytes such as 8GB"),
+        ({"dtype": "fp12"}, "no dtype is called 'fp12'"),
+        ({"optimizer": "adamm"}, "no optimizer is called 'adamm'"),
+        ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
+        ({"batch_size": 4, "accumulate": 2, "plan": "at-once"}, "leave the plan at-once out"),
+    ],
+)
+def test_refusals(given, line):
+    with pytest.raises(lc.InputError, match=line):
+        lc.memory("gpt2", seq_len=8, **given)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json as to_json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from learncost.faces.flags import Name, Switch, chosen
+from learncost.equation.errors import InputError
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
 from learncost.ledger.sheet import Row, Sheet
 from learncost.proof.report import Check, Report
 from learncost.proof.verify import verify as compute
 
+OWN = ("every", "engine", "plan", "procedure", "optimizer", "batch_size", "seq_len", "format", "json", "help")
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
 
@@ -33,8 +36,15 @@ def verify(
     /,
     *,
     every: Switch = False,
+    engine: Name | None = None,
+    plan: Name | None = None,
+    procedure: Name | None = None,
+    optimizer: Name | None = None,
+    batch_size: Number | None = None,
+    seq_len: Number | None = None,
     format: Name = "table",
     json: Switch = False,
+    **sizes: Value,
 ) -> Verdict:
     """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
 
@@ -44,19 +54,41 @@ def verify(
     PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
     PEPITA bit for bit.
 
+    With --engine: what an engine executes with what is priced, line by line. Of a model one step; without one the
+    passes of every layer as they are emitted, their values too.
+
     Parameters
     ----------
     model
         A model, as learncost cost takes it, or a layer; without it every word and every layer that there is.
     every
         One line a comparison, also where there are hundreds.
+    engine
+        torch or jax: watch what it executes.
+    plan
+        Of --engine torch: rewritings of the step, as flash,fused; by default the planner chooses.
+    procedure
+        Of --engine: bp (the default), recompute, pepita or mempepita.
+    optimizer
+        Of --engine: sgd (the default), momentum or adamw.
+    batch_size
+        Of --engine: sequences; by default 2.
+    seq_len
+        Of --engine: tokens in each; by default 80.
     format
         table or json.
     json
         Short for --format json.
+    sizes
+        Of --engine: any size or setting of the model, as --num-hidden-layers 2.
     """
     wanted = chosen(format, json, ("table", "json"))
-    report = compute(model)
+    own = {"plan": plan, "procedure": procedure, "optimizer": optimizer, "batch_size": batch_size, "seq_len": seq_len}
+    given = {name: value for name, value in own.items() if value is not None}
+    sizes = refuse_unknown(sizes, OWN)
+    if engine is None and (given or sizes):
+        raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for --engine torch or jax")
+    report = compute(model) if engine is None else _of_engine(model, engine, given, sizes)
     code = 0 if report.passed else 1
     if wanted == "json":
         checks = [asdict(check) for check in report.checks]
@@ -64,6 +96,17 @@ def verify(
     if every or model is not None:
         return Verdict(_lines(report, model or "every word and every layer"), code)
     return Verdict(_summary(report), code)
+
+
+def _of_engine(model: str | None, engine: str, given: dict[str, Any], sizes: dict[str, Any]) -> Report:
+    """What an engine executes; its libraries are imported only here."""
+    from learncost.faces.train import number
+    from learncost.training.verified import verify_engine
+
+    if model is None and (given or sizes):
+        raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for a model: name one")
+    lengths = {name: number(name, value, True) for name, value in given.items() if name in ("batch_size", "seq_len")}
+    return verify_engine(model, engine, **{**given, **lengths}, sizes=sizes)
 
 
 def _lines(report: Report, title: str) -> Sheet:

@@ -99,14 +99,16 @@ def _shown(row: Row) -> str:
 
 
 def places(executed: Sequence[Hashable], expected: Sequence[Hashable]) -> list[int]:
-    """For everything executed which of the expected it is, in order; what nobody expected goes to the one before."""
+    """For everything executed which of the expected it is, in order; what nobody expected goes to a like neighbour."""
     if list(executed) == list(expected):
         return list(range(len(expected)))
     found: list[int] = []
     matcher = SequenceMatcher(None, expected, executed, autojunk=False)
     for _, start, end, first, last in matcher.get_opcodes():
-        own = range(start, end) or range(max(start - 1, 0), max(start, 1))
-        found += [own[min(i, len(own) - 1)] for i in range(last - first)]
+        for i, mark in enumerate(executed[first:last], start):
+            near = (i, end - 1) if start < end else (start, start - 1)
+            inside = [at for at in near if 0 <= at < len(expected) and (start == end or at < end)]
+            found.append(next((at for at in inside if expected[at] == mark), inside[-1]))
     return found
 
 

@@ -15,6 +15,7 @@ from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
 from learncost.layers.names import written_once
 from learncost.models.configuration import configure
+from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.proof import engine_in_place as in_place
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
 
 BATCH_SIZE, SEQ_LEN = 2, 80
-"""So that kernels that take 64 queries at a time have one whole block and a part of one."""
+"""So that kernels that take some queries at a time have whole blocks and a part of one."""
 
 ENGINES = ("torch", "jax")
 
@@ -54,16 +55,21 @@ def verify_engine(
     if model is None:
         return Report(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
     _installed(engine)
+    for name, length in (("batch-size", batch_size), ("seq-len", seq_len)):
+        if length < 2:  # a single token has none after it
+            raise InputError(f"{name} must be at least 2, not {length}")
     if engine == "jax" and plan:
         raise InputError("--engine jax runs the step as it is derived: leave --plan out")
-    training = Training(configure(model, dict(sizes or {})), procedure, optimizer, dtype=np.float64)
-    if not training.model.learns or not training.model.causal or training.model.two_sided:
-        raise InputError(f"engines train language models, and {training.configuration.name} is none that says the next")
+    configuration = configure(model, dict(sizes or {}))
+    built = build(configuration)
+    if not built.learns or not built.causal or built.two_sided:
+        raise InputError(f"engines train language models, and {configuration.name} is none that says the next token")
+    training = Training(configuration, procedure, optimizer, dtype=np.float64)
     tokens = np.random.default_rng(0).integers(0, training.model.sizes["v"], (batch_size, seq_len))
     prepared = _as_it_runs(training.prepare(tokens))
     if engine == "torch":
         plan = chosen(prepared.table, prepared.sizes, "fp64") if plan is None else plan
-    subject = f"{training.configuration.name}, {procedure} with {optimizer} on {engine}"
+    subject = f"{configuration.name}, {procedure} with {optimizer} on {engine}"
     return Report(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
 
 

@@ -1,8 +1,12 @@
 """What is published of a step's memory, found again in the tables."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import learncost as lc
+from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
@@ -133,3 +137,17 @@ def test_the_split_and_the_curve_belong_to_the_peak():
 def test_refusals(given, line):
     with pytest.raises(lc.InputError, match=line):
         lc.memory("gpt2", seq_len=8, **given)
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("line", "screen"), re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.M | re.S))
+def test_the_screens_of_the_page(line, screen, capsys):
+    assert main(line.split()[1:]) == 0
+    assert capsys.readouterr().out == screen
+
+
+def test_the_python_of_the_page():
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    exec(program, {})  # the page's own text

@@ -58,7 +58,7 @@ def seen(table, sizes, dtype):
         *(
             ("gpt2", {**SMALL, "num_hidden_layers": 1}, procedure, "sgd", batch, 128, "fp32", "")
             for procedure in ("bp", "recompute", "pepita", "mempepita")
-            for batch in (6, 12)[: 2 if procedure in ("bp", "pepita") else 1]
+            for batch in (6, 12)
         ),
         # where the optimizer is: its temporaries stand in each other's place as NumPy has them
         ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "fp32", ""),
@@ -67,6 +67,8 @@ def seen(table, sizes, dtype):
         ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
         ("gemma-3-1b", {**LLAMA, "num_key_value_heads": 1, "head_dim": 32}, "bp", "sgd", 5, 128, "fp32", ""),
         ("bert-tiny", {**SMALL, "intermediate_size": 512}, "bp", "sgd", 8, 128, "fp32", ""),
+        # many blocks: an object for every array that is kept
+        ("gpt2", {**SMALL, "num_hidden_layers": 24}, "bp", "sgd", 4, 16, "fp32", ""),
         # plans are other programs
         ("gpt2", SMALL, "bp", "sgd", 8, 128, "fp32", "flash,head,at-once,recompute=gelu+norm"),
     ],
@@ -82,7 +84,8 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
 def test_the_rooms_of_the_peak_add_up_to_it():
     table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
     found = executed(table, sizes, rooms=True)
-    assert sum(room.bytes for room in found.rooms) == found.peak == executed(table, sizes).peak
+    assert found.peak == executed(table, sizes).peak
+    assert 0 <= found.peak - sum(room.bytes for room in found.rooms) < 64 * KIB  # the arrays' own objects
     assert found.rooms == tuple(sorted(found.rooms, key=lambda room: -room.bytes))
     # It lies in the gradient of GELU, whose values on the way are there then, 4 B of [4 128 512] each.
     assert found.line.startswith("Z = T + 1.0 + X")
@@ -97,7 +100,9 @@ def test_nothing_is_held_when_a_program_is_done():
     X = rooms.Array.new(account, (512, 512), np.float32)
     # Y, and Y * Y, in whose place the difference is written: NumPy takes temporaries of 256 KiB and more.
     result = names["f"](X)
-    assert (account.now, account.peak) == (2 * MIB, 3 * MIB)
+    objects = 3 * (np.ndarray.__basicsize__ + 32)  # with two sizes and two strides
+    assert 0 <= account.now - 2 * MIB <= objects
+    assert 0 <= account.peak - 3 * MIB <= objects
     assert result.shape == (512, 512)
     del result, X
     assert account.now == 0

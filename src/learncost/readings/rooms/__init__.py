@@ -9,7 +9,8 @@ What is assumed, beside that every function takes what its result takes:
 - Where the operands of an elementwise operation do not lie alike, NumPy moves 8,192 elements at a time by a buffer.
 - `reshape` and `ascontiguousarray` copy where NumPy copies; products of matrices take no copies of their own.
 
-Python's own objects are not counted; nor is what the BLAS library allocates for itself, once, outside of Python.
+Of Python's own objects those of arrays are counted and nothing else; nor is what the BLAS library allocates for itself,
+once, outside of Python.
 """
 
 from learncost.readings.rooms.account import Account

@@ -28,6 +28,11 @@ class _Room:
         self.account.give(id(self), self.bytes)
 
 
+def _object(layout: Any) -> int:
+    """Bytes of an array's own object, with its shape and strides: little, but there is one for every array kept."""
+    return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
+
+
 class Array:
     """An array without values. `layout` is one of NumPy's whose elements nobody reads: shape and strides."""
 
@@ -35,6 +40,10 @@ class Array:
 
     def __init__(self, layout: Any, room: _Room, owns: bool = False) -> None:
         self.layout, self.room, self.owns = layout, room, owns
+        room.account.now += _object(layout)
+
+    def __del__(self) -> None:
+        self.room.account.now -= _object(self.layout)
 
     @staticmethod
     def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Array:

@@ -14,6 +14,7 @@ import pytest
 import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
+from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
@@ -224,6 +225,43 @@ def test_what_cannot_be_done_in_place_runs_on_operators() -> None:
     for name, array in other.weights.items():
         np.testing.assert_allclose(found.weights[name], array, atol=1e-12, err_msg=name)
     assert found.says.endswith("on PyTorch's operators, as a repeat in a repeat cannot be laid out in one arena")
+
+
+def test_another_device_gives_the_same_weights() -> None:
+    """On a device that is not `cpu` by name tensors are moved there and back; here it is the processor all the same."""
+    from learncost.training.engine import engine
+    from learncost.training.options import Options
+
+    model = configure(*GPT2)
+    common = {"dtype": "fp64", "optimizer": "adamw", "learning_rate": 0.05}
+    found, other = (
+        engine(model, Options(engine="torch", device="cpu:0", **common)),
+        engine(model, Options(engine="numpy", **common)),
+    )
+    for _ in range(2):
+        assert found.step(*_batch(), 0.05) == pytest.approx(other.step(*_batch(), 0.05), abs=1e-12)
+    assert found.says.endswith("on PyTorch's operators on cpu:0")
+    for name, array in (other.weights | other.state).items():
+        np.testing.assert_allclose((found.weights | found.state)[name], array, atol=1e-10, err_msg=name)
+    again = engine(model, Options(engine="torch", device="cpu:0", **common))
+    again.load(found.weights, found.state, found.steps)
+    assert again.step(*_batch(), 0.05) == pytest.approx(other.step(*_batch(), 0.05), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "abacus"}, "--device abacus cannot be used here"),
+        ({"device": "cpu:0", "dtype": "bf16"}, "kernels for a processor alone"),
+        ({"device": "cuda", "engine": "numpy"}, "--device is for --engine torch"),
+    ],
+)
+def test_what_a_device_cannot_do_is_said(options: dict[str, Any], says: str) -> None:
+    from learncost.training.engine import engine
+    from learncost.training.options import Options
+
+    with pytest.raises(InputError, match=says):
+        engine(configure(*GPT2), Options(**{"engine": "torch", "learning_rate": 0.1, **options}))
 
 
 def test_names_are_given_once() -> None:

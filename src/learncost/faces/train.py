@@ -55,6 +55,7 @@ def train(
     optimizer: Name | None = None,
     dtype: Name | None = None,
     plan: Name | None = None,
+    device: Name | None = None,
     batch_size: Number | None = None,
     accumulate: Number | None = None,
     seq_len: Number | None = None,
@@ -104,6 +105,8 @@ def train(
         fp32 (the default), fp64, or bf16 with fp32 weights.
     plan
         Rewritings of the step, such as recompute=gelu+norm; by default the engine chooses.
+    device
+        Of --engine torch: cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
     batch_size
         Sequences that are computed at once.
     accumulate

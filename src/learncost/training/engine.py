@@ -74,6 +74,8 @@ class NumPyEngine:
     def __init__(self, configuration: Configuration, options: Options) -> None:
         if options.dtype not in self.dtypes:
             raise InputError(f"--engine {self.name} has no {options.dtype}: choose {' or '.join(self.dtypes)}")
+        if options.device != "cpu" and self.name != "torch":
+            raise InputError(f"--device is for --engine torch: --engine {self.name} chooses its own")
         if options.plan is not None and not self.plans:
             raise InputError(f"--engine {self.name} runs the step as it is derived: leave --plan out")
         self._training = self.training(

@@ -30,6 +30,7 @@ class Options:
     peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
     accumulate  microbatches of `batch_size` sequences whose gradients are averaged before the optimizer's one step
     plan        the rewritings of the step, as `flash,fused,recompute=gelu+norm`; None: the engine's own choice
+    device      of --engine torch: cpu, or what PyTorch calls another one, such as cuda
     """
 
     paths: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Options:
     dropout: float = 0.0
     clip: float = 0.0
     plan: str | None = None
+    device: str = "cpu"
     seed: int = 0
     steps: int | None = None
     minutes: float | None = None

@@ -18,7 +18,7 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.readings.emit import fill, program, unfold
 from learncost.readings.emit.placed import placed
-from learncost.training.engine import NumPyEngine
+from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 
 if TYPE_CHECKING:
@@ -35,13 +35,18 @@ class _TorchTraining(Training):
 
     plan: str | None = None
     precision = "fp32"
+    device = "cpu"
     _pool: _Pool
     _steps: dict[tuple[int, tuple[tuple[str, int], ...]], _Step]
 
-    def place(self, plan: str | None, precision: str) -> None:
+    def place(self, plan: str | None, precision: str, device: str) -> None:
         """Forget what was compiled; weights and state are those that the training has now."""
-        self.plan, self.precision = plan, precision
-        self._pool, self._steps = _Pool(), {}
+        self.plan, self.precision, self.device = plan, precision, device
+        self._pool, self._steps = _Pool(device), {}
+
+    def fetch(self) -> None:
+        """Bring weights and state back from the device into NumPy's arrays."""
+        self._pool.fetch()
 
     def _run(self, prepared: Prepared) -> Values:
         key = (id(prepared.table), tuple(prepared.sizes.items()))
@@ -83,10 +88,21 @@ class TorchEngine(NumPyEngine):
             import torch  # noqa: F401  # said here, before anything else is made
         except ImportError:
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
+        _check_device(options)
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan)  # what cannot be is said at once
-        self._training.place(options.plan, options.dtype)
+        self._training.place(options.plan, options.dtype, options.device)
+
+    @property
+    def weights(self) -> Arrays:
+        self._training.fetch()
+        return self._training.weights
+
+    @property
+    def state(self) -> Arrays:
+        self._training.fetch()
+        return self._training.state
 
     @property
     def says(self) -> str:
@@ -105,13 +121,28 @@ class TorchEngine(NumPyEngine):
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        self._training.place(self._training.plan, self._training.precision)
+        own = self._training
+        own.place(own.plan, own.precision, own.device)
+
+
+def _check_device(options: Options) -> None:
+    """Refuse a device that PyTorch does not know or see, and what runs on a processor alone."""
+    import torch
+
+    try:
+        torch.empty(1, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"--device {options.device} cannot be used here: {reason}") from None
+    if options.device != "cpu" and options.dtype == "bf16":
+        raise InputError("--dtype bf16 runs on kernels for a processor alone: leave --device out, or choose fp32")
 
 
 @dataclass
 class _Pool:
-    """What all programs of a training share: tensors in the memory of arrays, and the largest arena."""
+    """What all programs of a training share: tensors, on a processor in the memory of arrays, and the largest arena."""
 
+    device: str = "cpu"
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
     arena: torch.Tensor | None = None
@@ -122,10 +153,16 @@ class _Pool:
 
         if name not in self.tensors:
             self.arrays[name] = np.require(array, requirements=("C", "W"))
-            self.tensors[name] = torch.from_numpy(self.arrays[name])
+            self.tensors[name] = torch.from_numpy(self.arrays[name]).to(self.device)
         elif self.arrays[name] is not array:
-            self.arrays[name][...] = array
+            self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         return self.tensors[name]
+
+    def fetch(self) -> None:
+        """The numbers of tensors that lie elsewhere, into their arrays."""
+        if self.device != "cpu":
+            for name, tensor in self.tensors.items():
+                self.arrays[name][...] = tensor.cpu().numpy()
 
 
 class _Step:
@@ -142,13 +179,17 @@ class _Step:
         self.plan = _smallest(table, self._sizes, precision) if plan is None else plan
         self._emitted: _Emitted | None = None
         self._in_place: InPlace | None = None
+        if pool.device != "cpu":
+            self._emitted = _Emitted(planned(table, self.plan), self._sizes, pool.device)
+            self.says = f"plan {self.plan or 'none'}, on PyTorch's operators on {pool.device}"
+            return
         try:
             self._in_place = self._compiled(prepared, precision)
             self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
         except InputError as error:
             if precision == "bf16":
                 raise InputError(f"--dtype bf16 runs on compiled kernels alone, and {error}") from None
-            self._emitted = _Emitted(planned(table, self.plan), self._sizes)
+            self._emitted = _Emitted(planned(table, self.plan), self._sizes, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
 
     def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
@@ -183,7 +224,7 @@ class _Step:
             found = self._emitted(tensors, prepared.values)
             for name in self.renewed:
                 pool.tensors[name].copy_(found.pop(f"{name}.new"))
-        results = {name: tensor.numpy() for name, tensor in found.items()}
+        results = {name: tensor.cpu().numpy() for name, tensor in found.items()}
         return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
 
 
@@ -201,13 +242,20 @@ def _smallest(table: Table, sizes: Mapping[str, int], precision: str) -> str:
 
 
 class _Emitted:
-    """The program of a table as PyTorch's operators, called with values by the names of the table."""
+    """The program of a table as PyTorch's operators, called with values by the names of the table.
 
-    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+    On CUDA `torch.compile` takes it whole and writes its kernels.
+    """
+
+    def __init__(self, table: Table, sizes: Mapping[str, int], device: str = "cpu") -> None:
+        import torch
+
         self._program = program(table, "torch", sizes=sizes)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
-        self._reads = tuple(table.inputs)
+        self._reads, self._device = tuple(table.inputs), device
+        function = self._namespace[self._program.function]
+        self._function = torch.compile(function, dynamic=False) if device.startswith("cuda") else function
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         import torch
@@ -215,10 +263,10 @@ class _Emitted:
         values = dict(tensors)
         for name in self._reads:
             if name not in values:
-                values[name] = torch.from_numpy(np.ascontiguousarray(arrays[name]))
+                values[name] = torch.from_numpy(np.ascontiguousarray(arrays[name])).to(self._device)
         arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
         with torch.inference_mode():
-            result = self._namespace[self._program.function](*arguments)
+            result = self._function(*arguments)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
         return {name: value for tree, own in trees for name, value in unfold(tree, own)}

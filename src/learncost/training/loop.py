@@ -33,7 +33,7 @@ from learncost.training.options import DTYPES, MINUTES, Options
 class Step:
     """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
 
-    memory     bytes by which the process's peak lies above what it held before there were weights
+    memory     bytes of arrays that the process holds more than before there were weights
     predicted  bytes that the engine's plan says for weights, state and step, where it does
     """
 
@@ -112,7 +112,7 @@ class _Run:
         self.corpus = self._corpus()
         self.engine: Engine = engine(self.configuration, self.options)
         own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
-        self.before = memory.resident() - own
+        self.before = memory.anonymous() - own
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
             self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
@@ -209,7 +209,7 @@ class _Run:
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
         flops = own.flops(*batch[0].shape) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
-        more = memory.peak() - self.before if self.before > 0 else None
+        more = memory.anonymous() - self.before if self.before > 0 else None
         if not self.told:
             self.told = True
             self.report.say(own.says)

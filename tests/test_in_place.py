@@ -115,6 +115,18 @@ def test_other_types(dtype: str, apart: float) -> None:
         np.testing.assert_allclose(weights[name], array, atol=apart, err_msg=name)
 
 
+@pytest.mark.parametrize("m, n, k", [(16, 16, 512), (64, 64, 64), (257, 96, 384), (300, 512, 700)])
+def test_products_in_fp32_are_those_of_fp32(m: int, n: int, k: int) -> None:
+    # A processor with bf16 tiles rounds the factors of some shapes where PyTorch is told that it may.
+    from learncost.engines.in_place import library_products
+
+    one, two = torch.rand(m, k) - 0.5, torch.rand(n, k) - 0.5
+    exact = one.double() @ two.t().double()
+    with library_products():
+        for product in (one @ two.t(), (two @ one.t()).t()):
+            assert float((product - exact).norm() / exact.norm()) < 1e-6  # bf16 has 2e-3
+
+
 def test_mixed_precision_keeps_what_autocast_keeps() -> None:
     """Weights, moments and the stream between the blocks are fp32, what products read and make bf16."""
     training = _training(GPT2, "bp", "adamw", np.float32)

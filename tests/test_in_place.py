@@ -115,7 +115,7 @@ def test_other_types(dtype: str, apart: float) -> None:
         np.testing.assert_allclose(weights[name], array, atol=apart, err_msg=name)
 
 
-@pytest.mark.parametrize("m, n, k", [(16, 16, 512), (64, 64, 64), (257, 96, 384), (300, 512, 700)])
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 16, 512), (64, 64, 64), (257, 96, 384), (300, 512, 700)])
 def test_products_in_fp32_are_those_of_fp32(m: int, n: int, k: int) -> None:
     # A processor with bf16 tiles rounds the factors of some shapes where PyTorch is told that it may.
     from learncost.engines.in_place import library_products

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show_conventions
 from learncost.ledger.conventions import Conventions
 from learncost.ledger.conventions import conventions as compute
+from learncost.ledger.memory_published import PublishedMemory, published_memory
 
-OWN = ("batch-size", "seq-len", "target-len", "format", "json", "help")
+OWN = ("batch-size", "seq-len", "target-len", "memory", "format", "json", "help")
 
 
 def conventions(
@@ -17,10 +19,11 @@ def conventions(
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
+    memory: Switch = False,
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
-) -> Conventions | str:
+) -> Conventions | PublishedMemory | str:
     """What every price book and the common counters say of the same training step, and line by line why they differ.
 
     Parameters
@@ -34,13 +37,21 @@ def conventions(
         Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
     target_len
         Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
+    memory
+        Instead, the memory for activations of one sequence as Pau & Aymone count it, beside the exact one.
     format
-        table, json, csv or md.
+        table, json, csv or md; with --memory no csv.
     json
         Short for --format json.
     sizes
         Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
     """
+    if memory:
+        wanted = chosen(format, json, ("table", "json", "md"))
+        if batch_size != "1":
+            raise InputError("--memory is of one sequence: leave --batch-size out")
+        told = published_memory(model, seq_len, target_len, **refuse_unknown(sizes, OWN))
+        return written(told, wanted, {"md": lambda told: told.sheet.markdown()})
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))
     writers = {"csv": show_conventions.as_csv, "md": show_conventions.as_markdown}

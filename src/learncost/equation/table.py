@@ -188,6 +188,11 @@ class Line:
     def name(self) -> str:
         return self.left[0].name
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The names of its results."""
+        return tuple(term.name for term in self.left)
+
     @cached_property
     def loops(self) -> tuple[str, ...]:
         """Every axis of the line, each once."""
@@ -296,6 +301,11 @@ class Repeat:
         return frozenset(names | defined(self.lines))
 
     @property
+    def makes(self) -> tuple[str, ...]:
+        """The outer names that it hands out: what it carried, and the stacks of what it keeps."""
+        return (*(carry.final for carry in self.carry), *(outer for _, outer in self.keep))
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The outer names that the repeat needs."""
         inside = self.inside
@@ -326,13 +336,7 @@ Statement: TypeAlias = Line | Repeat
 
 def defined(lines: Iterable[Statement]) -> frozenset[str]:
     """The names that lines define in their own scope."""
-    names: set[str] = set()
-    for line in lines:
-        if isinstance(line, Repeat):
-            names |= {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
-        else:
-            names |= {term.name for term in line.left}
-    return frozenset(names)
+    return frozenset(name for line in lines for name in line.makes)
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,19 @@ def _versions(
     lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]]
 ) -> tuple[tuple[Statement, ...], dict[str, tuple[str, ...]]]:
     """The lines of a scope, and the axes of the names that are new."""
-    left = Counter(name for line in lines for name in _makes(line))
+    left = Counter(name for line in lines for name in line.makes)
     seen: Counter[str] = Counter()
     names: dict[str, str] = {}
     new: dict[str, tuple[str, ...]] = {}
     result: list[Statement] = []
     for line in lines:
         read = dict(names)
-        for name in _makes(line):
+        for name in line.makes:
             left[name] -= 1
             seen[name] += 1
             names[name] = f"{name}:{seen[name]}" if left[name] else name
             new[names[name]] = axes[name]
-        made = {name: names[name] for name in _makes(line)}
+        made = {name: names[name] for name in line.makes}
         if isinstance(line, Repeat):
             line = _told_apart(line)
             body, inner = _versions(line.lines, {**axes, **line.axes})
@@ -128,9 +128,3 @@ def _told_apart(line: Repeat) -> Repeat:
         each=tuple((names.get(inside, inside), outer) for inside, outer in line.each),
         keep=tuple((names.get(inside, inside), outer) for inside, outer in line.keep),
     )
-
-
-def _makes(line: Statement) -> tuple[str, ...]:
-    if isinstance(line, Repeat):
-        return (*(carry.final for carry in line.carry), *(outer for _, outer in line.keep))
-    return tuple(term.name for term in line.left)

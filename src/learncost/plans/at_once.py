@@ -23,7 +23,7 @@ def at_once(table: Table) -> Table:
     lines: list[Statement] = [line for line in table.lines if id(line) not in moved]
     for gradient, chain in chains.items():
         arrays = {name for line in chain for name in line.reads if table.axes[name]}
-        place = next(i for i, line in enumerate(lines) if gradient in defined((line,)))
+        place = next(i for i, line in enumerate(lines) if gradient in line.makes)
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
         maker = lines[place]
         if isinstance(maker, Repeat) and not readers and gradient in {outer for _, outer in maker.keep}:
@@ -51,7 +51,7 @@ def _chains(table: Table) -> dict[str, list[Line]]:
             )
         for gradient in read:
             chains.setdefault(gradient, []).append(line)
-            gradient_of |= dict.fromkeys((term.name for term in line.left), gradient)
+            gradient_of |= dict.fromkeys(line.makes, gradient)
     return chains
 
 
@@ -63,7 +63,7 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mappin
     """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead."""
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
     stacks = [name for line in chain for name in line.reads if axes[name] and name != gradient]
-    made = [term.name for line in chain for term in line.left]
+    made = [name for line in chain for name in line.makes]
     own = dict(repeat.axes)
     each = dict(repeat.each)
     for name in stacks:
@@ -84,9 +84,7 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mappin
         for line in chain
     ]
     arrays = {names.get(name, name) for name in (gradient, *stacks)}
-    place = max(
-        i for i, line in enumerate(lines) if not arrays.isdisjoint(line.reads) or names[gradient] in defined((line,))
-    )
+    place = max(i for i, line in enumerate(lines) if not arrays.isdisjoint(line.reads) or names[gradient] in line.makes)
     lines[place + 1 : place + 1] = turn
     read = {name for line in chain for name in line.reads}
     new = tuple((name, name) for name in made if name not in read)

@@ -116,7 +116,7 @@ def _sums_early(lines: Sequence[Statement], sizes: frozenset[str]) -> list[State
         if isinstance(line, Product) and not is_matrix_product(line) and not line.tag.kernel:
             rows = _rows(line, sizes)
             if rows and not set(rows) & set(line.left[0].loops):
-                while place and not _makes(result[place - 1]) & set(line.reads):
+                while place and set(line.reads).isdisjoint(result[place - 1].makes):
                     place -= 1
                 while place < len(result) and _together(result[place - 1], result[place]):
                     place += 1
@@ -140,7 +140,7 @@ def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Sta
         """Put what makes these names here, and what that reads; None: everything."""
         wanted, needed = set[int](), set(names or ())
         for one in reversed(late):
-            if names is None or _makes(one) & needed:
+            if names is None or not needed.isdisjoint(one.makes):
                 wanted.add(id(one))
                 needed |= set(one.reads)
         result.extend(one for one in late if id(one) in wanted)
@@ -183,9 +183,3 @@ def _together(one: Statement, two: Statement) -> bool:
 def _stands_alone(line: Statement) -> bool:
     """A matrix product that no kernel has."""
     return isinstance(line, Line) and is_matrix_product(line) and line.tag.kernel is None
-
-
-def _makes(line: Statement) -> set[str]:
-    if isinstance(line, Repeat):
-        return {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
-    return {term.name for term in line.left}

@@ -63,9 +63,7 @@ def _part(table: Table) -> tuple[int, int, set[str]] | None:
         name for name in defined(table.lines) if BATCH in table.axes[name] and set(vocabulary) & set(table.axes[name])
     }
     touching = [
-        i
-        for i, line in enumerate(table.lines)
-        if not wide.isdisjoint(line.reads) or not wide.isdisjoint(defined((line,)))
+        i for i, line in enumerate(table.lines) if not wide.isdisjoint(line.reads) or not wide.isdisjoint(line.makes)
     ]
     return touching[0], touching[-1] + 1, wide
 
@@ -111,7 +109,7 @@ class _Turns:
     def line(self, line: Statement) -> None:
         if isinstance(line, Repeat) or any(BATCH in condition.axes for condition in line.where):
             raise _OtherFormError
-        past = self.totals | {name for one in self.after for name in defined((one,))}
+        past = self.totals | {name for one in self.after for name in one.makes}
         if not past.isdisjoint(line.reads):
             self.after.append(line)
         elif BATCH not in line.loops:
@@ -133,7 +131,7 @@ class _Turns:
         self.axes |= {term.name: self.of_turn(term.name) for term in line.left}
         summed = [term for term in line.left if BATCH not in term.declared]
         if not summed:
-            self.made |= {term.name for term in line.left}
+            self.made |= {*line.makes}
         elif isinstance(line, Product):
             self.add(line, self.table.axes[line.name])
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, defined, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
 from learncost.plans.plan import planned
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
@@ -112,7 +112,7 @@ def _scope(
 def _updated(lines: tuple[Statement, ...]) -> set[str]:
     """New weights and states, which take the places of the old ones."""
     updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
-    return {term.name for line in updates for term in line.left if term.name.endswith(".new")}
+    return {name for line in updates for name in line.makes if name.endswith(".new")}
 
 
 def _inside_of_kernels(lines: tuple[Statement, ...], wanted: set[str]) -> set[str]:
@@ -123,5 +123,5 @@ def _inside_of_kernels(lines: tuple[Statement, ...], wanted: set[str]) -> set[st
         own = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
         others |= {name for name in line.reads if maker.get(name) != own}
         if own:
-            maker |= dict.fromkeys(defined((line,)), own)
+            maker |= dict.fromkeys(line.makes, own)
     return maker.keys() - others

@@ -81,11 +81,7 @@ def _closed(table: Table) -> Table:
     free: list[str] = []
     for line in table.lines:
         free += [name for name in line.reads if name not in made]
-        made |= {*free}
-        if isinstance(line, Repeat):
-            made |= {carry.final for carry in line.carry} | {outer for _, outer in line.keep}
-        else:
-            made |= {term.name for term in line.left}
+        made |= {*free, *line.makes}
     return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
 
 
@@ -207,7 +203,7 @@ class _Writer:
         """The lines of one function; `handed` are the names that leave it."""
         scope.once = _read_once(lines) - handed
         scope.handed = handed
-        makes = Counter(name for line in lines for name in _makes(line))
+        makes = Counter(name for line in lines for name in line.makes)
         scope.again = {name for name, count in makes.items() if count > 1}
         before = ""
         rest = list(lines)
@@ -314,12 +310,6 @@ def _read_once(lines: Iterable[Statement]) -> set[str]:
             reads.update(name for term in (*line.left, *line.right) for name in term.names if "~" in name)
             reads.subtract(term.name for term in line.left if "~" in term.name)
     return {name for name, count in reads.items() if count == 1} - barred
-
-
-def _makes(line: Statement) -> list[str]:
-    if isinstance(line, Repeat):
-        return [*(carry.final for carry in line.carry), *(outer for _, outer in line.keep)]
-    return [term.name for term in line.left]
 
 
 def _tuple(items: Sequence[str]) -> str:

@@ -106,8 +106,8 @@ def _call(lines: list[Line], axes: Axes, others: frozenset[str], written: Writte
             return Call((first,), (rows.rows, rows.index), (first.name,), scatter=rows)
         kernel = Kernel(first.tag.layer or "line", _turns(first))
         lines = [replace(first, tag=replace(first.tag, kernel=kernel))]
-    if not others & {term.name for line in lines for term in line.left}:
-        others |= {term.name for term in lines[-1].left}  # nobody reads it, but the step says that it is done
+    if others.isdisjoint(defined(lines)):
+        others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
     function = written(lines, axes, others, kernel.name)
     return Call(tuple(lines), function.reads, function.writes, function.shares, function)
 
@@ -127,8 +127,7 @@ def _sums_in_place(
     """Products and scatters that only a sum of two reads, made after the other one: each with the sum and the other."""
     readers: Counter[str] = Counter(name for line in lines for name in line.reads)
     readers.update(handed)
-    place = {term.name: at for at, line in enumerate(lines) if isinstance(line, Line) for term in line.left}
-    place |= {name: at for at, line in enumerate(lines) if isinstance(line, Repeat) for name in defined((line,))}
+    place = {name: at for at, line in enumerate(lines) for name in line.makes}
     makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line)}
     found: dict[int, tuple[Line, str]] = {}
     for line in lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
 from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit.placed import placed
 from learncost.readings.run import execute
 
@@ -54,9 +54,7 @@ def _batch(batch: int = 3, length: int = 13) -> tuple[Any, Any]:
 
 
 def _table(training: Training, plan: str) -> Any:
-    table = training.table()
-    gradients = {f"d{name}" for name in table.weights}
-    return planned(replace(table, outputs=tuple(n for n in table.outputs if n not in gradients)), plan)
+    return planned(without_gradients(training.table()), plan)
 
 
 def _steps(training: Training, plan: str, dtype: str, steps: int = 2) -> tuple[list[float], dict[str, Any]]:

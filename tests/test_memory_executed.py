@@ -2,7 +2,6 @@
 
 import tracemalloc
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.executed import executed
 from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.readings import rooms
 
@@ -25,10 +25,8 @@ LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
 def step_of(model, procedure, optimizer, batch, length, plan="", **sizes):
     """A step that gives back what a training goes on with, and the sizes of its axes."""
     built = build(configure(model, sizes))
-    table = planned(step(built, procedure, optimizer), plan)
-    gradients = {f"d{weight}" for weight in table.weights}
-    kept = tuple(name for name in table.outputs if name not in gradients)
-    return replace(table, outputs=kept), run_sizes(built, batch, length, length if built.two_sided else None)
+    table = without_gradients(planned(step(built, procedure, optimizer), plan))
+    return table, run_sizes(built, batch, length, length if built.two_sided else None)
 
 
 def seen(table, sizes, dtype):

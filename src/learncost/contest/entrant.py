@@ -19,6 +19,7 @@ from learncost.equation.table import Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.models.wording import shown
+from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure
 from learncost.readings.live import live
 from learncost.readings.price import price
@@ -147,9 +148,7 @@ class Training(LayerTraining):
 
     def _step_table(self, model: Model) -> Table:
         """The step gives back what a training goes on with, and no gradients."""
-        table = super()._step_table(model)
-        updates = {f"d{weight}" for weight in table.weights}
-        return replace(table, outputs=tuple(name for name in table.outputs if name not in updates))
+        return without_gradients(super()._step_table(model))
 
     def _run(self, prepared: Prepared) -> Values:
         key = id(prepared.table)  # both tables live as long as the training does

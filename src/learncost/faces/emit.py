@@ -28,7 +28,7 @@ from learncost.models.wording import nearest, shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.optimizer import with_optimizer
+from learncost.procedures.optimizer import with_optimizer, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings.emit import BACKENDS, program
@@ -158,9 +158,7 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
     if optimizer == "none":
         table, end = _without_optimizer(table), "gradients"
     else:
-        gradients = {f"d{weight}" for weight in table.weights}
-        table = replace(table, outputs=tuple(name for name in table.outputs if name not in gradients))
-        end = f"optimizer {optimizer}"
+        table, end = without_gradients(table), f"optimizer {optimizer}"
     table = planned(table, plan)
     configuration = model.configuration
     under = f" under {plan}" if plan else ""

@@ -57,3 +57,14 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         outputs=(*table.outputs, *results),
         constants=table.constants | frozenset(extra),
     )
+
+
+def without_gradients(table: Table) -> Table:
+    """The step whose results are what a training goes on with: a gradient that only the optimizer reads is none."""
+    inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
+    return replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
+
+
+def renewed(table: Table) -> tuple[str, ...]:
+    """The names of the weights and states that a step makes anew."""
+    return tuple(name.removesuffix(".new") for name in table.outputs if name.endswith(".new"))

@@ -18,6 +18,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
+from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.proof import engine_in_place as in_place
 from learncost.proof import engine_operators as operators
 from learncost.proof.engine import Lines
@@ -66,7 +67,8 @@ def verify_engine(
         raise InputError(f"engines train language models, and {configuration.name} is none that says the next token")
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
     tokens = np.random.default_rng(0).integers(0, training.model.sizes["v"], (batch_size, seq_len))
-    prepared = _as_it_runs(training.prepare(tokens))
+    prepared = training.prepare(tokens)
+    prepared = replace(prepared, table=without_gradients(prepared.table))  # as the engines have it
     if engine == "torch":
         plan = chosen(prepared.table, prepared.sizes, "fp64") if plan is None else plan
     subject = f"{configuration.name}, {procedure} with {optimizer} on {engine}"
@@ -78,14 +80,6 @@ def _installed(engine: str) -> None:
 
     if find_spec(engine) is None:
         raise InputError(f"--engine {engine} needs {engine}: pip install 'learncost[{engine}]'")
-
-
-def _as_it_runs(prepared: Prepared) -> Prepared:
-    """The step as the engines have it: a gradient that only the optimizer reads is no result."""
-    table = prepared.table
-    inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
-    outputs = tuple(name for name in table.outputs if name not in inside)
-    return replace(prepared, table=replace(table, outputs=outputs))
 
 
 def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:
@@ -116,8 +110,8 @@ def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]
             for name, call in list(vars(self._kernels).items()):
                 setattr(self._kernels, name, wrapped(name, call))
 
-    owned = (*table.weights, *(name.removesuffix(".new") for name in table.outputs if name.endswith(".new")))
-    tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in dict.fromkeys(owned)}
+    owned = dict.fromkeys((*table.weights, *renewed(table)))
+    tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in owned}
     step = Watched(table, prepared.sizes, "fp64", tensors)
     once = written_once(table)
     lines = Lines(once, prepared.sizes)

@@ -138,10 +138,10 @@ def test_attention_back_from_stored_probabilities(model, dtype):
 WIDE = {"B": 1, "h": 2, "g": 2}  # the rest: tiles of 8 rows and 32 columns with rests, pairs with one place over
 
 
-@pytest.mark.parametrize("flags", ["", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize("flags", ["", "-U__AMX_BF16__", "-mno-avx512bf16", "-mno-avx512f", "-mno-avx"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_attention_in_tiles(dtype, flags, monkeypatch):
-    """With the widest vectors, and as on machines that have no pairs, no AVX-512, no AVX."""
+    """With all that the processor has, and as on machines that have no tiles, no pairs, no AVX-512, no AVX."""
     if flags and platform.machine() != "x86_64":
         pytest.skip("the vectors of x86 are switched off")
     monkeypatch.setenv("CFLAGS", f"-O1 {flags}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
 from learncost.readings.emit.c.arrays import STORED
+from learncost.readings.emit.c.packed import PACKED
 from learncost.readings.emit.c.prelude import PRELUDE
 from learncost.readings.emit.c.schedule import Schedule
 from learncost.readings.emit.c.tiles import TILES
@@ -126,4 +127,4 @@ def writable(
 
 def source(functions: Sequence[Function]) -> str:
     """The whole C file: what all functions need, and the functions."""
-    return PRELUDE.lstrip() + TILES + "\n" + "\n".join(function.text for function in functions)
+    return PRELUDE.lstrip() + PACKED + TILES + "\n" + "\n".join(function.text for function in functions)

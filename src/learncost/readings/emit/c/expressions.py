@@ -165,9 +165,9 @@ class Numbers(Arrays):
         raise InputError(f"a kernel in C cannot compute {word}")
 
     def condition(self, condition: Condition, env: Positions) -> Expression:
-        """Whether a position is inside."""
+        """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
         low, up = env[self.group(condition.lower)], env[self.group(condition.upper)]
-        text = f"{low.text} {'<' if condition.strict else '<='} {up.text}"
+        text = f"(int){low.text} {'<' if condition.strict else '<='} (int){up.text}"
         if condition.window is not None:
-            text += f" && {up.text} < {low.text} + {self.size(condition.window)}"
+            text += f" && (int){up.text} < (int){low.text} + (int){self.size(condition.window)}"
         return Expression(text, max(low.depth, up.depth), "bool")

@@ -51,17 +51,16 @@ class Library(Loops):
             raise InputError(f"a product of a library needs an axis with neighbouring places, in line: {line}")
         tiled = self.real == "float"
         if tiled:
-            name, *factors = self._tiled(a_term, b_term, str(row), str(summed), str(column))
+            name, turned, left, right = self._tiled(a_term, b_term, str(row), str(summed), str(column))
         else:
             name = f"product_{self.real}"
             a = self._factor(a_term, str(row), str(summed))
             b = self._factor(b_term, str(summed), str(column))
             (a_turned, a_stride), (b_turned, b_stride) = self._turned(a, line), self._turned(b, line)
-            factors = [f"{a_turned}, {b_turned}", f"{a.text}, {a_stride}", f"{b.text}, {b_stride}"]
-        turned, left, right = factors
+            turned, left, right = f"{a_turned}, {b_turned}, ", f"{a.text}, {a_stride}", f"{b.text}, {b_stride}"
         extents = ", ".join(map(self._extent, (row, column, summed)))
         self.write(
-            f"{name}({turned}, {extents},",
+            f"{name}({turned}{extents},",
             f"              {left},",
             f"              {right},",
             f"              {1 if value.added or value.shared else 0}, {c.text}, {c.strides[0]});",
@@ -74,16 +73,15 @@ class Library(Loops):
         """
         types = [self._lies(term).type for term in (a_term, b_term) if term.name not in self.schedule.values]
         cell = "pair" if types and set(types) == {"bf16"} else "float"
-        right, _, b_inner = self._packed(b_term, summed, column, cell)
+        right = self._packed(b_term, summed, column, cell)
         if cell == "pair":
-            left, turned, a_inner = self._packed(a_term, summed, row, cell, left=True)
-            return f"tiled_{cell}", str(turned), f"{left}, {a_inner}", f"{right}, {b_inner}"
+            return f"tiled_{cell}", "", self._packed(a_term, summed, row, cell, rows=True), right
         a = self._factor(a_term, row, summed)
         turned, stride = self._turned(a, a_term)
-        return f"tiled_{cell}", str(turned), f"{a.text}, {stride}", f"{right}, {b_inner}"
+        return f"tiled_{cell}", f"{turned}, ", f"{a.text}, {stride}", right
 
-    def _packed(self, term: Term, inner: str, outer: str, cell: str, left: bool = False) -> tuple[str, int, str]:
-        """Where a packed factor begins, whether it is in strips, and its length along the summed axis.
+    def _packed(self, term: Term, inner: str, outer: str, cell: str, rows: bool = False) -> str:
+        """Where a packed factor begins, in rows or in strips, and its length along the summed axis.
 
         What all blocks read is packed once a turn, all else once a block.
         """
@@ -91,10 +89,11 @@ class Library(Loops):
         whole = not self.schedule.steps & set(axes)
         depth = self.turn if whole else self.base
         bounds, self.bounds = self.bounds, None if whole else self.bounds
-        source = self._matrix(axes, self._lies(term), inner, outer)
+        first, second = (outer, inner) if rows else (inner, outer)
+        source = self._matrix(axes, self._lies(term), first, second)
         turned, stride = self._turned(source, term)
-        rows = left and turned
-        extents = self._extent(inner), self._extent(outer)
+        length = self._extent(inner)
+        extents = f"{self._extent(first)}, {self._extent(second)}"
         self.bounds = bounds
         form = "rows" if rows else "strips"
         name = f"{self.names.of(term.name)}_{form}_of_{self.counter((inner,))}"
@@ -102,14 +101,13 @@ class Library(Loops):
             self.blocks[depth].memo["packed", name] = Expression(name, depth)
             block = self.schedule.block[0] if self.schedule.block else ""
             sizes = [self.block_size if axis == block else self.size(axis) for axis in (inner, outer)]
-            count = f"{sizes[1]} * CELLS_{cell}({sizes[0]})" if rows else f"STRIPS({cell}, {', '.join(sizes)})"
-            self.scratch[name] = (cell, count)
-            head = f"{extents[1]}, {extents[0]}" if rows else f"{', '.join(extents)}"
-            head = f"{name}, {head}" if rows else f"{turned}, {name}, {head}"
-            self.blocks[depth].lines.append(f"{form}_{cell}_{source.type}({head}, {source.text}, {stride});")
+            self.scratch[name] = (cell, f"{form.upper()}({cell}, {', '.join(sizes)})")
+            self.blocks[depth].lines.append(
+                f"{form}_{cell}_{source.type}({turned}, {name}, {extents}, {source.text}, {stride});"
+            )
         firsts = [self._range(axis)[0] if whole else "0" for axis in (inner, outer)]
-        offset = f"{'ROW' if rows else 'STRIP'}({cell}, {extents[0]}, {', '.join(firsts)})"
-        return name if firsts == ["0", "0"] else f"{name} + {offset}", int(not rows), extents[0]
+        offset = f"{form.upper()[:-1]}({cell}, {length}, {', '.join(firsts)})"
+        return f"{name if firsts == ['0', '0'] else f'{name} + {offset}'}, {length}"
 
     def _extent(self, axis: object) -> str:
         """How many places of an axis the product goes over."""

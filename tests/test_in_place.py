@@ -22,23 +22,11 @@ from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit.placed import placed
 from learncost.readings.run import execute
+from tiny_models import GPT2, LLAMA
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 
-GPT2 = ("gpt2", {"n_layer": 3, "n_embd": 24, "n_head": 4, "vocab_size": 61, "n_positions": 16})
-LLAMA = (
-    "llama-3.2-1b",
-    {
-        "num_hidden_layers": 2,
-        "hidden_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 40,
-        "vocab_size": 61,
-    },
-)
 ALL = "flash,fused,head,at-once,recompute=gelu+silu+norm"
 
 

@@ -22,23 +22,13 @@ from learncost.proof import engine_operators
 from learncost.proof.engine import BLOCKS, places
 from learncost.proof.engine_in_place import Watch
 from learncost.training.verified import verify_engine
+from tiny_models import GPT2 as SHORT
+from tiny_models import LLAMA
 
 torch = pytest.importorskip("torch")
 compiled = pytest.mark.skipif(compiler.compiler() is None, reason="there is no C compiler")
 
-GPT2 = ("gpt2", {"n_layer": 2, "n_embd": 24, "n_head": 4, "vocab_size": 61, "n_positions": 80})
-LLAMA = (
-    "llama-3.2-1b",
-    {
-        "num_hidden_layers": 2,
-        "hidden_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 40,
-        "vocab_size": 61,
-    },
-)
+GPT2 = ("gpt2", {**SHORT[1], "n_layer": 2, "n_positions": 80})
 ALL = "flash,fused,head,at-once,recompute=gelu+norm"
 
 

@@ -13,8 +13,8 @@ from learncost.bench.process import Process, SideError
 from learncost.bench.result import Bench, Case, Memory, SideFound
 from learncost.bench.show import as_text
 from learncost.bench.subject import Subject, shapes, subjects
-from learncost.bench.worker import forget_highest, highest
 from learncost.faces.command import main
+from learncost.training.memory import forget_highest, highest
 
 TINY = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 9, "vocab_size": 13}
 SUBJECT = Subject("tiny", TINY, 3, 7)

@@ -22,6 +22,7 @@ import numpy as np
 from learncost.bench.sides import SIDES, Side
 from learncost.bench.subject import Subject
 from learncost.equation.errors import InputError
+from learncost.training.memory import forget_highest, highest
 
 
 class Worker:
@@ -57,26 +58,6 @@ class Worker:
         if on_device is not None:
             return {"runtime": self.device, "peak": on_device, "where": "device"}
         return {"runtime": self.runtime, "peak": highest(), "where": "process"}
-
-
-def highest() -> int:
-    """The most memory that this process has had, in bytes (VmHWM on Linux)."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    except (OSError, IndexError):
-        import resource
-
-        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return found if sys.platform == "darwin" else found * 1024
-
-
-def forget_highest() -> None:
-    """Count from now on, where the system can (clear_refs in proc(5)): drawing the weights is not the steps' memory."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return
 
 
 def message(error: Exception) -> str:

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-
-_STATUS = Path("/proc/self/status")
 
 
 def anonymous() -> int:
     """Bytes in memory that no file backs: arrays, not mapped tokens and libraries. 0 where the system does not say."""
+    return _status("RssAnon") or 0
+
+
+def highest() -> int:
+    """The most memory that this process has had, in bytes (VmHWM on Linux)."""
+    found = _status("VmHWM")
+    if found is None:
+        import resource
+
+        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return found
+
+
+def forget_highest() -> None:
+    """Count from now on, where the system can (clear_refs in proc(5)): drawing the weights is not the steps' memory."""
     try:
-        lines = _STATUS.read_text(encoding="ascii").splitlines()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
-        return 0
-    found = next((line.split() for line in lines if line.startswith("RssAnon:")), ["", "0"])
-    return int(found[1]) * 1024
+        return
+
+
+def _status(name: str) -> int | None:
+    """The bytes of a line of /proc/self/status (proc(5)); None where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

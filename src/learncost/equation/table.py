@@ -381,6 +381,12 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
     return tuple(result)
 
 
+def features(table: Table) -> frozenset[str]:
+    """The sizes that its weights have as axes, counts of repeats aside: those of features, not of positions."""
+    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
+    return frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)
+
+
 def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
     """The sizes that the windows of the lines have, each once; windows of a number have none."""
     found = (condition.window for line, _ in walk(lines) for condition in line.where)

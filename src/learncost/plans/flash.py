@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, walk
+from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed
+from learncost.plans.kernels import Names
 
 QUERIES = 32
 """Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a
@@ -30,7 +31,7 @@ def flash(table: Table) -> Table:
     if not pairs:
         return table
     again = recomputed(table, lambda line: _scores(line, pairs))
-    return replace(again, lines=_kernels(again.lines, pairs, set()))
+    return replace(again, lines=_kernels(again.lines, pairs, Names(again)))
 
 
 def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -58,7 +59,7 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
 
 def _queries(softmax: Word, keys: str, table: Table) -> str | None:
     """The axis of the scores whose positions are the queries': the other one that no weight has."""
-    sizes = {base(axis) for name in table.weights for axis in table.axes[name]}
+    sizes = features(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
     if keys not in rows or len(rows) != 2:
         return None  # a choice among experts, say
@@ -66,11 +67,11 @@ def _queries(softmax: Word, keys: str, table: Table) -> str | None:
 
 
 def _scores(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> bool:
-    return any(term.name in pairs for term in line.left)
+    return not pairs.keys().isdisjoint(line.makes)
 
 
 def _kernels(
-    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], taken: set[str]
+    lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: Names
 ) -> tuple[Statement, ...]:
     """The lines of a scope, those that make or read scores in kernels."""
     result: list[Statement] = []
@@ -78,30 +79,22 @@ def _kernels(
 
     def close() -> None:
         if group:
-            turns, queries = next(pairs[name] for line in group for name in _names(line) if name in pairs)
-            wish = name = f"{group[0].tag.layer or 'attention'}_scores"
+            turns, queries = next(pairs[name] for line in group for name in (*line.makes, *line.reads) if name in pairs)
+            wish = f"{group[0].tag.layer or 'attention'}_scores"
             if any(line.tag.macro == "backward" for line in group):
-                wish = name = f"{wish}_backward"
-            number = 2
-            while name in taken:
-                name, number = f"{wish}_{number}", number + 1
-            taken.add(name)
-            kernel = Kernel(name, turns, (queries, QUERIES))
+                wish = f"{wish}_backward"
+            kernel = Kernel(names.of(wish), turns, (queries, QUERIES))
             result.extend(replace(line, tag=replace(line.tag, kernel=kernel)) for line in group)
             group.clear()
 
     for line in lines:
         if isinstance(line, Repeat):
             close()
-            result.append(replace(line, lines=_kernels(line.lines, pairs, taken)))
-        elif any(name in pairs or name.removeprefix("d") in pairs for name in _names(line)):
+            result.append(replace(line, lines=_kernels(line.lines, pairs, names)))
+        elif any(name in pairs or name.removeprefix("d") in pairs for name in (*line.makes, *line.reads)):
             group.append(line)
         else:
             close()
             result.append(line)
     close()
     return tuple(result)
-
-
-def _names(line: Line) -> tuple[str, ...]:
-    return (*(term.name for term in line.left), *line.reads)

@@ -7,11 +7,13 @@ residual stream, normalisations, their gradients - reads and writes every row on
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features
 from learncost.layers.names import named_once
+from learncost.layers.products import is_matrix_product
+from learncost.plans.kernels import Names
 
 _APART = ("zeros", "eye", "append", "inside")
 
@@ -19,41 +21,26 @@ _APART = ("zeros", "eye", "append", "inside")
 def fused(table: Table) -> Table:
     """The table with every line that is no matrix product in a kernel; kernels that other plans made stay."""
     table = named_once(table)
-    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
-    sizes = frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)
-    names = Names({line.tag.kernel.name for line, _ in walk(table.lines) if line.tag.kernel})
-    return replace(table, lines=_fused(table.lines, sizes, names))
+    return replace(table, lines=_fused(table.lines, features(table), Names(table)))
 
 
-def is_matrix_product(line: Line) -> bool:
-    """Whether both factors have an axis of the result that the other one lacks, and something is summed."""
+def _multiplies(line: Line) -> bool:
+    """Whether the line is a product of two matrices, however their axes lie."""
     if not isinstance(line, Product) or len(line.right) != 2:
         return False
-    left = set(line.left[0].loops)
-    one, two = (set(term.loops) for term in line.right)
-    return bool(one & two - left and (one - two) & left and (two - one) & left)
+    one, two = line.right
+    return is_matrix_product(one.loops, two.loops, line.left[0].loops)
 
 
-@dataclass
-class Names:
-    """Names of kernels, each given once."""
-
-    taken: set[str] = field(default_factory=set)
-
-    def of(self, lines: Sequence[Line]) -> str:
-        """What the lines do: their layers, and whether they go backward."""
-        layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
-        words = [line.word for line in lines if isinstance(line, Word)]
-        if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
-            layers.append(words[0])
-        if any(line.tag.macro in ("backward", "weight_update") for line in lines):
-            layers.append("backward")
-        wish = "_".join(part for part in dict.fromkeys(layers))
-        name, number = wish, 2
-        while name in self.taken:
-            name, number = f"{wish}_{number}", number + 1
-        self.taken.add(name)
-        return name
+def _does(lines: Sequence[Line]) -> str:
+    """What the lines do: their layers, and whether they go backward."""
+    layers = list(dict.fromkeys(line.tag.layer for line in lines if line.tag.layer)) or ["sums"]
+    words = [line.word for line in lines if isinstance(line, Word)]
+    if len(layers) == 1 and words and words[0] != layers[0] and len(set(words)) == 1:
+        layers.append(words[0])
+    if any(line.tag.macro in ("backward", "weight_update") for line in lines):
+        layers.append("backward")
+    return "_".join(dict.fromkeys(layers))
 
 
 @dataclass
@@ -80,7 +67,7 @@ def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> t
     result: list[Statement] = []
     for part in parts:
         if isinstance(part, _Group):
-            kernel = Kernel(names.of(part.lines), part.rows)
+            kernel = Kernel(names.of(_does(part.lines)), part.rows)
             result += [replace(line, tag=replace(line.tag, kernel=kernel)) for line in part.lines]
         else:
             result.append(part)
@@ -89,7 +76,7 @@ def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> t
 
 def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
-    if is_matrix_product(line) or (isinstance(line, Word) and line.word in _APART):
+    if _multiplies(line) or (isinstance(line, Word) and line.word in _APART):
         return None
     if line.tag.macro == "optimizer_step":
         return () if isinstance(line, Word) else None  # element by element
@@ -113,7 +100,7 @@ def _sums_early(lines: Sequence[Statement], sizes: frozenset[str]) -> list[State
     result: list[Statement] = []
     for line in lines:
         place = len(result)
-        if isinstance(line, Product) and not is_matrix_product(line) and not line.tag.kernel:
+        if isinstance(line, Product) and not _multiplies(line) and not line.tag.kernel:
             rows = _rows(line, sizes)
             if rows and not set(rows) & set(line.left[0].loops):
                 while place and set(line.reads).isdisjoint(result[place - 1].makes):
@@ -167,7 +154,7 @@ def _waits(line: Line, sizes: frozenset[str]) -> bool:
     macro = line.tag.macro
     if isinstance(line, Sum) and _rows(line, sizes) is None:
         return True
-    return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and is_matrix_product(line))
+    return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and _multiplies(line))
 
 
 def _together(one: Statement, two: Statement) -> bool:
@@ -182,4 +169,4 @@ def _together(one: Statement, two: Statement) -> bool:
 
 def _stands_alone(line: Statement) -> bool:
     """A matrix product that no kernel has."""
-    return isinstance(line, Line) and is_matrix_product(line) and line.tag.kernel is None
+    return isinstance(line, Line) and _multiplies(line) and line.tag.kernel is None

@@ -268,6 +268,8 @@ def test_a_plan_leaves_what_it_does_not_find():
         ("recompute", "needs to be told what: recompute=WHAT, as in recompute=gelu+norm"),
         ("recompute=gelu+", "needs to be told what"),
         ("recompute=gelu,recompute=norm", "is there twice"),
+        ("recompute=block/two", "every k-th block as block/2: k from 1, not block/two"),
+        ("recompute=block/2+block/3", "k from 1, not block/2 and block/3"),
     ],
 )
 def test_what_is_not_a_plan_is_refused_in_one_line(text, said):

@@ -23,6 +23,21 @@ def base(axis: str) -> str:
     return axis.rstrip("'")
 
 
+def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
+    """The size of an axis: a number as digits, a size by name, or a part of one, `n_layer/3`.
+
+    Raises `InputError` where the parts are not whole, KeyError where the size is not known.
+    """
+    name, _, parts = base(axis).partition("/")
+    whole = int(name) if name.isdigit() else sizes[name]
+    if not parts:
+        return whole
+    rest = whole % int(parts)
+    if rest.any() if hasattr(rest, "any") else rest:
+        raise InputError(f"{name} is {whole} and cannot be cut in segments of {parts}: {parts} must divide it")
+    return whole // int(parts)
+
+
 def least(axis: str, others: Iterable[str]) -> str:
     """The name of a size that is the lesser of an axis's and of the points of others: `min(e, B M t)`.
 
@@ -92,9 +107,14 @@ class Count:
                     value = value * sizes[name]
                 total = total + value
         except KeyError:
-            lesser = self._lesser(sizes)
-            return self.at({**sizes, **lesser}) if lesser else self._partly(sizes)
+            derived = self._lesser(sizes) | self._parts(sizes)
+            return self.at({**sizes, **derived}) if derived else self._partly(sizes)
         return total if common == 1 else self._whole(total, common)
+
+    def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes among its own that are parts of known ones (`size_of`)."""
+        found = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
+        return {name: size_of(name, sizes) for name in found}
 
     def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are the lesser of two (`least`), where the two are known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -282,8 +282,9 @@ class Repeat:
     """`repeat n_layer carry X:`: the lines, count times. Its body is a scope of its own that sees the outer names.
 
     `each` pairs a name inside with the stack outside that it is a slice of, turn by turn; `keep` pairs a name inside
-    with the stack outside that collects it. A stack has the count as its first axis. `reverse` runs the last turn
-    first.
+    with the stack outside that collects it. A stack has the count as its first axis; where a name inside has as many
+    axes as its stack, a turn has several slices that stand together, a part of the stack (`part`). `reverse` runs the
+    last turn first.
     """
 
     count: str
@@ -312,6 +313,11 @@ class Repeat:
         names = [carry.initial for carry in self.carry] + [outer for _, outer in self.each]
         names += [name for line in self.lines for name in line.reads if name not in inside]
         return tuple(dict.fromkeys(names))
+
+    def part(self, inside: str, stack: Sequence[str]) -> int:
+        """How many slices of a stack of these axes a turn has together under a name; 0: one, without the first axis."""
+        own = self.axes.get(inside, ())
+        return int(own[0]) if own and len(own) == len(stack) else 0
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def _scope(
     """The lines of one scope, in which forward repeats stand before the repeats backwards that read their stacks."""
     changed: dict[int, Statement] = {}
     for reverse in lines:
-        forward = _forward_of(reverse, lines)
+        forward = forward_of(reverse, lines)
         if forward is None or not isinstance(reverse, Repeat):
             continue
         others = [line for line in lines if line is not reverse]
@@ -41,7 +41,7 @@ def _scope(
     return tuple(changed.get(id(line), line) for line in lines) if changed else lines
 
 
-def _forward_of(reverse: Statement, lines: Iterable[Statement]) -> Repeat | None:
+def forward_of(reverse: Statement, lines: Iterable[Statement]) -> Repeat | None:
     """The repeat whose stacks a repeat backwards reads."""
     if not isinstance(reverse, Repeat) or not reverse.reverse:
         return None

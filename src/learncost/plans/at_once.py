@@ -69,12 +69,30 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mappin
     for name in stacks:
         if name not in made and name not in each.values():
             each[name] = name
-    own |= {names.get(name, name): axes[name][1:] for name in (*stacks, *made)}
+    together = repeat.part(names[gradient], axes[gradient])
+    first = (str(together),) if together else ()
+    own |= {names.get(name, name): (*first, *axes[name][1:]) for name in (*stacks, *made)}
+    lines = list(repeat.lines)
+    if together:  # several turns' gradients are there, each made in a turn of a repeat inside
+        place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
+        assert isinstance(maker, Repeat)
+        lines[place] = _in_turns(maker, names[gradient], [line.renamed(names) for line in chain], {**axes, **own})
+    else:
+        _add(lines, gradient, chain, names, stacks)
+    read = {name for line in chain for name in line.reads}
+    new = tuple((name, name) for name in made if name not in read)
+    keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
+    return replace(repeat, lines=tuple(lines), axes=own, each=tuple(each.items()), keep=(*keep, *new))
+
+
+def _add(
+    lines: list[Statement], gradient: str, chain: Sequence[Line], names: Mapping[str, str], stacks: Sequence[str]
+) -> None:
+    """Add the update of a turn's weight to the lines of the turn."""
 
     def sliced(term: Term) -> Term:
         return Term(names.get(term.name, term.name), term.axes[1:] if term.axes else ())
 
-    lines = list(repeat.lines)
     turn = [
         replace(
             line,
@@ -86,7 +104,3 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mappin
     arrays = {names.get(name, name) for name in (gradient, *stacks)}
     place = max(i for i, line in enumerate(lines) if not arrays.isdisjoint(line.reads) or names[gradient] in line.makes)
     lines[place + 1 : place + 1] = turn
-    read = {name for line in chain for name in line.reads}
-    new = tuple((name, name) for name in made if name not in read)
-    keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
-    return replace(repeat, lines=tuple(lines), axes=own, each=tuple(each.items()), keep=(*keep, *new))

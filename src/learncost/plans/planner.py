@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 
+from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
 from learncost.plans.plan import planned
+from learncost.plans.recompute import SEGMENTS
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
 from learncost.vocabulary import entry
@@ -44,7 +47,7 @@ def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: 
     if budget is None:
         taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype) < 1 - SAME
         return ",".join((*plan, *cheap) if taken else plan)
-    ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all"]
+    ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all", *segments(table, sizes)]
     plans = [",".join((*plan, *filter(None, (more,)))) for more in ladder]
     needs = [memory(planned(table, text), sizes, dtype).peak for text in plans]
     fitting = [text for text, need in zip(plans, needs, strict=True) if need <= budget]
@@ -58,6 +61,12 @@ def nearly_free(table: Table) -> tuple[str, ...]:
     parts = dict.fromkeys(line.word for line in words if "attention" not in line.tag.layer)
     norms = ["norm"] if any("norm" in line.tag.layer.split("_") for line in lines) else []
     return (f"recompute={'+'.join((*parts, *norms))}",) if parts or norms else ()
+
+
+def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The recomputation of several blocks at a time, of as many as divide the blocks of every repeat."""
+    blocks = gcd(*(size_of(line.count, sizes) for line in table.lines if isinstance(line, Repeat) and line.reverse))
+    return tuple(f"recompute={SEGMENTS}{number}" for number in range(2, blocks + 1) if blocks % number == 0)
 
 
 def _does(table: Table, name: str) -> bool:

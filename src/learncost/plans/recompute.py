@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from learncost.equation.errors import named_one
+from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Line, Product, Table, Term, Word, walk
 from learncost.layers.layer import shipped
 from learncost.layers.recompute import recomputed
+from learncost.layers.segments import in_segments
 from learncost.vocabulary import canonical, entries
 
 ALL = {"block": "every line of a block", "all": "every line of a block that its backward pass needs"}
+BLOCK = ("block",)
+SEGMENTS = "block/"
 
 
 def recompute(table: Table, parts: tuple[str, ...]) -> Table:
     """The step in which the chosen forward lines of every repeat run again in its backward repeat.
 
     parts  block: all lines of a block, at the beginning of its backward turn, as the procedure `recompute` has them;
+           block/3: all lines of 3 blocks, at the beginning of their backward turn, from the first one's input; the
+           other parts then run once more in each block's own turn;
            all: those that the backward pass needs, each before its first reader there;
            a word, as softmax, or what words begin with, as gelu: its lines, and the products with masks and gates that
            read them; a layer or a part of its name, as attention or norm: its lines; a value, as mlp.G: its line
     Raises `InputError` where a part is none of these.
     """
     lines = [line for line, turns in walk(table.lines) if turns]
+    if segments := [part for part in parts if part.startswith(SEGMENTS)]:
+        rest = tuple(part for part in parts if part not in segments)
+        turns = _turns(segments)
+        return in_segments(recompute(table, rest) if rest else table, turns) if turns > 1 else recompute(table, BLOCK)
     wanted = [canonical(part) for part in parts]
     words = {part for part in wanted if any(_begins(entry.name, part) for entry in entries())}
     layers = {part for part in wanted if part not in words} - ALL.keys()
@@ -43,6 +52,14 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         return bool(made & (acted | values)) or any(_within(line.tag.layer, part) for part in layers)
 
     return recomputed(table, chosen)
+
+
+def _turns(segments: list[str]) -> int:
+    """How many blocks a segment has: of `block/3`, 3."""
+    number, given = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
+    if len(segments) > 1 or not number.isdigit() or int(number) < 1:
+        raise InputError(f"recompute keeps the input of every k-th block as block/2: k from 1, not {given}")
+    return int(number)
 
 
 def _begins(name: str, part: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import Count, base, checked_sizes, total
+from learncost.equation.count import Count, checked_sizes, size_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word
 from learncost.equation.table import walk as each
@@ -88,7 +88,8 @@ def live(
     if isinstance(table, Derived):
         table = table.step
     walk = _walked(table)
-    missing = sorted({n for array in walk.arrays for n in array.count.sizes} - sizes.keys())
+    needed = {name.partition("/")[0] for array in walk.arrays for name in array.count.sizes}
+    missing = sorted(needed - sizes.keys())
     if missing:
         raise InputError(f"live needs every size: give {', '.join(missing)}")
     return _read(walk, checked_sizes(sizes), dtype, widths or {})
@@ -151,7 +152,7 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str
 
 
 def _held(array: _Array, sizes: Mapping[str, Any], width: int, role: str) -> Held:
-    shape = tuple(int(a) if a.isdigit() else sizes[base(a)] for a in array.axes)
+    shape = tuple(size_of(axis, sizes) for axis in array.axes)
     return Held(array.name, array.axes, shape, (array.count * width).at(sizes), array.layer, array.block, role)
 
 
@@ -278,11 +279,12 @@ class _Walk:
             last = inner.find(carry.end)
             last.last = max(last.last, end)
             start = starts[carry.start]
+            self.find(scope, carry.initial).read |= start.read
             start.macro, start.layer, start.block = last.macro, last.layer, last.block
             final = _Array(carry.final, last.axes, end + 1, -1, last.macro, last.layer, last.block)
             self.arrays.append(final)
             scope.arrays[carry.final] = final
-        scope.arrays |= self.stacks(line, inner, begin, [*starts.values(), *made])
+        scope.arrays |= self.stacks(line, inner, scope, begin, [*starts.values(), *made])
 
     def shared(self, line: Repeat, inner: _Names, scope: _Names, end: int) -> None:
         """What all turns read, and the stacks that they are given, live to the end of the last turn."""
@@ -290,7 +292,7 @@ class _Walk:
             array = self.find(scope, name)
             array.last = max(array.last, end)
 
-    def stacks(self, line: Repeat, inner: _Names, begin: int, made: list[_Array]) -> dict[str, _Array]:
+    def stacks(self, line: Repeat, inner: _Names, scope: _Names, begin: int, made: list[_Array]) -> dict[str, _Array]:
         """The stacks of what is kept; the arrays inside that they hold are not counted a second time."""
         known: dict[int, _Array] = {}
         ends = {id(inner.find(carry.end)): carry.start for carry in line.carry}
@@ -301,7 +303,9 @@ class _Walk:
             array = inner.find(inside)
             if id(array) not in known:
                 times = "1" if inside in again else line.count
-                stack = _Array(outer, (times, *array.axes), begin, begin, array.macro, array.layer, array.block)
+                whole = scope.axes.get(outer, ())
+                axes = whole if line.part(inside, whole) else (times, *array.axes)
+                stack = _Array(outer, axes, begin, begin, array.macro, array.layer, array.block)
                 self.arrays.append(stack)
                 known[id(array)] = stack
             stacks[outer] = known[id(array)]

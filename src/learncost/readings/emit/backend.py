@@ -108,8 +108,12 @@ class Backend:
         return Code(f"{self.module}.broadcast_to({x.text}, {shape(sizes)})")
 
     def joined(self, parts: Sequence[str], axis: int) -> Code:
-        name = "cat" if self.name == "torch" else "concatenate"
-        return Code(f"{self.module}.{name}(({', '.join(parts)}), {axis})")
+        return Code(f"{self.join}(({', '.join(parts)}), {axis})")
+
+    @property
+    def join(self) -> str:
+        """The function that puts arrays one after another."""
+        return f"{self.module}.{'cat' if self.name == 'torch' else 'concatenate'}"
 
     def einsum(self, equation: str, one: str, two: str) -> Code:
         function = "einsum" if self.name == "numpy" else f"{self.module}.einsum"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
-from learncost.readings.emit.expression import call
+from learncost.readings.emit.expression import PRODUCT, Code, call
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
 from learncost.readings.emit.scope import Layout, Scope
@@ -95,14 +95,17 @@ class _Loop:
         line, inner, opened = self.line, self.inner, list[Made]()
         rest = dict(line.each)
         for group in self.turns.weights.groups:
-            stacks = f"{self.turns.record}.{group.field}"
-            own = {
-                inside: outer
-                for inside, outer in rest.items()
-                if outer in group.names and self.scope.paths.get(outer) == f"{stacks}.{self.names.of(outer)}"
-            }
+            # In a turn that has several blocks' weights together the record itself holds stacks.
+            for stacks in (f"{self.turns.record}.{group.field}", self.turns.record):
+                own = {
+                    inside: outer
+                    for inside, outer in rest.items()
+                    if outer in group.names and self.scope.paths.get(outer) == f"{stacks}.{self.names.of(outer)}"
+                }
+                if own:
+                    break
             if own:
-                argument = f"{group.record}(*(stack[{self.turn}] for stack in {stacks}))"
+                argument = f"{group.record}(*(stack[{self._at(*next(iter(own.items())))}] for stack in {stacks}))"
                 self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
                 inner.paths |= {inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in own.items()}
                 self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in own]
@@ -112,10 +115,20 @@ class _Loop:
             opened += self._open(kept, own)
             rest = {inside: outer for inside, outer in rest.items() if outer not in own}
         for inside, outer in rest.items():
-            self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self.turn}]")
+            self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self._at(inside, outer)}]")
         return opened
 
     def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
+    def _at(self, inside: str, outer: str) -> str:
+        """Where a turn's slice of a stack lies, or those that it has together."""
+        together = self.line.part(inside, self.scope.axes.get(outer, ()))
+        return f"{self.turn} * {together} : ({self.turn} + 1) * {together}" if together else self.turn
+
+    def _joins(self, inside: str, outer: str) -> str:
+        """The function that makes a stack of what the turns give: a slice each, or several together."""
+        backend = self.inner.backend
+        return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
+
         """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
         inner = self.inner
         self.scope.read.append(f"record {kept.variable}")
@@ -157,12 +170,13 @@ class _Loop:
             self._keep(objects)
         for group in self.turns.weights.groups:
             if all(f"d{name}" in rest for name in group.names):
-                self._gradients(group, [rest.pop(f"d{name}") for name in group.names])
+                join = self._joins(rest[f"d{group.names[0]}"], f"d{group.names[0]}")
+                self._gradients(group, [rest.pop(f"d{name}") for name in group.names], join)
         for outer, inside in rest.items():
             self.scope.layouts.pop(outer, None)
             variable = names.of(outer)
             self._collect(variable, outer, inner.settled(inside).text)
-            self.stacked[variable] = f"{inner.backend.module}.stack({variable})"
+            self.stacked[variable] = f"{self._joins(inside, outer)}({variable})"
 
     def _collect(self, variable: str, name: str, value: str) -> None:
         self.returned.append(value)
@@ -188,13 +202,12 @@ class _Loop:
         self.turns.kept |= dict.fromkeys(outers, kept)
         self._collect(kept.variable, f"record {kept.variable}", text)
 
-    def _gradients(self, group: Group, insides: Sequence[str]) -> None:
-        """The gradients of a group's weights: a record each turn, then a record of stacks."""
+    def _gradients(self, group: Group, insides: Sequence[str], join: str) -> None:
+        """The gradients of a group's weights: a record each turn, then a record of stacks that `join` makes."""
         inner, names = self.inner, self.names
         variable = names.of(f"d{group.field}", f"record {id(self.line)}")
         self._collect(variable, f"record {variable}", call(group.record, [inner.settled(n).text for n in insides]))
-        stack = f"{inner.backend.module}.stack"
-        self.stacked[variable] = f"{group.record}(*map({stack}, zip(*{variable}, strict=True)))"
+        self.stacked[variable] = f"{group.record}(*map({join}, zip(*{variable}, strict=True)))"
         self.scope.own(variable, {f"d{name}": names.of(name) for name in group.names})
 
     def _readers(self, kept: Kept) -> int:
@@ -234,7 +247,8 @@ class _Loop:
 
     def _loop(self, read: list[str]) -> None:
         line, scope, names = self.line, self.scope, self.names
-        count = line.count if line.count.isdigit() else scope.size(line.count)
+        size, _, parts = line.count.partition("/")
+        count = Code(f"{scope.size(size)} // {parts}", PRODUCT) if parts else Code(scope.size(size))
         first = len(scope.statements)
         for carry in line.carry:
             if carry.initial != carry.final:
@@ -242,16 +256,16 @@ class _Loop:
                 scope.put(f"{names.of(carry.final)} = {code.text}", (carry.final,))
             scope.layouts.pop(carry.final, None)
         for variable, name in self.lists.items():
-            scope.put(f"{variable} = [None] * {count}", (name,))
+            scope.put(f"{variable} = [None] * {count.atom}", (name,))
             if name.startswith("record "):
                 scope.variables[name] = variable
-        turns = f"reversed(range({count}))" if line.reverse else f"range({count})"
+        turns = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
         arguments = [one.argument for one in self.parameters]
         called = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
         scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
         scope.put(f"for {self.turn} in {turns}:\n    {called}", ())
-        side, _, way = self.title.partition("block")
-        scope.statements[first].heading = f"the {side.replace('_', ' ')}blocks{way.replace('_', ', ')}"
+        side, what, way = self.title.partition(_what(line))
+        scope.statements[first].heading = f"the {side.replace('_', ' ')}{what}s{way.replace('_', ', ')}"
         for variable, text in self.stacked.items():
             scope.read = [self.lists[variable]]
             scope.put(f"{variable} = {text}", (self.lists[variable],))
@@ -264,5 +278,13 @@ def title(line: Repeat, table: Table) -> str:
     macros = {inner.tag.macro for inner, _ in walk(line.lines)}
     side = f"{own.pop()}_" if len(every) > 1 and len(own) == 1 else ""
     if "backward" in macros:
-        return f"{side}block_backward"
-    return f"{side}block_update" if "weight_update" in macros else f"{side}block"
+    what = f"{side}{_what(line)}"
+        return f"{what}_backward"
+    if macros == {"recomputation"}:
+        return f"{what}_again"
+    return f"{what}_update" if "weight_update" in macros else what
+
+
+def _what(line: Repeat) -> str:
+    """What its turns are: blocks, or several of them."""
+    return "segment" if "/" in line.count else "block"

@@ -65,7 +65,7 @@ class NumPy:
         first = arrays[0]
         return Array.new(self._account, (len(arrays), *first.shape), first.dtype)
 
-    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
+    def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
         shape = list(arrays[0].shape)
         shape[axis] = sum(one.shape[axis] for one in arrays)
         return Array.new(self._account, shape, np.result_type(*(one.dtype for one in arrays)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import base, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     Line,
@@ -154,27 +154,36 @@ def _turns(
     sizes: Sizes,
     watch: Watch | None,
 ) -> None:
-    if not line.count.isdigit() and line.count not in sizes:
-        raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes")
-    count = int(line.count) if line.count.isdigit() else sizes[line.count]
+    try:
+        count = size_of(line.count, sizes)
+    except KeyError:
+        raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
     own = {**axes, **line.axes}
+    parts = {pair: line.part(pair[0], axes.get(pair[1], ())) for pair in (*line.each, *line.keep)}
     carried = {carry.start: values[carry.initial] for carry in line.carry}
-    kept: dict[str, list[Array]] = {outer: [None] * count for _, outer in line.keep}
+    kept: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     for turn in reversed(range(count)) if line.reverse else range(count):
         inner = _Scope(values)
         inner.own.update(carried)
-        inner.own.update({inside: _slice(values[outer], turn) for inside, outer in line.each})
+        inner.own.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
         _execute(line.lines, own, inner, sizes, watch)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
-            kept[outer][turn] = inner[inside]
+            together = parts[inside, outer]
+            for place in range(together):
+                kept[outer][turn * together + place] = _slice(inner[inside], place)
+            if not together:
+                kept[outer][turn] = inner[inside]
     for carry in line.carry:
         values[carry.final] = carried[carry.start]
     for outer, stack in kept.items():
         values[outer] = stack if outer.endswith("*") else np.stack(stack)
 
 
-def _slice(stack: Array | list[Array], turn: int) -> Array:
+def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:
+    """A turn's slice of a stack, or those that it has together."""
+    if together:
+        return stack[turn * together : (turn + 1) * together]
     return stack[turn] if isinstance(stack, list) else stack[turn, ...]  # with the dots a number stays an array
 
 

@@ -1,0 +1,105 @@
+"""Segments: a repeat keeps what goes into every k-th turn alone, and the backward pass runs k turns again at a time.
+
+Both repeats become repeats over segments with a repeat over the k turns of one inside. A segment's backward turn begins
+with its forward turns once more, which keep what the backward turns after them read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Repeat, Statement, Table, each_line
+from learncost.layers.recompute import Axes, forward_of
+
+
+def in_segments(table: Table, turns: int) -> Table:
+    """The step in which every repeat that goes backwards keeps its input once in so many turns.
+
+    A repeat over n_layer becomes one over n_layer/3. Raises `InputError` where a count that is a number is no multiple.
+    Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
+    """
+    axes = dict(table.axes)
+    changed: dict[int, Statement] = {}
+    for reverse in table.lines:
+        forward = forward_of(reverse, table.lines)
+        if forward is None or not isinstance(reverse, Repeat):
+            continue
+        others = [line for line in table.lines if line is not reverse]
+        elsewhere = set(table.outputs) | {name for line in others for name in line.reads}
+        changed[id(forward)], changed[id(reverse)] = _Pair(forward, reverse, turns, elsewhere, axes).cut()
+    lines = tuple(changed.get(id(line), line) for line in table.lines)
+    return replace(table, lines=lines, axes=axes) if changed else table
+
+
+@dataclass
+class _Pair:
+    """A repeat and the one backwards through it; `elsewhere` are the names that other lines read."""
+
+    forward: Repeat
+    reverse: Repeat
+    turns: int
+    elsewhere: set[str]
+    axes: Axes  # of the scope around; receives the stacks of the segments' inputs
+
+    def cut(self) -> tuple[Repeat, Repeat]:
+        forward, reverse = self.forward, self.reverse
+        starts = {carry.start: f"{carry.start}.segment*" for carry in forward.carry}
+        read = {outer for _, outer in reverse.each}
+        again = self.inner(forward, [pair for pair in forward.keep if pair[1] in read])
+        again = replace(again, lines=each_line(forward.lines, _again))
+        made = {outer for _, outer in again.keep}
+        first = self.outer(forward, [self.inner(forward, self.wanted)], forward.each, self.wanted)
+        given = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in made), *forward.each))
+        second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], given, reverse.keep)
+        self.axes |= {stack: (first.count, *forward.axes[start]) for start, stack in starts.items()}
+        own = {start: forward.axes[start] for start in starts} | self.parts(again.keep, forward)
+        own |= {carry.end: forward.axes[carry.end] for carry in forward.carry}
+        return (
+            replace(first, keep=(*first.keep, *starts.items())),
+            replace(second, axes={**own, **second.axes}, each=(*second.each, *starts.items())),
+        )
+
+    @property
+    def wanted(self) -> list[tuple[str, str]]:
+        """What other lines read of the forward turns."""
+        return [pair for pair in self.forward.keep if pair[1] in self.elsewhere]
+
+    def inner(self, line: Repeat, keep: Iterable[tuple[str, str]]) -> Repeat:
+        """The turns of one segment: stacks are called as those of all turns, of which they are parts."""
+        carry = tuple(Carry(one.start, one.end, one.start, one.end) for one in line.carry)
+        return replace(line, count=str(self.turns), carry=carry, keep=tuple(keep))
+
+    def outer(
+        self,
+        line: Repeat,
+        inside: list[Repeat],
+        each: Iterable[tuple[str, str]],
+        keep: Iterable[tuple[str, str]],
+    ) -> Repeat:
+        """A repeat over segments."""
+        stacks = tuple(dict.fromkeys(outer for _, outer in each))
+        kept = tuple(outer for _, outer in keep)
+        axes = {name: line.axes[name] for carry in line.carry for name in (carry.start, carry.end)}
+        axes |= {name: (str(self.turns), *self.axes[name][1:]) for name in (*stacks, *kept)}
+        pairs = (tuple((name, name) for name in names) for names in (stacks, kept))
+        each, keep = pairs
+        return replace(line, count=self.segments(line.count), lines=tuple(inside), axes=axes, each=each, keep=keep)
+
+    def parts(self, keep: Iterable[tuple[str, str]], line: Repeat) -> Axes:
+        return {outer: (str(self.turns), *line.axes[inside]) for inside, outer in keep}
+
+    def segments(self, count: str) -> str:
+        """How many segments there are: a number, or a part of a size by its name."""
+        if not count.isdigit():
+            return f"{count}/{self.turns}"
+        if int(count) % self.turns:
+            raise InputError(f"a repeat of {count} turns cannot be cut in segments of {self.turns}")
+        return str(int(count) // self.turns)
+
+
+def _again(line: Line) -> tuple[Line, ...]:
+    """A line in its segment's backward turn; a kernel's name is given once."""
+    kernel = line.tag.kernel and replace(line.tag.kernel, name=f"{line.tag.kernel.name}_segment")
+    return (replace(line, tag=replace(line.tag, macro="recomputation", kernel=kernel)),)

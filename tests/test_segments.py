@@ -1,0 +1,113 @@
+"""Recomputation of several blocks at a time: the input of every k-th block alone is kept."""
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from counting import counting, tally_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat
+from learncost.faces.command import main
+from learncost.plans.executed import executed
+from learncost.plans.plan import planned
+from learncost.plans.planner import chosen, memory
+from planned import given, results, sizes_of, table_of
+from programs import execute, worst
+
+DEEP = {
+    "gpt2": {"num_hidden_layers": 12},
+    "gemma-2-2b": {"num_hidden_layers": 8},  # two blocks a turn
+    "bart-base": {"encoder_layers": 2, "decoder_layers": 4},
+    "albert-base-v2": {"num_hidden_layers": 8, "num_hidden_groups": 4},
+}
+
+SEGMENTS = ["at-once,recompute=block/2", "flash,fused,head,at-once,recompute=block/2+gelu+norm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "segments"),
+    [("gpt2", (1, 2, 3, 4, 6, 12)), ("gemma-2-2b", (4,)), ("bart-base", (2,)), ("albert-base-v2", (2,))],
+)
+def test_segments_run_again_bit_for_bit_at_the_price_of_every_block(model, segments):
+    table, sizes = table_of(model, **DEEP[model]), sizes_of(model, **DEEP[model])
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    blocks = lc.price(planned(table, "recompute=block"), sizes, lc.book("run"))
+    for turns in segments:
+        again = planned(table, f"recompute=block/{turns}")
+        counted = {name: counting(array) for name, array in values.items()}
+        found, units = tally_of(results, again, counted, sizes)
+        assert all(np.asarray(found[name]).tobytes() == array.tobytes() for name, array in plain.items()), turns
+        price = lc.price(again, sizes, lc.book("run"))
+        assert (price.flops, price.maccs, price.bytes) == (blocks.flops, blocks.maccs, blocks.bytes)
+        assert units == price.flops
+
+
+def test_segments_keep_their_input_alone():
+    table, sizes = table_of("gpt2", **DEEP["gpt2"]), sizes_of("gpt2", **DEEP["gpt2"])
+    for turns in (2, 3, 4, 6):
+        again = planned(table, f"recompute=block/{turns}")
+        forward = next(line for line in again.lines if isinstance(line, Repeat))
+        assert {inside for inside, _ in forward.keep} == {"X"}
+        (held,) = [held for held in lc.live(again, sizes).kept if held.axes[0] == f"n_layer/{turns}"]
+        assert held.bytes == 12 // turns * sizes["B"] * sizes["M"] * sizes["d"] * 4
+    assert planned(table, "recompute=block/1").lines == planned(table, "recompute=block").lines
+
+
+def test_segments_take_less_where_there_are_many_blocks():
+    # Of 96 blocks every input is kept, or that of every fourth block; four blocks at a time then keep some ten arrays
+    # of that size each, where scores are not kept and the feed-forward network is narrow.
+    size = {"num_hidden_layers": 96, "n_inner": 2}
+    table, sizes = table_of("gpt2", optimizer="sgd", **size), {**sizes_of("gpt2", **size), "B": 500, "M": 2}
+    plans = {turns: f"flash,head,at-once,recompute=block/{turns}" for turns in (1, 4, 48)}
+    predicted = {turns: memory(planned(table, text), sizes).peak for turns, text in plans.items()}
+    measured = {turns: executed(planned(table, text), sizes).peak for turns, text in plans.items()}
+    array = 500 * 2 * sizes["d"] * 4
+    for peaks in (predicted, measured):
+        assert (96 - 24) * array > peaks[1] - peaks[4] > (96 - 24 - 4 * 13) * array
+        assert peaks[48] > peaks[4]
+    assert chosen(table, sizes, budget=1).endswith(("recompute=block/3", "recompute=block/4"))
+
+
+def test_segments_that_do_not_come_out_even_are_refused(capsys):
+    table, sizes = table_of("gpt2"), sizes_of("gpt2")
+    again = planned(table, "recompute=block/3")
+    for use in (lambda: results(again, given(table, sizes), sizes), lambda: lc.live(again, sizes)):
+        with pytest.raises(InputError, match="n_layer is 2 and cannot be cut in segments of 3"):
+            use()
+    for command in ("cost", "memory", "compare"):
+        assert main([command, "gpt2", "--plan", "recompute=block/5"]) == 2
+        error = capsys.readouterr().err
+        assert "n_layer is 12 and cannot be cut in segments of 5" in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", DEEP)
+def test_every_plan_goes_with_segments(model):
+    table, sizes = table_of(model, **DEEP[model]), sizes_of(model, **DEEP[model])
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    for text in SEGMENTS:
+        found = results(planned(table, text), values, sizes)
+        assert found.keys() == plain.keys()
+        for name, array in plain.items():
+            np.testing.assert_allclose(found[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "plan"),
+    [
+        ("gpt2", "numpy", "recompute=block/2"),
+        ("gpt2", "torch", "flash,fused,head,at-once,recompute=block/2+gelu"),
+        ("gpt2", "jax", "recompute=block/2"),
+        ("bart-base", "torch", "head,recompute=block/2"),
+        ("albert-base-v2", "numpy", "recompute=block/2"),
+    ],
+)
+def test_segments_are_emitted_as_they_are_defined(model, backend, plan):
+    more = {"num_hidden_layers": 2 if backend == "jax" else 4} if model == "gpt2" else DEEP[model]
+    table, sizes = table_of(model, **more), sizes_of(model, **more)
+    values = given(table, sizes)
+    plain = results(table, values, sizes)
+    found = execute(planned(table, plan), backend, values, sizes)
+    assert worst({name: found[name] for name in plain}, plain)[1] < 1e-12

@@ -118,7 +118,6 @@ class _Loop:
             self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self._at(inside, outer)}]")
         return opened
 
-    def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
     def _at(self, inside: str, outer: str) -> str:
         """Where a turn's slice of a stack lies, or those that it has together."""
         together = self.line.part(inside, self.scope.axes.get(outer, ()))
@@ -129,6 +128,7 @@ class _Loop:
         backend = self.inner.backend
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
+    def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
         """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
         inner = self.inner
         self.scope.read.append(f"record {kept.variable}")
@@ -277,8 +277,8 @@ def title(line: Repeat, table: Table) -> str:
     every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
     macros = {inner.tag.macro for inner, _ in walk(line.lines)}
     side = f"{own.pop()}_" if len(every) > 1 and len(own) == 1 else ""
-    if "backward" in macros:
     what = f"{side}{_what(line)}"
+    if "backward" in macros:
         return f"{what}_backward"
     if macros == {"recomputation"}:
         return f"{what}_again"

@@ -65,7 +65,7 @@ def emit(
     plan       of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (`learncost list plans`)
     macro      step; of a layer also forward alone, or backward alone with the weights' gradients
     batch_size, seq_len   of c: sequences (1 by default) and their length (by default the model's)
-    dtype      of c: fp32 (by default), fp64, or bf16 with weights in fp32
+    dtype      bf16: products and activations in bf16, with weights in fp32; of c also fp32 (by default) and fp64
     sizes      of a model, in any accepted spelling
 
     Shapes are in the source as names of axes; it runs at every batch and length. Raises `InputError`.
@@ -75,8 +75,9 @@ def emit(
     own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
     given = {**own, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
-    if backend != IN_PLACE and any(value is not None for value in shape.values()):
-        flag = next(name for name, value in shape.items() if value is not None).replace("_", "-")
+    read_off = [name for name, value in shape.items() if value is not None and value != "bf16"]
+    if backend != IN_PLACE and read_off:
+        flag = read_off[0].replace("_", "-")
         raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
     flags = {**given, **shape, **sizes}
     if isinstance(subject, str):
@@ -110,7 +111,8 @@ def emit(
         batch = 1 if batch_size is None else check_size("batch-size", batch_size)
         length = None if seq_len is None else check_size("seq-len", seq_len)
         return _in_place(subject, table, about, written, plan, batch, length, dtype or "fp32")
-    return program(table, backend, macro, _title(about, LIBRARIES.get(backend, backend), written), constants).text
+    title = _title(about, LIBRARIES.get(backend, backend), written)
+    return program(table, backend, macro, title, constants, dtype).text
 
 
 def _title(about: str, library: str, written: str) -> str:
@@ -243,7 +245,7 @@ def command(
     seq_len
         Of c: tokens of each; by default as many as the model has positions.
     dtype
-        Of c: fp32 (by default), fp64, or bf16 with weights in fp32.
+        bf16, with weights in fp32; of c also fp32 (by default) and fp64. Other programs take their arrays' type.
     output
         A file to write; by default standard output.
     sizes

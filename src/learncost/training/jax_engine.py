@@ -26,13 +26,14 @@ class _JaxTraining(Training):
     new ones into the memory of the old.
     """
 
+    precision = "fp32"
     _compiled: dict[int, _Compiled]
 
-    def place(self) -> None:
+    def place(self, precision: str) -> None:
         """Put weights and state on the device."""
         import jax
 
-        self._compiled = {}
+        self.precision, self._compiled = precision, {}
         with exact(self.dtype):
             self.weights = {name: jax.numpy.array(array) for name, array in self.weights.items()}
             self.state = {name: jax.numpy.array(array) for name, array in self.state.items()}
@@ -40,7 +41,7 @@ class _JaxTraining(Training):
     def _run(self, prepared: Prepared) -> Values:
         known = self._compiled.get(id(prepared.table))
         if known is None:
-            known = self._compiled[id(prepared.table)] = _Compiled(prepared.table, self.model.sizes)
+            known = self._compiled[id(prepared.table)] = _Compiled(prepared.table, self.model.sizes, self.precision)
         with exact(self.dtype):
             return known(prepared)
 
@@ -58,6 +59,7 @@ class JaxEngine(NumPyEngine):
 
     name = "jax"
     training = _JaxTraining
+    dtypes = ("fp32", "fp64", "bf16")
     _training: _JaxTraining
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
@@ -66,7 +68,7 @@ class JaxEngine(NumPyEngine):
         except ImportError:
             raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
         super().__init__(configuration, options)
-        self._training.place()
+        self._training.place(options.dtype)
 
     @property
     def weights(self) -> Arrays:
@@ -78,19 +80,19 @@ class JaxEngine(NumPyEngine):
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        self._training.place()
+        self._training.place(self._training.precision)
 
 
 class _Compiled:
     """The program of a table under `jax.jit`. What it makes anew (`W.new` of `W`) is given away to it."""
 
-    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+    def __init__(self, table: Table, sizes: Mapping[str, int], precision: str) -> None:
         import jax
 
         # A gradient that only the optimizer reads is no result: XLA then need not keep it.
         inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
         self._table = replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
-        self._program = program(self._table, "jax", sizes=sizes)
+        self._program = program(self._table, "jax", sizes=sizes, dtype=precision)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         renewed = {name.removesuffix(".new") for name in table.outputs if name.endswith(".new")}

@@ -126,7 +126,7 @@ class TorchEngine(NumPyEngine):
 
 
 def _check_device(options: Options) -> None:
-    """Refuse a device that PyTorch does not know or see, and what runs on a processor alone."""
+    """Refuse a device that PyTorch does not know or see."""
     import torch
 
     try:
@@ -134,8 +134,6 @@ def _check_device(options: Options) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(f"--device {options.device} cannot be used here: {reason}") from None
-    if options.device != "cpu" and options.dtype == "bf16":
-        raise InputError("--dtype bf16 runs on kernels for a processor alone: leave --device out, or choose fp32")
 
 
 @dataclass
@@ -180,16 +178,14 @@ class _Step:
         self._emitted: _Emitted | None = None
         self._in_place: InPlace | None = None
         if pool.device != "cpu":
-            self._emitted = _Emitted(planned(table, self.plan), self._sizes, pool.device)
+            self._emitted = _Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators on {pool.device}"
             return
         try:
             self._in_place = self._compiled(prepared, precision)
             self.says = f"plan {self.plan or 'none'}, kernels compiled by {' '.join(compiler() or ())}"
         except InputError as error:
-            if precision == "bf16":
-                raise InputError(f"--dtype bf16 runs on compiled kernels alone, and {error}") from None
-            self._emitted = _Emitted(planned(table, self.plan), self._sizes, pool.device)
+            self._emitted = _Emitted(planned(table, self.plan), self._sizes, precision, pool.device)
             self.says = f"plan {self.plan or 'none'}, on PyTorch's operators, as {error}"
 
     def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
@@ -247,10 +243,10 @@ class _Emitted:
     On CUDA `torch.compile` takes it whole and writes its kernels.
     """
 
-    def __init__(self, table: Table, sizes: Mapping[str, int], device: str = "cpu") -> None:
+    def __init__(self, table: Table, sizes: Mapping[str, int], precision: str, device: str) -> None:
         import torch
 
-        self._program = program(table, "torch", sizes=sizes)
+        self._program = program(table, "torch", sizes=sizes, dtype=precision)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         self._reads, self._device = tuple(table.inputs), device

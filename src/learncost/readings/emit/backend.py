@@ -50,6 +50,10 @@ class Backend:
     unary: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)  # words that the library has, with X and axis
     helpers: Mapping[str, str] = field(default_factory=dict)
+    casts: Mapping[str, str] = field(default_factory=dict)  # methods that give an array's numbers another type
+
+    def cast(self, x: Code, dtype: str) -> Code:
+        return Code(f"{x.atom}.{self.casts[dtype]}")
 
     def transpose(self, x: Code, order: Sequence[int]) -> Code:
         if tuple(order) == (1, 0):
@@ -107,13 +111,13 @@ class Backend:
             return Code(f"{x.atom}.expand({', '.join(sizes)})")
         return Code(f"{self.module}.broadcast_to({x.text}, {shape(sizes)})")
 
-    def joined(self, parts: Sequence[str], axis: int) -> Code:
-        return Code(f"{self.join}(({', '.join(parts)}), {axis})")
-
     @property
     def join(self) -> str:
         """The function that puts arrays one after another."""
         return f"{self.module}.{'cat' if self.name == 'torch' else 'concatenate'}"
+
+    def joined(self, parts: Sequence[str], axis: int) -> Code:
+        return Code(f"{self.join}(({', '.join(parts)}), {axis})")
 
     def einsum(self, equation: str, one: str, two: str) -> Code:
         function = "einsum" if self.name == "numpy" else f"{self.module}.einsum"
@@ -151,6 +155,7 @@ _TORCH = Backend(
         "sigmoid": "torch.sigmoid({X})",
         "silu": "functional.silu({X})",
     },
+    casts={"fp32": "float()", "bf16": "bfloat16()"},
 )
 _JAX = Backend(
     "jax",
@@ -168,6 +173,7 @@ _JAX = Backend(
         "sigmoid": "jax.nn.sigmoid({X})",
         "silu": "jax.nn.silu({X})",
     },
+    casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )
 
 BACKENDS: Mapping[str, Backend] = {one.name: one for one in (_NUMPY, _TORCH, _JAX)}

@@ -59,3 +59,10 @@ def call(function: str, arguments: Iterable[str], before: str = "", indent: int 
             row = f"{item}, "
         rows[-1] = row
     return f"{before}{function}(\n" + "".join(f"    {row.rstrip()}\n" for row in rows) + ")"
+
+
+def returned(items: Iterable[str]) -> str:
+    """A return of several values, over several lines where one would be too long."""
+    every = tuple(items)
+    line = f"return {', '.join(every)}"
+    return line if len(line) < WIDTH or "\n" in line else call("", every, "return ")

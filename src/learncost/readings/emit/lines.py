@@ -9,6 +9,7 @@ from learncost.equation.count import base
 from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, scatter
+from learncost.readings.emit.precision import contraction
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.words import is_along, primitive
 from learncost.vocabulary import entry
@@ -26,7 +27,10 @@ def write(scope: Scope, line: Line, heading: str = "") -> None:
     scope.layouts.pop(left.name, None)
     if isinstance(line, Sum) and alias(line) and scope.is_alias(left, line.right[0]):
         return
+    scope.product = contraction(line) and {left.name, *line.reads} <= scope.low
     code = _product(scope, line) if isinstance(line, Product) else _other(scope, line)
+    code = scope.rounded(left.name, code)
+    scope.product = False
     if left.name in scope.once:
         scope.wait(left.name, code)
         return
@@ -120,7 +124,8 @@ def _move(scope: Scope, line: Line, term: Operand) -> Code:
     if isinstance(term, Literal):
         return scope.full(scope.shape(want), scope.literal(term).text)
     if term.indexed:
-        return gathered(scope, term, want)
+        code = gathered(scope, term, want)
+        return scope.backend.cast(code, "fp32") if term.name in scope.low else code
     code, have = scope.whole(term)
     code = _summed(scope, code, have, want, "count" if term.name in scope.conditional else "sum")
     return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
@@ -162,7 +167,7 @@ def _primitive(scope: Scope, line: Word) -> Code:
     if line.word == "inside":
         return scope.backend.typed(scope.inside(line.where, want), scope.like)
     if line.word == "append":
-        parts = [scope.value(term.name).text for term in line.right]
+        parts = [scope.wide(term.name).text for term in line.right]
         return scope.backend.joined(parts, want.index(line.axes[0]))
     if line.word == "max":
         (term,) = line.right
@@ -202,15 +207,21 @@ def _whole(scope: Scope, line: Word, heading: str) -> None:
             wrong.append(term.name)
     names = [term.name for term in line.left]
     if len(names) == 1 and names[0] in scope.once and not wrong:
-        scope.wait(names[0], Code(text))
+        scope.wait(names[0], scope.rounded(names[0], Code(text)))
         return
+    if len(names) == 1:
+        text = scope.rounded(names[0], Code(text)).text
     targets = ", ".join(map(scope.identifiers.of, names))
     function, _, given = text.partition("(")
     text = f"{targets} = {text}"
     if len(text) > WIDTH and "(" not in given:
         text = call(function, given.rstrip(")").split(", "), f"{targets} = ")
     scope.put(text, names, comment(line), heading)
-    for name in wrong:
+    for name in names:
+        low = len(names) > 1 and name in scope.low
+        if not low and name not in wrong:
+            continue
         code = scope.settled(name)
+        code = scope.rounded(name, code) if low else code
         scope.layouts.pop(name)
         scope.put(f"{scope.identifiers.of(name)} = {code.text}", (name,), f"[{' '.join(scope.axes[name])}]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from learncost.equation.table import Line, Word
+from learncost.readings.emit.expression import Code
 from learncost.readings.emit.records import Group, Weights
 from learncost.readings.emit.scope import Scope
 from learncost.vocabulary import entry
@@ -35,7 +36,7 @@ def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> 
     for place, own in enumerate(found.inputs):
         every = [line.right[place].name for line in lines]
         if len(set(every)) == 1:
-            operands.append(scope.value(every[0]).text)
+            operands.append(scope.wide(every[0]).text)
             continue
         starts = {scope.paths.get(name, "").rpartition(".")[0] for name in every}
         ends = [scope.paths.get(name, "").rpartition(".")[2] for name in every]
@@ -44,7 +45,7 @@ def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> 
             return False
         scope.read += every
         fields[own] = starts.pop()
-        operands.append(own)
+        operands.append(scope.backend.cast(Code(own), "fp32").text if scope.low & {*every} else own)
     made = []
     for place in range(len(found.outputs)):
         end = lines[0].left[place].name.removeprefix(names[0])

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk, windows
 from learncost.layers.lower import lower
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
-from learncost.readings.emit.expression import WIDTH, call
+from learncost.readings.emit.expression import WIDTH, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import write
 from learncost.readings.emit.optimizer import collapsed
+from learncost.readings.emit.precision import typed
 from learncost.readings.emit.records import Node, Tree, Weights, leaves, renamed
 from learncost.readings.emit.scope import Scope
 from learncost.readings.emit.scope import Statement as Made
@@ -64,15 +66,24 @@ def program(
     function_name: str = "step",
     title: str = "",
     sizes: Mapping[str, int] | None = None,
+    dtype: str | None = None,
 ) -> Program:
     """The program of a table, whose weights and inputs are its arguments and whose outputs it returns.
 
     function_name   of the function
     title           what the program is, its first lines
     sizes           numbers for sizes that no array has, such as windows; those without one are parameters
-    Raises `InputError` for an unknown backend.
+    dtype           bf16: products and activations are rounded, the arrays given and returned are fp32; None: all have
+                    the type of the arrays given
+    Raises `InputError` for an unknown backend, and for a type that it does not have.
     """
-    return _Writer(_closed(table), backend(backend_name), function_name, title, dict(sizes or {})).program()
+    library, low = backend(backend_name), frozenset[str]()
+    if dtype == "bf16":
+        if not library.casts:
+            raise InputError(f"{library.name} has no bf16: choose torch or jax")
+        table, types = typed(table, dtype)
+        low = frozenset(name for name, own in types.items() if own == dtype)
+    return _Writer(_closed(table), library, function_name, title, dict(sizes or {}), low).program()
 
 
 def _closed(table: Table) -> Table:
@@ -92,6 +103,7 @@ class _Writer:
     function: str
     title: str
     given: dict[str, int]
+    low: frozenset[str]
 
     def __post_init__(self) -> None:
         table = self.table
@@ -108,7 +120,7 @@ class _Writer:
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
         for part, names in self.states.items():
             paths |= {own: f"{part}.{self.weights.paths[name]}" for name, own in names.items()}
-        self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths)
+        self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.like = self._like(paths)
         self.scope.given = {paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights}
         self.turns = Turns(self.lowered, self.weights, self.w, self.statements)
@@ -251,7 +263,7 @@ class _Writer:
 
     def _return(self, results: Sequence[Tree]) -> str:
         built = [self.built(self.scope, tree) for tree in results]
-        return f"return {built[0]}" if len(built) == 1 else _tuple(built)
+        return returned(built)
 
     def built(self, scope: Scope, tree: Tree) -> str:
         """A tree of names as Python: a record's own name where all its fields are that record's."""
@@ -259,11 +271,27 @@ class _Writer:
             return "None"
         if isinstance(tree, str):
             return scope.settled(tree).text
-        texts = [self.built(scope, part) for part in tree.fields]
+        texts = [self._part(scope, part) for part in tree.fields]
         starts = {text.rpartition(".")[0] for text in texts}
         if len(starts) == 1 and (start := starts.pop()) and start.isidentifier() and start in scope.variables.values():
             return start
         return f"{tree.record}({', '.join(texts)})"
+
+    def _part(self, scope: Scope, tree: Tree) -> str:
+        """A part of a record; a record that is too long for its place gets a line of its own and a name."""
+        text, name = self.built(scope, tree), next(leaves(tree), None)
+        if not isinstance(tree, Node) or name is None or len(text) < WIDTH // 2:
+            return text
+        group = next(group for group in self.weights.groups if group.record == tree.record)
+        first = next(weight for weight in group.names if weight in name)
+        variable = self.identifiers.of(name.replace(first, group.field, 1), "record")
+        # What the record holds is read by the return, and stays until then.
+        read, scope.read = scope.read, []
+        items = [self.built(scope, part) for part in tree.fields]
+        held, scope.read = scope.read, []
+        scope.put(call(tree.record, items, f"{variable} = "), (variable,))
+        scope.read = [*read, *held, variable]
+        return variable
 
     def _says(self, tree: Tree) -> str:
         if tree is None:
@@ -310,11 +338,6 @@ def _read_once(lines: Iterable[Statement]) -> set[str]:
             reads.update(name for term in (*line.left, *line.right) for name in term.names if "~" in name)
             reads.subtract(term.name for term in line.left if "~" in term.name)
     return {name for name, count in reads.items() if count == 1} - barred
-
-
-def _tuple(items: Sequence[str]) -> str:
-    line = f"return {', '.join(items)}"
-    return line if len(line) < WIDTH else call("", items, "return ")
 
 
 def _heading(line: Line) -> str:

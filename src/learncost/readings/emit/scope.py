@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import isinf
 
@@ -56,6 +56,8 @@ class Scope:
     again: set[str] = field(default_factory=set)  # names that several lines make
     aliases: dict[str, str] = field(default_factory=dict)  # second names of an array
     read: list[str] = field(default_factory=list)  # names that the statement being written has read
+    low: Set[str] = frozenset()  # names in bf16, which is widened where other than a matrix product reads it
+    product: bool = False  # whether the line being written is a matrix product in bf16
 
     # Values.
 
@@ -81,7 +83,16 @@ class Scope:
         """An operand such that it spreads over the axes wanted, by itself or with axes of length 1."""
         if isinstance(term, Literal):
             return self.literal(term)
-        return self.spread(self.value(term.name), self.have(term), want)
+        return self.spread(self.wide(term.name), self.have(term), want)
+
+    def wide(self, name: str) -> Code:
+        """A value as lines compute with it: in fp32, but in products of bf16."""
+        code = self.value(name)
+        return self.backend.cast(code, "fp32") if name in self.low and not self.product else code
+
+    def rounded(self, name: str, code: Code) -> Code:
+        """What is to have a name, in the name's type."""
+        return self.backend.cast(code, "bf16") if name in self.low and not self.product else code
 
     def literal(self, term: Literal) -> Code:
         if isinf(term.value):
@@ -96,7 +107,7 @@ class Scope:
 
     def whole(self, term: Term) -> tuple[Code, tuple[str, ...]]:
         """An operand without axes of length 1, and its axes."""
-        code, have = self.value(term.name), self.have(term)
+        code, have = self.wide(term.name), self.have(term)
         plain = tuple(axis for axis in have if axis is not None)
         return self.without_ones(code, have), plain
 
@@ -216,6 +227,8 @@ class Scope:
         """Whether a name is but a second name of an array, which is then read under its first."""
         first = self.aliases.get(right.name, right.name)
         if left.name in self.handed or {left.name, first, right.name} & self.again or first in self.waiting:
+            return False
+        if (left.name in self.low) != (right.name in self.low):
             return False
         if self.have(right) != left.declared:  # type: ignore[arg-type]  # a number has no second name
             return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
-from learncost.readings.emit.expression import PRODUCT, Code, call
+from learncost.readings.emit.expression import PRODUCT, Code, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.records import Group, Record, Weights
 from learncost.readings.emit.scope import Layout, Scope
@@ -57,7 +57,8 @@ class _Loop:
         self.turn = self.names.of("turn", "loop")
         self.title = title(line, turns.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
-        self.inner = Scope(scope.backend, self.names, scope.helpers, {**scope.axes, **slices, **line.axes})
+        axes = {**scope.axes, **slices, **line.axes}
+        self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low)
         self.parameters: list[Parameter] = []
         self.sources: list[Source] = []
         self.returned: list[str] = []
@@ -232,7 +233,7 @@ class _Loop:
 
     def _function(self, opened: int) -> None:
         inner, line = self.inner, self.line
-        inner.put(f"return {', '.join(self.returned)}", ())
+        inner.put(returned(self.returned), ())
         sizes, missing = function.sizes(inner, self.sources)
         self.parameters += [
             Parameter(own, argument=self.scope.own_mask(key, inner)) for key, own in inner.masks.items()

@@ -18,9 +18,9 @@ from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import comment
 from learncost.readings.emit.placed.calls import Axes, Call, Item, Loop, axes_within, calls, every_call
-from learncost.readings.emit.placed.matrix import Matrix, Scatter
-from learncost.readings.emit.placed.precision import typed
+from learncost.readings.emit.placed.matrix import Matrix, Scatter, matrix_product
 from learncost.readings.emit.placed.timeline import Path, Timeline, Value
+from learncost.readings.emit.precision import Rounding, typed
 from learncost.readings.emit.turns import title as turn_title
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
@@ -55,6 +55,12 @@ def lay_out(given, memory):
     return m'''
 
 
+_ROUNDING = Rounding(
+    product=lambda line: matrix_product(line) is not None and line.tag.kernel is None,
+    keeps=lambda line: False,  # a kernel computes in fp32 and rounds only what it hands on
+)
+
+
 @dataclass(frozen=True)
 class Placed:
     """A step in place.
@@ -85,7 +91,7 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
-    return _Writer(*typed(table, dtype), dict(sizes), title).program()
+    return _Writer(*typed(table, dtype, _ROUNDING), dict(sizes), title).program()
 
 
 @dataclass

@@ -3,18 +3,18 @@
 In mixed precision the weights that are stored, the optimizer's state, the streams that blocks add to and all arithmetic
 of a kernel are fp32. Other activations are stored in bf16; weights and streams that a matrix product reads are rounded
 before it, by a line that copies, and what it makes is bf16. PyTorch's autocast rounds at the same places.
+What counts as a matrix product, and which lines keep what they make in fp32, is the program's to say (`Rounding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Line, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, walk
 from learncost.layers.names import written_once
-from learncost.readings.emit.placed.matrix import matrix_product
 
 PRECISIONS: Mapping[str, str] = {
     "fp32": "all numbers",
@@ -27,7 +27,33 @@ LOW = ":low"
 """What the name of a rounded copy ends in."""
 
 
-def typed(table: Table, dtype: str) -> tuple[Table, Mapping[str, str]]:
+@dataclass(frozen=True)
+class Rounding:
+    """What a program in bf16 rounds.
+
+    product   whether a line is a matrix product that a library computes, which reads and makes bf16
+    keeps     whether a line's result stays in fp32 though it is an activation
+    """
+
+    product: Callable[[Line], bool]
+    keeps: Callable[[Line], bool]
+
+
+def contraction(line: Line) -> bool:
+    """A product of two arrays of which each has an axis of its own, and which are summed over one that both have."""
+    if not isinstance(line, Product) or len(line.right) != 2:
+        return False
+    one, two = line.right
+    if not (isinstance(one, Term) and isinstance(two, Term)) or one.indexed or two.indexed or line.left[0].indexed:
+        return False
+    return not set(one.loops) & set(two.loops) <= set(line.left[0].loops) and set(one.loops) != set(two.loops)
+
+
+OPERATORS = Rounding(contraction, lambda line: isinstance(line, Word) and bool(line.axes))
+"""Of a program of a library's operators: softmax and norms give fp32, as they do under PyTorch's autocast."""
+
+
+def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Table, Mapping[str, str]]:
     """The table with the copies that it needs, and the type of every name in it.
 
     dtype   fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32
@@ -36,14 +62,14 @@ def typed(table: Table, dtype: str) -> tuple[Table, Mapping[str, str]]:
     named_one("precision", dtype, PRECISIONS)
     for line in table.lines:
         if isinstance(line, Repeat) and any(isinstance(inner, Repeat) for inner in line.lines):
-            raise InputError("a repeat in a repeat cannot be laid out in one arena")
+            raise InputError("a repeat in a repeat cannot be laid out in one arena or have types by name")
     table = written_once(table)
     if dtype != "bf16":
         return table, _types(table, dtype)
     counts = {line.count for line in table.lines if isinstance(line, Repeat)}
     features = {base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts}
-    mixed = _Mixed(_streams(table), features)
-    lines = mixed.scope(table.lines, table.axes, {*table.weights, *table.inputs})
+    mixed = _Mixed(rounding, _streams(table), features)
+    lines = mixed.scope(table.lines, table.axes)
     result = replace(table, lines=lines, axes={**table.axes, **mixed.axes})
     return result, _types(result, "fp32", mixed.low)
 
@@ -86,6 +112,7 @@ def _streams(table: Table) -> set[str]:
 class _Mixed:
     """Adds the copies, scope by scope; `low` are the names in bf16."""
 
+    rounding: Rounding
     streams: set[str]
     features: set[str]  # axes of weights
     low: set[str] = field(default_factory=set)
@@ -95,33 +122,33 @@ class _Mixed:
         self,
         lines: Sequence[Statement],
         axes: Mapping[str, tuple[str, ...]],
-        given: set[str],
         around: Iterable[str] = (),
     ) -> tuple[Statement, ...]:
-        """The lines of a scope; `given` are names from outside in their own type, `around` those with a copy there."""
+        """The lines of a scope; `around` are names from outside that have a copy there."""
         result: list[Statement] = []
         copied = set(around)
         for line in lines:
             if isinstance(line, Repeat):
                 for name in line.shared:
-                    if name in given and _reads_in_product(line, name) and name not in copied:
+                    if name not in self.low and self._multiplies(line, name) and name not in copied:
                         copied.add(name)
                         self._copy(result, name, axes[name], line.lines[0])
                 slices = {inside: axes[outer][1:] for inside, outer in line.each}
-                own = {inside for inside, outer in line.each if outer in given} | given
-                inner = _Mixed(self.streams, self.features, self.low)
-                body = inner.scope(line.lines, {**axes, **slices, **line.axes}, own, copied & {*line.shared})
+                self.low |= {inside for inside, outer in line.each if outer in self.low}
+                inner = _Mixed(self.rounding, self.streams, self.features, self.low)
+                body = inner.scope(line.lines, {**axes, **slices, **line.axes}, copied & {*line.shared})
+                self.low |= {outer for inside, outer in line.keep if inside in self.low}
                 result.append(replace(line, lines=body, axes={**line.axes, **inner.axes}))
                 continue
-            if line.tag.macro != "optimizer_step":
+            if line.tag.macro != "optimizer_step" and not self.rounding.keeps(line):
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
-            if not _is_product(line):
+            if not self.rounding.product(line):
                 result.append(line)
                 continue
             names = {}
             for term in line.right:
                 name = term.name
-                if name not in given and name not in self.streams:
+                if name in self.low:
                     continue
                 names[name] = f"{name}{LOW}"
                 if name not in copied:
@@ -130,6 +157,11 @@ class _Mixed:
             self.low.add(line.name)
             result.append(replace(line, right=tuple(term.renamed(names) for term in line.right)))
         return tuple(result)
+
+    def _multiplies(self, repeat: Repeat, name: str) -> bool:
+        """Whether a product of a turn reads a name."""
+        lines = (line for line in repeat.lines if isinstance(line, Line))
+        return any(name in line.reads and self.rounding.product(line) for line in lines)
 
     def _is_activation(self, term: Term) -> bool:
         """Rows of features that are no stream."""
@@ -143,16 +175,11 @@ class _Mixed:
         self.axes[low] = axes
         self.low.add(low)
         place, tag = len(result), replace(line.tag, kernel=None, equation="", macro=line.tag.macro)
+        where: tuple[Condition, ...] = ()
         for at, maker in enumerate(result):
-            if isinstance(maker, Line) and any(term.name == name for term in maker.left) and maker.tag.kernel:
+            if not isinstance(maker, Line) or all(term.name != name for term in maker.left):
+                continue
+            where = maker.where if maker.left[0].declared == axes else ()
+            if maker.tag.kernel:
                 place, tag = at + 1, replace(tag, kernel=maker.tag.kernel, macro=maker.tag.macro)
-        result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), (), tag, (1,)))
-
-
-def _reads_in_product(repeat: Repeat, name: str) -> bool:
-    return any(isinstance(line, Line) and name in line.reads and _is_product(line) for line in repeat.lines)
-
-
-def _is_product(line: Line) -> bool:
-    """A matrix product that a library computes: one that no kernel has."""
-    return matrix_product(line) is not None and line.tag.kernel is None
+        result.insert(place, Sum((Term(low, axes),), (Term(name, axes),), where, tag, (1,)))

@@ -1,0 +1,103 @@
+"""The emitted program in bf16: every matrix product in bf16, weights and sums in fp32, as far off as 8 bits are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainings
+from learncost.equation.errors import InputError
+from learncost.models.configuration import configure
+from learncost.readings.emit import program
+from learncost.training.engine import engine
+from learncost.training.options import Options
+
+torch = pytest.importorskip("torch")
+dispatch = pytest.importorskip("torch.utils._python_dispatch")
+
+TINY = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 61}
+MODELS = {
+    "gpt2": {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 61, "n_positions": 16},
+    "llama": {"model_type": "llama", **TINY, "num_hidden_layers": 2, "num_key_value_heads": 1},
+}
+PRODUCTS = ("matmul", "einsum")
+
+
+class Products(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]  # torch's own class has no types
+    """The types of the operands of every matrix product that PyTorch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: list[set[torch.dtype]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function.overloadpacket.__name__ in PRODUCTS:
+            operands = arguments[1] if isinstance(arguments[0], str) else arguments
+            self.types.append({one.dtype for one in operands})
+        return function(*arguments, **(keywords or {}))
+
+
+def _batch() -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.random.default_rng(4).integers(0, 61, (3, 14))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
+    options = {"engine": kind, "dtype": dtype, "optimizer": "adamw", "learning_rate": 0.01, **more}
+    return engine(configure(MODELS[name]), Options(**options))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
+    # cpu:0 is another device by name: PyTorch's operators run it.
+    more = {"device": "cpu:0"} if kind == "torch" else {}
+    found, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
+    apart = []
+    for _ in range(4):
+        one, two = found.step(*_batch(), 0.01), other.step(*_batch(), 0.01)
+        apart.append(abs(one - two) / two)
+    assert 0 < max(apart) < 1e-2  # bf16 has 2**-9; a mistake, such as a gradient that is missing, is far more
+    for weight, array in other.weights.items():
+        if weight.endswith("bK"):
+            continue  # adds the same to all scores of a query: its gradient is 0, and what AdamW sees is rounding
+        assert found.weights[weight].dtype == np.float32
+        # AdamW divides by the gradient's own size, so that a step is about 0.01 whatever the gradient: 4 are 0.04.
+        assert np.abs(found.weights[weight] - array).mean() < 0.01, weight
+
+
+def test_every_product_is_in_bf16() -> None:
+    own = _engine("gpt2", "torch", "bf16", device="cpu:0", plan="flash")
+    with Products() as seen:
+        own.step(*_batch(), 0.01)
+    # Forward 6 a block (q, k, v, scores, values, output) + 2 of the feed-forward network, backward twice as many and
+    # the scores made again; the head 3.
+    assert len(seen.types) == 2 * (8 * 3 + 1) + 3
+    assert set.union(*seen.types) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-base-uncased", "encoder-decoder"])
+@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
+def test_every_procedure(model: str, procedure: str) -> None:
+    from learncost.training.torch_engine import _Emitted
+
+    training = trainings.training(model, procedure, dtype=np.float32)
+    tokens, given = trainings.batch(model)
+    prepared = training.prepare(tokens, **given)
+    emitted = [_Emitted(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16")]
+    tensors = {name: torch.from_numpy(prepared.values[name]) for name in prepared.table.weights}
+    exact, found = (one(tensors, prepared.values) for one in emitted)
+    for name, array in exact.items():
+        if name.removesuffix(".new").endswith("bK"):
+            continue  # its gradient is 0, and the rest rounding
+        assert found[name].dtype in (torch.float32, torch.bfloat16)
+        distance = float((found[name].float() - array).norm() / array.norm())
+        assert distance < 0.1, name
+
+
+def test_numpy_has_no_bf16() -> None:
+    table = trainings.training("gpt2").table()
+    with pytest.raises(InputError, match="numpy has no bf16: choose torch or jax"):
+        program(table, "numpy", dtype="bf16")

@@ -3,6 +3,7 @@
 Neither was tried on hardware: the machines of the tests have no counters.
 """
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,3 +118,49 @@ def test_a_counter_that_is_gone(powercap):
     (powercap / "intel-rapl:0" / "energy_uj").unlink()
     with pytest.raises(InputError, match=r"cannot read .*energy_uj: No such file"), measured(powercap, Nvml()):
         pass
+
+
+@pytest.mark.parametrize("text", ["", "much", "-5", "1.5e3"])
+def test_a_counter_that_holds_no_number(powercap, text):
+    (powercap / "intel-rapl:0" / "energy_uj").write_text(text)
+    with pytest.raises(InputError, match="holds no microjoules"), measured(powercap, Nvml()):
+        pass
+
+
+def test_a_device_that_counts_no_energy(tmp_path):
+    """NVML answers NVML_ERROR_NOT_SUPPORTED on devices before Volta."""
+    nvml = Nvml()
+
+    def refused(handle):
+        raise Nvml.NVMLError("Not Supported")
+
+    nvml.nvmlDeviceGetTotalEnergyConsumption = refused
+    with pytest.raises(InputError, match="NVML device 0 says nothing of its energy: Not Supported"):  # noqa: SIM117
+        with measured(tmp_path, nvml):
+            pass
+
+
+def test_the_module_is_found_by_its_name(tmp_path, monkeypatch):
+    """nvidia-ml-py is imported as pynvml, where it is installed; where it is not, there is no device."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert [counter.name for counter in counters(tmp_path)] == ["NVML device 0", "NVML device 1"]
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # its import fails
+    assert counters(tmp_path) == ()
+    with pytest.raises(InputError, match=r"^no energy counter here: .* has no RAPL, and NVML has no device [^\n]*$"):  # noqa: SIM117
+        with measured(tmp_path):
+            pass
+
+
+def test_all_of_it_is_measured(powercap):
+    nvml = Nvml()
+    with measured(powercap, nvml) as energy:
+        add(powercap, "intel-rapl:0", 2.5)
+        nvml.millijoules = [1_500, 2_000]
+    assert {figure.label for figure in energy.figures} == {"measured"}
+    assert {figure.source: figure.value for figure in energy.figures} == pytest.approx(energy.by_counter)
+    assert energy.to_dict() == {"joules": pytest.approx(3.0), "label": "measured", "by_counter": energy.by_counter}
+
+
+def test_a_block_that_fails_says_its_own_fault(powercap):
+    with pytest.raises(ZeroDivisionError), measured(powercap, Nvml()):
+        1 / 0  # noqa: B018

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.hardware.figure import Figure
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -51,6 +52,15 @@ class Energy:
         """Of all counters together; none counts what another does."""
         return sum(self.by_counter.values())
 
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """A figure in joules for every counter, all of them measured."""
+        return tuple(Figure(joules, "J", "measured", name) for name, joules in self.by_counter.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it, with the keys of the energy that `cost --on` models."""
+        return {"joules": self.joules, "label": "measured", "by_counter": dict(self.by_counter)}
+
 
 def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[Counter, ...]:
     """The counters of this machine, none of which contains another. `nvml`: the module, by default pynvml if it is
@@ -78,12 +88,20 @@ def _rapl(powercap: Path) -> Iterator[Counter]:
         if not kind.startswith("package") and kind != "dram":
             continue
         package = f"{_text(zone.parent / zone.name.rpartition(':')[0] / 'name')} " if kind == "dram" else ""
-        most = float(_text(zone / "max_energy_range_uj")) / 1e6
+        most = _joules(zone / "max_energy_range_uj")
         yield Counter(f"RAPL {package}{kind}", _reader(zone / "energy_uj"), most)
 
 
 def _reader(file: Path) -> Callable[[], float]:
-    return lambda: float(_text(file)) / 1e6
+    return lambda: _joules(file)
+
+
+def _joules(file: Path) -> float:
+    """A file of microjoules."""
+    text = _text(file)
+    if not text.isdigit():
+        raise InputError(f"{file} holds no microjoules: {text[:40]!r}")
+    return int(text) / 1e6
 
 
 def _text(file: Path) -> str:
@@ -108,8 +126,15 @@ def _nvml(nvml: Any) -> Iterator[Counter]:
     except nvml.NVMLError:  # no driver, no device
         return
     for place, handle in enumerate(handles):
-        yield Counter(f"NVML device {place}", _millijoules(nvml, handle))
+        name = f"NVML device {place}"
+        yield Counter(name, _millijoules(nvml, handle, name))
 
 
-def _millijoules(nvml: Any, handle: Any) -> Callable[[], float]:
-    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+def _millijoules(nvml: Any, handle: Any, name: str) -> Callable[[], float]:
+    def read() -> float:
+        try:
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+        except nvml.NVMLError as error:  # a device before Volta counts no energy
+            raise InputError(f"{name} says nothing of its energy: {error}") from None
+
+    return read

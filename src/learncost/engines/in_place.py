@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -46,7 +47,7 @@ class InPlace:
                 shape = [int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes]
                 self._inputs[name] = torch.empty(shape, dtype=getattr(torch, TYPES[kind]))
         if arena is None or len(arena) < self.program.bytes:
-            arena = torch.empty(self.program.bytes, dtype=torch.uint8)
+            arena = _large(self.program.bytes)
         self.arena = arena
         self._memory: SimpleNamespace = namespace["lay_out"]({**self._given, **self._inputs}, arena)
         kernels = Kernels(self.program.functions)
@@ -61,6 +62,14 @@ class InPlace:
         with torch.inference_mode(), library_products():
             self._step(self._memory, self._kernels)
             return {name: getattr(self._memory, own).view(shape) for name, (own, shape) in self.program.results.items()}
+
+
+def _large(size: int) -> torch.Tensor:
+    """Memory in large pages where the system has them to give: fewer of them to find than small ones."""
+    memory = mmap.mmap(-1, max(size, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _on_tensors(call: Call) -> Call:

@@ -5,10 +5,14 @@ import pytest
 
 import learncost as lc
 from learncost.books.book import book
+from learncost.engines.core import Core
+from learncost.models.configuration import configure
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.procedure import step
 from learncost.readings.price import price
+from learncost.training.engine import NumPyEngine
+from learncost.training.options import Options
 from trainings import batch, training
 
 EXACT = 1e-12
@@ -69,6 +73,25 @@ def test_what_it_costs_beside_the_whole_batch():
     parameters = sum(array.size for array in training("gpt2").weights.values())
     again = whole["v"] * whole["d"] + whole["M"] * whole["d"]
     assert 4 * gather + update - price(table, whole, book("run")).flops == 4 * parameters + 3 * again
+
+
+@pytest.mark.parametrize("procedure", ["bp", "pepita"])
+def test_an_engine_says_the_flops_of_what_it_runs(procedure, monkeypatch):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 11, "n_positions": 9}
+    options = Options(paths=("x",), engine="numpy", procedure=procedure, accumulate=3, batch_size=2, seq_len=5)
+    found = NumPyEngine(configure("gpt2", sizes), options)
+    ran = []
+
+    def noted(own, prepared):
+        ran.append(price(prepared.table, prepared.sizes, book("matmul")).flops)
+        return plain(own, prepared)
+
+    plain = Core._run
+    monkeypatch.setattr(Core, "_run", noted)
+    tokens = np.arange(30).reshape(6, 5) % 11
+    found.step(tokens, (tokens + 1) % 11, 0.1)
+    assert len(ran) == 4
+    assert found.flops(*tokens.shape) == sum(ran)
 
 
 def test_memory_is_that_of_a_microbatch():

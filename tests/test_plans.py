@@ -136,6 +136,16 @@ def test_the_procedure_recompute_is_the_plan():
         assert planned(table_of(model), "recompute=block").lines == table_of(model, "recompute").lines
 
 
+def test_flash_under_the_procedure_recompute_stores_no_scores():
+    for model in ("gpt2", "gemma-2-2b", "bart-base"):
+        found = planned(table_of(model, "recompute"), "flash")
+        assert found.lines == planned(table_of(model), "flash,recompute=block").lines
+        inside = {name for line in repeats(found) for name in line.axes if name.endswith("attn.P")}
+        outside = {name for line, _ in walk(found.lines) if not line.tag.kernel for name in line.reads}
+        assert inside
+        assert inside.isdisjoint(outside)
+
+
 def test_blocks_that_keep_their_stacks_within_a_stack():
     # ALBERT's groups hold repeats: the input of each block is kept in a stack of stacks.
     table = planned(table_of("albert-base-v2"), "recompute=block")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table, defined
+from learncost.equation.table import Line, Repeat, Statement, Table, defined, each_line, walk
 
 Axes = dict[str, tuple[str, ...]]
 Chosen = Callable[[Line], bool]
@@ -24,6 +24,14 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
     axes = dict(table.axes)
     lines = _scope(table.lines, axes, set(table.outputs), chosen, whole)
     return replace(table, lines=lines, axes=axes) if lines is not table.lines else table
+
+
+def run_once(table: Table) -> Table:
+    """The table without the lines that run again, where some do; what they made is then to be kept (`recomputed`)."""
+    if all(line.tag.macro != "recomputation" for line, _ in walk(table.lines)):
+        return table
+    lines = each_line(table.lines, lambda line: () if line.tag.macro == "recomputation" else (line,))
+    return replace(table, lines=lines)
 
 
 def _scope(

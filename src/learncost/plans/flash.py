@@ -13,7 +13,7 @@ from dataclasses import replace
 from learncost.equation.count import base
 from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
 from learncost.layers.names import named_once
-from learncost.layers.recompute import recomputed
+from learncost.layers.recompute import recomputed, run_once
 from learncost.plans.kernels import Names
 
 QUERIES = 32
@@ -24,14 +24,17 @@ core's cache holds; under a causal condition a block computes half of its own sq
 def flash(table: Table) -> Table:
     """The step with the lines between queries, keys and values as kernels, run again in the backward pass.
 
-    Dao et al. 2022, FlashAttention, algorithms 1 and 4, here with the whole rows of a block's scores at once.
+    Where all of a block runs again, as in the procedure `recompute`, it does so with its kernel. Dao et al. 2022,
+    FlashAttention, algorithms 1 and 4, here with the whole rows of a block's scores at once.
     """
     table = named_once(table)
-    pairs = _pairs(table.lines, table)
+    once = run_once(table)
+    pairs = _pairs(once.lines, once)
     if not pairs:
         return table
-    again = recomputed(table, lambda line: _scores(line, pairs))
-    return replace(again, lines=_kernels(again.lines, pairs, Names(again)))
+    again = recomputed(once, lambda line: _scores(line, pairs))
+    found = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
+    return found if once is table else recomputed(found, lambda line: True, whole=True)
 
 
 def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:

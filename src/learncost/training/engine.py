@@ -13,6 +13,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
 from learncost.models.configuration import Configuration
 from learncost.models.model import run_sizes
+from learncost.procedures.accumulation import accumulated
 from learncost.readings.price import price
 from learncost.training.options import DTYPES, Options
 
@@ -57,7 +58,7 @@ class Engine(Protocol):
         """The loss of a batch, without dropout; nothing is learned."""
 
     def flops(self, batch_size: int, seq_len: int) -> int:
-        """The FLOPs of a step's matrix products, as priced."""
+        """The FLOPs of the matrix products of a step on so many sequences, as priced: of all microbatches."""
 
 
 class NumPyEngine:
@@ -133,9 +134,13 @@ class NumPyEngine:
         return float(self._training.forward(tokens, targets)["loss"])
 
     def flops(self, batch_size: int, seq_len: int) -> int:
-        own = self._training
-        sizes = run_sizes(own.model, batch_size, seq_len, None)
-        return int(price(own.table(), sizes, book("matmul")).flops)
+        own, parts = self._training, self._training.settings.accumulate
+        sizes = run_sizes(own.model, batch_size // parts, seq_len, None)
+        runs = [(own.table(), 1)]
+        if parts > 1:
+            halves = accumulated(own.table())
+            runs = [(halves.gather, parts), (halves.update, 1)]
+        return sum(times * int(price(table, sizes, book("matmul")).flops) for table, times in runs)
 
 
 def _torch(configuration: Configuration, options: Options) -> Engine:

@@ -17,6 +17,7 @@ OWN = (
     "plan",
     "accumulate",
     "budget",
+    "engine",
     "train",
     "train-layers",
     "lora",
@@ -42,6 +43,7 @@ def memory(
     plan: Name | None = None,
     accumulate: Number = "1",
     budget: Number | None = None,
+    engine: Name = "",
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -79,6 +81,9 @@ def memory(
         Microbatches that the batch is cut into.
     budget
         Bytes that there are, as 8GB or 256MiB: says the largest batch and the longest sequence that fit.
+    engine
+        Whose step: numpy or torch, which run this package's; autograd, which trains a plain module of PyTorch with
+        AdamW fused, autograd-foreach or autograd-for-loop; by default as the step's table says.
     train
         What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
     train_layers
@@ -109,6 +114,7 @@ def memory(
         plan=plan,
         accumulate=accumulate,
         budget=budget,
+        engine=engine,
         train=train,
         train_layers=train_layers,
         lora=lora,

@@ -9,7 +9,8 @@ from typing import Any
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
 from learncost.ledger.cost import adaptation_of, prepare
-from learncost.ledger.memory import Step
+from learncost.ledger.memory import measured
+from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, format_of
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
@@ -156,7 +157,7 @@ def fit(
 
 
 def _row(step: Step, name: str, room: int, store: int | None) -> Fitting:
-    found = step.measured()
+    found = measured(step)
     largest = step.largest("B", room) if store is None or step.flash <= store else 0
     most = max(found.split, key=lambda part: found.split[part])
     return Fitting(name, step.plan, found.peak, step.flash, largest, most)

@@ -20,15 +20,16 @@ def sheet(memory: Memory) -> Sheet:
     for name, size in memory.split.items():
         if size:
             rows.append(Row((name, "", number(size), size_of(size)), depth=1))
-    rows.append(Row(("alive then", "shape", "", ""), "bold"))
+    rows.append(Row(("alive then", "number x bytes" if memory.engine else "shape", "", ""), "bold"))
     held = [one for one in memory.witnesses if one.bytes]
     for one in held[:SHOWN]:
         shape = " x ".join(map(str, one.shape))
         rows.append(Row((one.name.rstrip("*"), shape, number(one.bytes), size_of(one.bytes)), depth=1))
     if rest := sum(one.bytes for one in held[SHOWN:]):
         rows.append(Row((f"{len(held) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
-    rows.append(Row(("highest in", "line", "", ""), "bold"))
     macros = dict.fromkeys(one.macro_operation for one in memory.curve)
+    if macros:
+        rows.append(Row(("highest in", "line", "", ""), "bold"))
     for macro in macros:
         top = max((one for one in memory.curve if one.macro_operation == macro), key=lambda one: one.bytes)
         rows.append(Row((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
@@ -38,7 +39,7 @@ def sheet(memory: Memory) -> Sheet:
 def title(memory: Memory) -> str:
     """What was run."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = f" under {memory.plan}" if memory.plan else ""
+    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {memory.engine}" if memory.engine else "")
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
@@ -48,7 +49,8 @@ def title(memory: Memory) -> str:
 def _notes(memory: Memory) -> tuple[str, ...]:
     at = memory.moment
     layer = f" of {at.layer.replace('_', ' ')}" if at.layer else ""
-    notes = [f"The peak is at line {at.line}{layer}, {at.macro_operation.replace('_', ' ')}."]
+    macro = f", {at.macro_operation.replace('_', ' ')}" if at.macro_operation else ""
+    notes = [f"The peak is at line {at.line}{layer}{macro}."] if at.line else []
     if memory.trained != "all":
         notes.append(f"Learns: {memory.trained}.")
     if memory.budget is not None:
@@ -57,6 +59,8 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         if length is not None:
             text += f"; of {memory.batch_size:,} sequences, {length:,} tokens each"
         notes.append(f"{text}.")
+    if memory.engine:
+        return (*notes, memory.convention)
     kind, state = FORMATS[memory.dtype], STATES[memory.optimizer]
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
     notes.append(

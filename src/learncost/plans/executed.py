@@ -32,7 +32,9 @@ class Executed:
     rooms: tuple[Taken, ...] = ()
 
 
-def executed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", rooms: bool = False) -> Executed:
+def executed(
+    table: Table, sizes: Mapping[str, int], dtype: str = "fp32", rooms: bool = False, library: str = "numpy"
+) -> Executed:
     """What one step of a table takes at its peak when NumPy runs its emitted program.
 
     sizes   of all axes, and the counts of repeats
@@ -42,12 +44,15 @@ def executed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", rooms:
     written = program(table, "numpy", sizes=sizes)
     first = _run(written, table, sizes, dtype, Account())
     text = written.text.splitlines()
-    line = text[first.line - 1].strip() if first.line else ""
+
+    def said(at: int | str) -> str:
+        return text[int(at) - 1].strip() if at else ""
+
     if not rooms:
-        return Executed(first.peak, line)
+        return Executed(first.peak, said(first.line))
     second = _run(written, table, sizes, dtype, Account(stop_at=first.peak))
-    held = [Taken(size, text[at - 1].strip() if at else "") for size, at in second.rooms]
-    return Executed(first.peak, line, tuple(sorted(held, key=lambda one: -one.bytes)))
+    held = [Taken(size, said(at)) for size, at in second.rooms]
+    return Executed(first.peak, said(first.line), tuple(sorted(held, key=lambda one: -one.bytes)))
 
 
 def _run(written: Program, table: Table, sizes: Mapping[str, int], dtype: str, account: Account) -> Account:

@@ -1,32 +1,52 @@
-"""The account of a program's bytes: how many are taken, the most that were, and by which lines."""
+"""The account of a program's bytes: how many are taken, the most that were, and who took them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 
 FILE = "<a program without values>"
 
 
-class Account:
-    """Bytes that are taken now, and the most that were, at which line of the program.
+def line_that_runs() -> int:
+    """The line of the program that runs; 0 before it runs."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0
 
-    `rooms` are the bytes of each room of the first moment at which `stop_at` were taken, with the line that took it.
+
+class Account:
+    """Bytes that are taken now, and the most that were; `line` says where, as `where` does when it is asked.
+
+    `rooms` are the bytes of each room of the first moment at which `stop_at` were taken, with where it was taken; they
+    are shown to `look` then, by the rooms' identities.
     """
 
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.now = self.peak = self.line = 0
-        self.stop_at = stop_at
-        self.rooms: tuple[tuple[int, int], ...] = ()
-        self._taken: dict[int, tuple[int, int]] = {}
+    def __init__(
+        self,
+        stop_at: int | None = None,
+        where: Callable[[], int | str] = line_that_runs,
+        look: Callable[[Mapping[int, tuple[int, int | str]]], None] | None = None,
+    ) -> None:
+        self.now = self.peak = 0
+        self.line: int | str = 0
+        self.stop_at, self.where, self._look = stop_at, where, look
+        self.rooms: tuple[tuple[int, int | str], ...] = ()
+        self._taken: dict[int, tuple[int, int | str]] = {}
 
     def take(self, room: int, size: int) -> None:
         self.now += size
         if self.now > self.peak:
-            self.peak, self.line = self.now, _line()
+            self.peak, self.line = self.now, self.where()
         if self.stop_at is not None:
-            self._taken[room] = size, _line()
+            self._taken[room] = size, self.where()
             if self.now == self.stop_at and not self.rooms:
                 self.rooms = tuple(self._taken.values())
+                if self._look:
+                    self._look(self._taken)
 
     def give(self, room: int, size: int) -> None:
         self.now -= size
@@ -38,11 +58,14 @@ class Account:
         self.give(-1, size)
 
 
-def _line() -> int:
-    """The line of the program that runs; 0 before it runs."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == FILE:
-            return frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
-    return 0
+class Room:
+    """The bytes of an array, taken as long as anything refers to it."""
+
+    __slots__ = ("account", "bytes")
+
+    def __init__(self, account: Account, size: int) -> None:
+        self.account, self.bytes = account, size
+        account.take(id(self), size)
+
+    def __del__(self) -> None:
+        self.account.give(id(self), self.bytes)

@@ -9,23 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from learncost.readings.rooms.account import Account
+from learncost.readings.rooms.account import Account, Room
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
-
-
-class _Room:
-    """The bytes of an array, taken as long as anything refers to it."""
-
-    __slots__ = ("account", "bytes")
-
-    def __init__(self, account: Account, size: int) -> None:
-        self.account, self.bytes = account, size
-        account.take(id(self), size)
-
-    def __del__(self) -> None:
-        self.account.give(id(self), self.bytes)
 
 
 def _object(layout: Any) -> int:
@@ -38,7 +25,7 @@ class Array:
 
     __slots__ = ("layout", "owns", "room")
 
-    def __init__(self, layout: Any, room: _Room, owns: bool = False) -> None:
+    def __init__(self, layout: Any, room: Room, owns: bool = False) -> None:
         self.layout, self.room, self.owns = layout, room, owns
         room.account.now += _object(layout)
 
@@ -52,7 +39,7 @@ class Array:
         strides, step = [0] * len(shape), kind.itemsize
         for axis in reversed(range(len(shape)) if order is None else order):
             strides[axis], step = step, step * max(1, shape[axis])
-        room = _Room(account, prod(shape) * kind.itemsize)
+        room = Room(account, prod(shape) * kind.itemsize)
         return Array(as_strided(np.zeros(1, kind), shape, strides), room, owns=True)
 
     @property

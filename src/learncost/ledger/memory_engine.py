@@ -1,0 +1,194 @@
+"""The memory of a step as an engine executes it: NumPy, PyTorch on one arena or by operators, PyTorch's autograd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from learncost.equation.count import base
+from learncost.equation.errors import InputError, named_one
+from learncost.equation.table import Table
+from learncost.ledger.memory import Memory, described
+from learncost.ledger.memory_fit import largest_batch
+from learncost.ledger.memory_step import Step
+from learncost.plans.executed import TYPES, executed
+from learncost.readings.emit.placed import placed
+from learncost.readings.emit.placed.program import WIDTHS
+from learncost.readings.live import Held, Moment
+from learncost.readings.rooms.autograd import Tape, run_step
+
+TABLES = ("sgd", "momentum", "adamw")
+"""Optimizers whose step an engine executes."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who executes a step: what it takes at the sizes of its axes, with a split where the last argument is true."""
+
+    takes: Callable[[Step, Mapping[str, int], bool], _Peak]
+    dtypes: tuple[str, ...]
+    convention: str
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """A peak, where it is, what it holds, and the arrays: what makes them and their bytes."""
+
+    bytes: int
+    line: str
+    split: Mapping[str, int]
+    rooms: tuple[tuple[int, str], ...]
+    said: str = ""
+
+
+def executed_by(name: str, step: Step, budget: int | None = None) -> Memory:
+    """The memory of a step as an engine executes it. Raises `InputError` for what it does not execute."""
+    engine = named_one("engine", name, ENGINES)
+    _check(name, engine, step)
+    found = engine.takes(step, step.sizes(), True)
+    fits: dict[str, int | None] | None = None
+    if budget is not None:
+        batch = largest_batch(lambda size: engine.takes(step, step.sizes(size), False).bytes, budget)
+        if not batch:
+            least = engine.takes(step, step.sizes(1), False).bytes
+            raise InputError(f"budget: {budget:,} bytes are too few for one sequence, which takes {least:,}")
+        fits = {"batch_size": batch, "seq_len": None}
+    return Memory(
+        **described(step),
+        peak=found.bytes,
+        moment=Moment(found.line, "", "", found.bytes),
+        split={part: size for part, size in found.split.items() if size},
+        witnesses=_held(found.rooms),
+        curve=(),
+        budget=budget,
+        fits=fits,
+        engine=name,
+        convention=found.said or engine.convention,
+    )
+
+
+def _check(name: str, engine: Engine, step: Step) -> None:
+    if step.kind.name not in engine.dtypes:
+        raise InputError(f"--engine {name} computes in {' or '.join(engine.dtypes)}")
+    if step.optimizer.name not in TABLES:
+        raise InputError(f"--engine {name} executes the optimizers {', '.join(TABLES)}")
+    if step.accumulate > 1:
+        raise InputError(f"--engine {name} takes the whole batch at once: leave --accumulate out")
+    if name.startswith("autograd"):
+        if step.plan:
+            raise InputError(f"--engine {name} knows no plans; --procedure recompute is torch.utils.checkpoint")
+        if step.procedure not in ("bp", "recompute"):
+            raise InputError(f"--engine {name} learns by bp, or by recompute: torch.utils.checkpoint of every block")
+        if step.run.trained != "all" or step.model.masks or not step.model.learns:
+            raise InputError(f"--engine {name} is for models that say their loss, with all weights and no dropout")
+
+
+def _held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
+    """Arrays of one kind together: how many, and their bytes."""
+    counted = sorted(Counter(rooms).items(), key=lambda one: -one[0][0] * one[1])
+    return tuple(Held(line, (), (number, size), number * size) for (size, line), number in counted)
+
+
+def _sum(table: Table, names: Iterable[str], sizes: Mapping[str, int], width: Callable[[str], int]) -> int:
+    """The bytes of names of a table."""
+    axes = {name: table.axes[name] for name in names}
+    return sum(
+        width(name) * prod(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in own)
+        for name, own in axes.items()
+    )
+
+
+def _by_operators(library: str, step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
+    """The emitted program for a library, run on arrays without values."""
+    table = step.whole()
+    found = executed(table, sizes, step.kind.name, rooms=split, library=library)
+    given = _given(step, table, sizes)
+    rest = found.peak - sum(given.values())
+    rooms = tuple((one.bytes, one.line or "given") for one in found.rooms)
+    return _Peak(found.peak, found.line, {**given, "values and temporaries": rest}, rooms)
+
+
+def _given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+    width = {"fp64": 8}.get(step.kind.name, 4)
+    states = [name for name in table.inputs if f"{name}.new" in table.outputs]
+    others = [name for name in table.inputs if name not in states]
+    return {
+        "weights": _sum(table, table.weights, sizes, lambda _: width),
+        "optimizer state": _sum(table, states, sizes, lambda _: width),
+        "batch": _sum(table, others, sizes, lambda name: 8 if name in table.indices else width),
+    }
+
+
+def _on_torch(step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
+    """In place, where every line can be: what is given, and the arena that all else lies in."""
+    table = step.whole()
+    try:
+        found = placed(table, sizes, step.kind.name)
+    except InputError as error:
+        if step.kind.name == "bf16":
+            raise InputError(f"what bf16 takes where a step is not in place is not known, and {error}") from None
+        peak = _by_operators("torch", step, sizes, split)
+        return _Peak(peak.bytes, peak.line, peak.split, peak.rooms, f"{_OPERATORS} Not in place, as {error}.")
+    given = _given(step, table, sizes)
+    kinds = {name: kind for name, (_, kind) in found.given.items()}
+    read = [name for name in table.inputs if name in kinds and f"{name}.new" not in table.outputs]
+    given["batch"] = _sum(table, read, sizes, lambda name: WIDTHS[kinds[name]])
+    parts = {**given, "arena": found.bytes}
+    return _Peak(sum(parts.values()), "", parts, tuple((size, name) for name, size in parts.items() if size))
+
+
+def _by_autograd(implementation: str, step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
+    """The model's forward table as calls of PyTorch's operators, on a tape."""
+    table, recompute = step.model.table, step.procedure == "recompute"
+    width = {"fp64": 8}.get(step.kind.name, 4)
+    weights = _sum(table, table.weights, sizes, lambda _: width)
+
+    def run(stop_at: int | None = None) -> Tape:
+        tape = Tape(width, stop_at)
+        run_step(tape, table, sizes, step.state, recompute, implementation if step.optimizer.name == "adamw" else "")
+        return tape
+
+    account = run().account
+    if not split:
+        return _Peak(account.peak, str(account.line), {}, ())
+    tape = run(account.peak)
+    rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
+    made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
+    parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
+    parts["workspace"] = made - tape.gradients
+    parts["activations"] = account.peak - sum(parts.values())
+    return _Peak(account.peak, str(account.line), parts, rooms)
+
+
+_OPERATORS = (
+    "Predicted: the allocator's bytes when PyTorch's operators run the emitted program on a processor, new weights "
+    "beside the old ones. Not in it: buffers inside of operators."
+)
+_AUTOGRAD = (
+    "Predicted: the allocator's bytes when PyTorch's autograd trains a plain module on a processor: products of one "
+    "input as one, fused attention, all gradients kept to the end, every operator keeping what its derivative reads. "
+    "Not in it: buffers inside of kernels."
+)
+
+ENGINES: Mapping[str, Engine] = {
+    "numpy": Engine(
+        partial(_by_operators, "numpy"),
+        tuple(TYPES),
+        "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
+    ),
+    "torch": Engine(
+        _on_torch,
+        (*TYPES, "bf16"),
+        "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to "
+        "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
+    ),
+    "autograd": Engine(partial(_by_autograd, "fused"), tuple(TYPES), f"{_AUTOGRAD} AdamW with fused=True."),
+    "autograd-foreach": Engine(partial(_by_autograd, "foreach"), tuple(TYPES), f"{_AUTOGRAD} AdamW with foreach=True."),
+    "autograd-for-loop": Engine(
+        partial(_by_autograd, "for-loop"), tuple(TYPES), f"{_AUTOGRAD} AdamW one weight after the other."
+    ),
+}
+"""Who executes steps; the functions say how it is known."""

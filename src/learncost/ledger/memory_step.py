@@ -1,0 +1,163 @@
+"""The step whose memory is asked for: its table, what it takes beside, its peak, and the largest size that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+from learncost.equation.count import Count, base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Repeat, Table, each_line, walk
+from learncost.ledger.cost import Run
+from learncost.ledger.memory_types import INDEX, Format, state_of
+from learncost.models.model import run_sizes
+from learncost.plans.plan import planned
+from learncost.plans.planner import chosen, stored
+from learncost.procedures.accumulation import GATHERED, accumulated
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step, trained_by
+from learncost.readings.live import Live, levels, live
+
+
+class Step:
+    """A step's table with what it takes that no line says: state, master weights, frozen weights in flash.
+
+    in_flash   frozen weights lie in flash, not in RAM
+    budget     bytes that there are, for the planner, where the plan is left to it
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        procedure: str,
+        kind: Format,
+        optimizer: str = "sgd",
+        accumulate: Any = 1,
+        in_flash: bool = False,
+        budget: int | None = None,
+    ) -> None:
+        self.run, self.procedure, self.kind = run, procedure, kind
+        self.model = trained_by(run.model, procedure)
+        self.optimizer = state_of(optimizer)
+        self.accumulate = _parts(accumulate, run.axes["B"])
+        learning = set(self.model.learning)
+        table = step(self.model, procedure, "sgd")
+        table = replace(table, outputs=tuple(n for n in table.outputs if n not in {f"d{w}" for w in table.weights}))
+        weights = self.model.table.weights
+        shapes = {w: [_size(a, run.axes) for a in table.axes[w]] for w in weights}
+        stacks = _stacks(self.model.table)
+        self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.state) for w in learning)
+        self.master = kind.master * sum(_points(shapes[w]) for w in learning)
+        frozen = [w for w in weights if w not in learning]
+        self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
+        self.widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value}
+        self.widths["index"] = INDEX
+        self.plan = run.plan
+        if run.plan == "auto":
+            room = None if budget is None else budget - self.beside
+            part = accumulated(table).gather if self.accumulate > 1 else table
+            self.plan = chosen(part, self.sizes(), _NAMES[kind.value], room)
+        table = planned(table, self.plan)
+        self.table = stored(_gathering(table) if self.accumulate > 1 else table)
+
+    def whole(self) -> Table:
+        """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
+        return planned(without_gradients(step(self.model, self.procedure, self.optimizer.name)), self.plan)
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
+        return self.state + self.master - self.flash
+
+    def sizes(self, batch: int | None = None) -> dict[str, int]:
+        """The sizes of what runs at once: a microbatch."""
+        return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate}
+
+    def live(self) -> Live:
+        return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths)
+
+    def largest(self, axis: str, budget: int) -> int:
+        """The largest size of an axis at which every line fits: a polynomial of at most second degree, solved."""
+        sizes = {name: size for name, size in self.sizes().items() if name != axis}
+        own = {str(level): level for level in levels(self.table, sizes, _NAMES[self.kind.value], self.widths)}
+        most = min(_solved(level, axis, budget - self.beside) for level in own.values())
+        return most * (self.accumulate if axis == "B" else 1)
+
+    def longest(self, budget: int) -> int | None:
+        """The longest sequence that fits, at most as long as the model has positions; None of a model of two sides."""
+        if self.model.two_sided:
+            return None
+        found = self.largest("M", budget)
+        model, batch = self.model, self.run.axes["B"]
+        try:
+            other = run_sizes(model, batch, max(1, found), None)
+        except InputError:  # longer than its positions
+            return run_sizes(model, batch, None, None)["M"]
+        same = {**other, "M": 0} == {**self.run.axes, "M": 0}
+        return found if same else None
+
+
+def _gathering(table: Table) -> Table:
+    """A microbatch, whose gradients are added in place to those of the ones before."""
+    if any(
+        isinstance(line, Repeat) and any(one.tag.macro == "optimizer_step" for one, _ in walk((line,)))
+        for line in table.lines
+    ):
+        raise InputError("accumulate waits for the gradients of all microbatches: leave the plan at-once out")
+    found = accumulated(table).gather
+
+    def in_place(line: Line) -> tuple[Line, ...]:
+        ends = line.name.endswith(f"{GATHERED}.new")
+        return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
+
+    return replace(found, lines=each_line(found.lines, in_place))
+
+
+_NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+
+
+def _parts(accumulate: Any, batch: int) -> int:
+    text = str(accumulate)
+    number = int(text) if text.isdigit() else 0
+    if not number or batch % number:
+        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {text!r}")
+    return number
+
+
+def _size(axis: str, sizes: Mapping[str, int]) -> int:
+    return int(axis) if axis.isdigit() else sizes[base(axis)]
+
+
+def _points(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _stacks(table: Table) -> frozenset[str]:
+    """The weights that are stacks of every turn's own."""
+    return frozenset(outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each)
+
+
+def _state(of: Any, shape: list[int], stacked: bool, width: int) -> int:
+    """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
+    times, own = (shape[0], shape[1:]) if stacked else (1, shape)
+    matrix = [own[0], _points(own[1:])] if len(own) > 1 else own
+    return int(times * of(matrix, width))
+
+
+def _solved(level: Count, axis: str, budget: int) -> int:
+    """The largest whole number at which a polynomial of at most second degree is within the budget, 0 where none is."""
+    terms = {len(monomial): coefficient for monomial, coefficient in level.terms.items()}
+    if set(terms) - {0, 1, 2}:
+        raise InputError(f"bytes grow faster than with the square of {axis}: no size is solved for")
+    free, slope, square = budget - terms.get(0, 0), terms.get(1, 0), terms.get(2, 0)
+    if free < 0:
+        return 0
+    if square:
+        # The root of square x^2 + slope x = free, rounded down: (sqrt(slope^2 + 4 square free) - slope) / (2 square).
+        return int((isqrt(slope * slope + 4 * square * free) - slope) // (2 * square))
+    return int(free // slope) if slope else 10**18

@@ -1,0 +1,29 @@
+"""The plan of a step whose memory is asked for, where it is left to the planner."""
+
+import pytest
+
+import learncost as lc
+
+
+def test_the_planner_is_told_the_budget():
+    given = {"optimizer": "adamw", "batch_size": 8, "seq_len": 1024, "plan": "auto"}
+    free = lc.memory("gpt2", **given)
+    assert "recompute=all" not in free.plan
+    tight = lc.memory("gpt2", **given, budget=int(0.7 * free.peak))
+    assert tight.plan != free.plan
+    assert tight.peak <= 0.7 * free.peak  # weights' states, which the planner does not see, are in it
+    wide = lc.memory("gpt2", **given, budget=10 * free.peak)
+    assert wide.peak >= free.peak
+    assert tight.fits["batch_size"] >= 8
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
+    given = {"batch_size": 4, "seq_len": 512, "plan": "auto", "dtype": dtype, "optimizer": "adamw"}
+    least = lc.memory("gpt2", **given, budget="600MB" if dtype == "int8" else "2300MB")
+    assert least.peak <= (600 if dtype == "int8" else 2300) * 10**6
+
+
+def test_microbatches_wait_for_the_optimizer():
+    found = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
+    assert "at-once" not in found.plan

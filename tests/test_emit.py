@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import learncost as lc
+from learncost.equation.count import shape_of
 from learncost.faces.command import main
 from learncost.layers.layer import named, shipped
 from learncost.layers.lower import lower
-from learncost.proof.sample import random_arrays, shape, small_sizes
+from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import BACKENDS, program
 from learncost.readings.run import execute as definition
 from programs import execute, namespace, worst
@@ -70,7 +71,7 @@ def test_layers_written_at_random(backend, seed):
     table = lc.derive(lc.layer(writer.write())).step
     generator = np.random.default_rng(seed)
     arrays = writer.arrays(generator)
-    arrays |= {n: generator.standard_normal(shape(table.axes[n], SIZES)) for n in table.inputs if n not in arrays}
+    arrays |= {n: generator.standard_normal(shape_of(table.axes[n], SIZES)) for n in table.inputs if n not in arrays}
     assert worst(execute(table, backend, arrays, SIZES), expected(table, arrays, SIZES))[1] < 100 * NEAR
 
 

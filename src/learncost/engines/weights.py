@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Operand, Product, Repeat, Statement, Sum, Table, Term
 
 DEVIATION = 0.02
@@ -17,7 +17,7 @@ DEVIATION = 0.02
 
 def shape(table: Table, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of one of a table's names."""
-    return tuple(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in table.axes[name])
+    return shape_of(table.axes[name], sizes)
 
 
 def generator(seed: int, *parts: int | str) -> np.random.Generator:

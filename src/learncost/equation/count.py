@@ -38,6 +38,11 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
     return whole // int(parts)
 
 
+def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The shape of an array with these axes, as `size_of` has each of them."""
+    return tuple(size_of(axis, sizes) for axis in axes)
+
+
 def least(axis: str, others: Iterable[str]) -> str:
     """The name of a size that is the lesser of an axis's and of the points of others: `min(e, B M t)`.
 
@@ -126,7 +131,7 @@ class Count:
                 product: Any = 1
                 for factor in names:
                     product = product * sizes[factor]
-                size = int(one) if one.isdigit() else sizes[one]
+                size = size_of(one, sizes)
                 # One is at most the other in 0 or 1 of the cases: arrays go element by element.
                 found[name] = size * (size <= product) + product * (size > product)
         return found

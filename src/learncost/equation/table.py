@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
-from learncost.equation.count import base
+from learncost.equation.count import base, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Literal:
         """The number, given the sizes."""
         points = 1
         for size in self.sizes:
-            points *= int(size) if size.isdigit() else sizes[base(size)]
+            points *= size_of(size, sizes)
         return float(self.value * float(points) ** self.power)
 
     def __str__(self) -> str:

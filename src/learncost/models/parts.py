@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, walk
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
@@ -90,7 +91,7 @@ class Parts:
         return isinstance(line, Line) and any(is_linear(line, weight) for weight in self.table.weights)
 
     def turns(self, repeat: Repeat) -> int:
-        return int(repeat.count) if repeat.count.isdigit() else self.model.sizes[repeat.count]
+        return int(size_of(repeat.count, self.model.sizes))
 
     def biases(self) -> tuple[str, ...]:
         """What is only ever added to values, and not looked up; not a gain that is kept as its distance from one."""

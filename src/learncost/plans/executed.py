@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.count import base
+from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.readings.emit import Program, fill, leaves, program
 from learncost.readings.rooms import Account, Array, loaded
@@ -66,5 +66,5 @@ def _run(written: Program, table: Table, sizes: Mapping[str, int], dtype: str, a
 
 
 def _given(account: Account, table: Table, name: str, sizes: Mapping[str, int], dtype: str) -> Any:
-    shape = [int(axis) if axis.isdigit() else sizes[base(axis)] for axis in table.axes[name]]
+    shape = shape_of(table.axes[name], sizes)
     return Array.new(account, shape, "int64" if name in table.indices else TYPES[dtype])

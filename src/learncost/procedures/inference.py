@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.equation.count import size_of
 from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
 from learncost.layers.layer import Layer, marked
 from learncost.procedures.decoding import ALL, CACHED, Axes, Decoding, Kept, cache, named
@@ -64,7 +65,7 @@ def inference(model: Layer | Table, name: str = "", several: bool = False) -> In
 
 
 def _number(window: str, sizes: Mapping[str, Any]) -> int:
-    return int(window) if window.isdigit() else int(sizes[window])
+    return int(size_of(window, sizes))
 
 
 # What both have: the forward pass up to the logits.

@@ -12,12 +12,13 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.arrays import alias
+from learncost.equation.count import shape_of
 from learncost.equation.table import Line, Read, Table, Term, Word, each_line, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
 from learncost.proof.report import Check, Report
-from learncost.proof.sample import Array, random_arrays, shape, small_sizes
+from learncost.proof.sample import Array, random_arrays, small_sizes
 from learncost.proof.tally import Tally, tallied
 from learncost.readings.run import execute
 
@@ -96,7 +97,7 @@ def values_of(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int
 def seeds_of(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
     """Random gradients of the outputs."""
     generator = np.random.default_rng(seed + 1)
-    return {f"d{name}": generator.standard_normal(shape(table.axes[name], sizes)) for name in table.outputs}
+    return {f"d{name}": generator.standard_normal(shape_of(table.axes[name], sizes)) for name in table.outputs}
 
 
 def error(found: Array, wanted: Array) -> float:
@@ -208,7 +209,7 @@ def _touched(term: Term, values: Values, sizes: Mapping[str, int]) -> int:
 
 def size_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """The points of axes."""
-    return math.prod(shape(tuple(axes), sizes))
+    return math.prod(shape_of(axes, sizes))
 
 
 # Gradients.

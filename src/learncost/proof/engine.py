@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from learncost.books.book import book
-from learncost.equation.count import Count
+from learncost.equation.count import Count, size_of
 from learncost.equation.table import Product, Table, Term, walk
 from learncost.layers.products import skipping
 from learncost.proof.report import Check
@@ -63,7 +63,7 @@ class Lines:
 
     def turns(self, count: str) -> int:
         """How often a repeat runs."""
-        return int(count) if count.isdigit() else self._sizes[count]
+        return int(size_of(count, self._sizes))
 
     def checks(self, subject: str) -> Iterator[Check]:
         """One comparison for each macro-operation, in the order in which they begin."""

@@ -14,7 +14,7 @@ from itertools import count
 from math import prod
 from typing import Any
 
-from learncost.equation.count import base
+from learncost.equation.count import base, shape_of
 from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
 from learncost.proof.engine import Lines, factors, places
 from learncost.readings.emit.placed import Placed
@@ -185,7 +185,7 @@ def _expected(items: Iterable[Item], lines: Lines, sizes: Mapping[str, int], sco
 
 
 def _points(axes: Any, sizes: Mapping[str, int]) -> int:
-    return prod(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes)
+    return prod(shape_of(axes, sizes))
 
 
 def _by_line(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from learncost.equation.count import base
+from learncost.equation.count import size_of
 from learncost.equation.table import (
     Condition,
     Line,
@@ -108,7 +108,7 @@ class _Translation:
         values.update({carry.final: carried[carry.start] for carry in line.carry})
 
     def size(self, axis: str) -> int:
-        return int(axis) if axis.isdigit() else self.sizes[base(axis)]
+        return int(size_of(axis, self.sizes))
 
     # Lines.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Literal, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
 
 Array = Any
@@ -58,11 +58,6 @@ def _reads(line: Line) -> list[Read]:
     return found
 
 
-def shape(axes: Iterable[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an array with these axes."""
-    return tuple(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes)
-
-
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row."""
     generator = np.random.default_rng(seed)
@@ -70,9 +65,9 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
     conditions = _conditions(table.lines)
     arrays: dict[str, Array] = {}
     for name in (*table.inputs, *table.weights):
-        form = shape(table.axes[name], sizes)
+        form = shape_of(table.axes[name], sizes)
         if name in table.indices:
-            arrays[name] = generator.integers(0, shape((positions[name],), sizes)[0], form)
+            arrays[name] = generator.integers(0, size_of(positions[name], sizes), form)
         elif name in conditions:
             arrays[name] = generator.random(form) < 0.6
             arrays[name][..., :1] = True

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.proof.foreign import Library, Tensor, evaluate, weighted
-from learncost.proof.sample import shape
 
 
 @lru_cache(maxsize=1)
@@ -91,7 +91,7 @@ def flops(table: Table, wanted: Iterable[str], sizes: Mapping[str, int], backwar
         tensors = {}
         for name in (*table.inputs, *table.weights):
             kind = torch.int64 if name in table.indices else torch.float64
-            tensors[name] = torch.zeros(shape(table.axes[name], sizes), dtype=kind, requires_grad=name in wanted)
+            tensors[name] = torch.zeros(shape_of(table.axes[name], sizes), dtype=kind, requires_grad=name in wanted)
         values = evaluate(library(), table, tensors, sizes)
         if backward:
             loss: Tensor = sum(values[name].sum() for name in table.outputs)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import Count, checked_sizes, size_of, total
+from learncost.equation.count import Count, checked_sizes, shape_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word
 from learncost.equation.table import walk as each
@@ -152,7 +152,7 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str
 
 
 def _held(array: _Array, sizes: Mapping[str, Any], width: int, role: str) -> Held:
-    shape = tuple(size_of(axis, sizes) for axis in array.axes)
+    shape = shape_of(array.axes, sizes)
     return Held(array.name, array.axes, shape, (array.count * width).at(sizes), array.layer, array.block, role)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from learncost.equation.count import base, size_of
+from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     Line,
@@ -44,7 +44,7 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     derived = derive(table, given=given)
     for name in given:
         seed = values[f"d{name}"] = _array(arrays[_seed(name)])
-        shape = tuple(int(a) if a.isdigit() else sizes[base(a)] for a in table.axes[name])
+        shape = shape_of(table.axes[name], sizes)
         if np.shape(seed) != shape:
             raise InputError(f"{_seed(name)} has the shape {np.shape(seed)}, but its output has {shape}")
     execute(lower(_keeping(derived.step)), values, sizes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.count import base
+from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
     Condition,
@@ -57,10 +57,6 @@ def spread(array: Array, have: tuple[str, ...], want: tuple[str, ...]) -> Array:
     return array
 
 
-def _size(axis: str, sizes: Sizes) -> int:
-    return int(axis) if axis.isdigit() else sizes[base(axis)]
-
-
 def _operand(term: Operand, want: tuple[str, ...], values: Mapping[str, Array], sizes: Sizes) -> Array:
     if isinstance(term, Literal):
         return term.number(sizes)
@@ -76,12 +72,12 @@ def _index(
     for i, axis in enumerate(term.axes):
         if isinstance(axis, Read):
             positions = _positions(axis, values, sizes)
-            _check_index(positions, axis, _size(declared[i], sizes))
+            _check_index(positions, axis, size_of(declared[i], sizes))
             index.append(spread(positions, axis.at.loops, want))
         else:
             shape = [1] * len(want)
             shape[want.index(axis)] = -1
-            index.append(np.arange(_size(axis, sizes)).reshape(shape))
+            index.append(np.arange(size_of(axis, sizes)).reshape(shape))
     plain = [axis for axis in term.axes if isinstance(axis, str)]
     (first, *_) = reads
     at = term.axes[first]
@@ -138,13 +134,13 @@ def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[st
     left, (term,) = line.left[0], line.right
     want = left.loops
     if isinstance(term, Literal):
-        return np.full([_size(axis, sizes) for axis in want], term.number(sizes))
+        return np.full(shape_of(want, sizes), term.number(sizes))
     array = values[term.name]
     if term.indexed:
         index = _index(term, values, sizes, term.loops, axes[term.name])
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
-        shape = [_size(axis, sizes) for axis in axes[left.name]]
+        shape = shape_of(axes[left.name], sizes)
         target = np.zeros_like(array, shape=tuple(shape))
         np.add.at(target, _index(left, values, sizes, want, axes[left.name]), spread(array, term.loops, want))
         return target
@@ -156,7 +152,7 @@ def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[st
     have = tuple(axis for axis in term.loops if axis in want)
     array = spread(array, have, want)
     if len(have) < len(want):
-        array = np.broadcast_to(array, tuple(_size(axis, sizes) for axis in want), subok=True)
+        array = np.broadcast_to(array, shape_of(want, sizes), subok=True)
     return array
 
 
@@ -172,7 +168,7 @@ def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
 def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
     if line.word == "zeros":
-        return np.zeros([_size(axis, sizes) for axis in want], np.float16)  # takes on the precision of what is added
+        return np.zeros(shape_of(want, sizes), np.float16)  # takes on the precision of what is added
     if line.word == "eye":
         half = len(want) // 2
         one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
@@ -197,17 +193,17 @@ def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, 
 
 
 def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
-    return [[_size(axis, sizes) for axis in part] for part in (want[:half], want[half:])]
+    return [[*shape_of(part, sizes)] for part in (want[:half], want[half:])]
 
 
 def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -> Array:
     mask: Array = np.True_
     for condition in where:
-        at = {axis: spread(np.arange(_size(axis, sizes)), (axis,), want) for axis in condition.axes}
+        at = {axis: spread(np.arange(size_of(axis, sizes)), (axis,), want) for axis in condition.axes}
         lower_index, upper_index = at[condition.lower], at[condition.upper]
         mask = mask & (lower_index < upper_index if condition.strict else lower_index <= upper_index)
         if condition.window is not None:
-            mask = mask & (upper_index < lower_index + _size(condition.window, sizes))
+            mask = mask & (upper_index < lower_index + size_of(condition.window, sizes))
     return mask
 
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Protocol
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import Count, base
+from learncost.equation.count import Count, size_of
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct, matrix_maccs
@@ -152,7 +152,7 @@ def _norms(line: Line) -> bool:
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return int(axis) if axis.isdigit() else int(sizes[base(axis)])
+    return int(size_of(axis, sizes))
 
 
 def _product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.count import base
+from learncost.equation.arrays import BYTES
+from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table, Word
 from learncost.readings.emit.c import Function, kernel, source
@@ -25,7 +26,7 @@ from learncost.readings.emit.turns import title as turn_title
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
 """What PyTorch calls the types of arrays."""
-WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "bool": 1}
+WIDTHS = {**BYTES, "int64": 8, "bool": 1}
 COLUMN = 84
 
 LAY_OUT = '''\
@@ -128,7 +129,7 @@ class _Writer:
             if any(name in fields for fields in self.places_given())
         }
         results = {
-            name: (self._of(name), tuple(self._shape(self.table.axes[name])))
+            name: (self._of(name), self._shape(self.table.axes[name]))
             for name, value in self.timeline.fields.get((), {}).items()
             if name in self.table.outputs and not _given(value)
         }
@@ -143,13 +144,13 @@ class _Writer:
     # Sizes.
 
     def _count(self, count: str) -> int:
-        return int(count) if count.isdigit() else self.sizes[count]
+        return int(size_of(count, self.sizes))
 
     def _bytes(self, name: str, axes: Axes) -> int:
         return prod(self._shape(axes[name])) * WIDTHS[self.dtypes[name]]
 
-    def _shape(self, axes: Sequence[str]) -> list[int]:
-        return [int(axis) if axis.isdigit() else self.sizes[base(axis)] for axis in axes]
+    def _shape(self, axes: Sequence[str]) -> tuple[int, ...]:
+        return shape_of(axes, self.sizes)
 
     # Kernels.
 

@@ -78,7 +78,8 @@ def test_without_a_device_nothing_changes(capsys):
         (["--on", "V100", "--dtype", "bf16"], "has no peak in bf16 (known: fp16, fp32, fp64)"),
         (["--on", "H100-SXM", "--price-book", "paper"], "price book paper is not about"),
         (["--on", "H100-SXM", "--price-book", "palm"], "price book palm is not about"),
-        (["--on", "H100-SXM", "--procedure", "decode"], "the time on a device is of a training step"),
+        (["--on", "H100-SXM", "--price-book", "paper", "--procedure", "decode"], "price book paper is not about"),
+        (["--on", "V100", "--dtype", "bf16", "--procedure", "prefill"], "has no peak in bf16"),
     ],
 )
 def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
@@ -88,3 +89,41 @@ def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("procedure", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "model", ["gpt2", "llama-3.2-1b", "t5-small", "gemma-2-2b", "mixtral-8x7b", "deepseek-v2-lite"]
+)
+def test_inference_has_a_time(model, procedure):
+    lengths = {"seq_len": 64} if procedure == "prefill" or model == "t5-small" else {"context": 63}
+    found = lc.cost(model, procedure, dtype="bf16", on=lc.rates("H100-SXM", "bf16"), **lengths)
+    assert sum(row.seconds for row in found.rows) == pytest.approx(found.timing.seconds)
+    assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
+    low, usual, high = found.timing.joules
+    assert low < usual < high
+    assert usual == pytest.approx(700 * found.timing.seconds)  # its thermal design power
+    floor = lc.cost(model, procedure, "matmul", **lengths).total.flops / 989e12
+    assert found.timing.seconds > floor
+
+
+def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
+    # Pope et al. 2022, section 2.2: with a small batch the time of a token is that of loading weights and cache.
+    given = {"dtype": "bf16", "context": 8191, "by": "layer"}
+    bandwidth = 100e9
+    rates = flat(flops=1e15, bandwidth=bandwidth)
+    one, many = (lc.cost("llama-3-8b", "decode", batch_size=batch, on=rates, **given) for batch in (1, 8))
+    weights = 2 * (one.parameters - 128256 * 4096)  # of the table of tokens one row alone is read
+    for found, batch in ((one, 1), (many, 8)):
+        least = (weights + found.cache.bytes) / bandwidth
+        assert least < found.timing.seconds < 1.05 * least, batch
+        assert {row.bound for row in found.rows if row.seconds > 1e-3} == {"memory"}
+    assert many.timing.seconds < 2 * one.timing.seconds
+
+
+def test_a_long_prompt_is_bound_by_its_products():
+    found = lc.cost("llama-3-8b", "prefill", seq_len=2048, dtype="bf16", by="kind", on=lc.rates("H100-SXM", "bf16"))
+    (linear,) = (row for row in found.rows if row.kind == "linear")
+    assert linear.bound == "compute"
+    # No faster than the best product that the device's source measured: 794.5 TFLOP/s.
+    assert found.timing.seconds > linear.seconds > linear.flops / 794.5e12

@@ -142,7 +142,7 @@ def cost(
     lora        projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
     lora_rank   of the paths, 8 by default; their result is scaled by `lora_alpha`, 16, over the rank
     plan        rewritings of the step, as head,at-once,recompute=gelu+norm: `learncost list plans`
-    on          what a device attains, as `lc.rates("here")` gives it: adds the time of a training step
+    on          what a device attains, as `lc.rates("here")` gives it: adds the time of a step
     sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
     Numbers may be text, as flags are. Raises `InputError`.
     """
@@ -156,11 +156,9 @@ def cost(
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         if plan:
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
-        if on is not None:
-            raise InputError(f"the time on a device is of a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes)
+        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, on)
     found = prepare(
         model,
         price_book,
@@ -179,8 +177,6 @@ def cost(
     _check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    if on is not None and (found.book.rule == "formula" or found.book.jacobian):
-        raise InputError(f"time is of what runs, which price book {found.book.name} is not about: take run or matmul")
     return found.cost(procedure, found.book, by, on)
 
 
@@ -213,7 +209,7 @@ class Run:
         if on is not None:
             from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
 
-            timed = timing(rows, self.axes, on, self.dtype)
+            timed = timing(rows, self.axes, on, self.dtype, book)
         found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name, timed)
         return replace(found, trained=trained, plan=self.plan)
 

@@ -11,6 +11,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.record import Cache, Cost
+from learncost.ledger.timing import timing
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import check_size
@@ -18,6 +19,7 @@ from learncost.models.wording import shown
 from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
 from learncost.readings.price import Book, price
+from learncost.readings.time import Rates
 
 
 def cost_of_inference(
@@ -29,12 +31,14 @@ def cost_of_inference(
     dtype: str,
     by: str,
     sizes: Mapping[str, Any],
+    on: Rates | None = None,
 ) -> Cost:
     """The exact cost of a prompt, or of one step of decoding.
 
     lengths   batch_size, seq_len, target_len and context as given; seq_len (of an encoder-decoder: target_len) is the
               prompt, or the new tokens of a sequence in a step, which is 1 where it is not given
     training  what only learning has, which is refused
+    on        a device: adds the time of the step there
     Raises `InputError`.
     """
     silent = {"tokens": None, "optimizer": "sgd", "dropout": training["dropout"]}
@@ -69,7 +73,8 @@ def cost_of_inference(
         held = {**whole, **tables.lengths(whole, context, 1)}
     table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
-    found = ledger(run.model, procedure, rows, axes, by, dtype, None, "", run.book.name)
+    timed = None if on is None else timing(rows, axes, on, dtype, run.book)
+    found = ledger(run.model, procedure, rows, axes, by, dtype, None, "", run.book.name, timed)
     last_only = "last" in table.inputs
     cache = _cache(tables, held, context, dtype)
     return replace(found, context=context if decodes else None, cache=cache, last_only=last_only)

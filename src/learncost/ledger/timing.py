@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.readings.price import Row
+from learncost.equation.errors import InputError
+from learncost.readings.price import Book, Row
 from learncost.readings.time import Rates, Time, time
 
 
@@ -58,7 +59,9 @@ class Timing:
         return result
 
 
-def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: str) -> Timing:
-    """The time of priced rows on a device. Raises `InputError`."""
+def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: str, book: Book) -> Timing:
+    """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run."""
+    if book.rule == "formula" or book.jacobian:
+        raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
     found = time(rows, sizes, rates, dtype)
     return Timing(rates, found, {id(rows[place]): (own, str(bound)) for place, (own, bound) in found.of_rows().items()})

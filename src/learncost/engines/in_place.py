@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from learncost.engines.compiler import Call, Kernels
-from learncost.equation.count import base
+from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.readings.emit.placed import TYPES, placed
 
@@ -44,7 +44,7 @@ class InPlace:
         self._inputs = {}
         for name, (axes, kind) in self.program.given.items():
             if name not in tensors:
-                shape = [int(axis) if axis.isdigit() else sizes[base(axis)] for axis in axes]
+                shape = shape_of(axes, sizes)
                 self._inputs[name] = torch.empty(shape, dtype=getattr(torch, TYPES[kind]))
         if arena is None or len(arena) < self.program.bytes:
             arena = _large(self.program.bytes)

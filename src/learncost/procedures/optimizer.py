@@ -60,7 +60,10 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
 
 
 def without_gradients(table: Table) -> Table:
-    """The step whose results are what a training goes on with: a gradient that only the optimizer reads is none."""
+    """The step whose results are what a training goes on with: a gradient that only the optimizer reads is none.
+
+    So it need not be kept.
+    """
     inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
     return replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
+from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.readings.emit import fill, leaves, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
@@ -89,17 +89,15 @@ class _Compiled:
     def __init__(self, table: Table, sizes: Mapping[str, int], precision: str) -> None:
         import jax
 
-        # A gradient that only the optimizer reads is no result: XLA then need not keep it.
-        inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
-        self._table = replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
+        self._table = without_gradients(table)
         self._program = program(self._table, "jax", sizes=sizes, dtype=precision)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
-        renewed = {name.removesuffix(".new") for name in table.outputs if name.endswith(".new")}
+        changed = {*renewed(table)}
         given = [set(leaves(tree)) for tree in self._program.parameters]
         self._function = jax.jit(
             self._namespace[self._program.function],
-            donate_argnums=[place for place, names in enumerate(given) if renewed & names],
+            donate_argnums=[place for place, names in enumerate(given) if changed & names],
             static_argnames=tuple(self._program.sizes.values()),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
+from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.readings.emit import fill, program, unfold
 from learncost.readings.emit.placed import placed
 from learncost.training.engine import Arrays, NumPyEngine
@@ -167,11 +168,8 @@ class _Step:
     """A table for arrays of one size: in place where every line can be, else as PyTorch's operators compute it."""
 
     def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: _Pool) -> None:
-        table = prepared.table
-        # A gradient that only the optimizer reads is no result: it need not be kept.
-        inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
-        table = replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
-        self.renewed = tuple(name.removesuffix(".new") for name in table.outputs if name.endswith(".new"))
+        table = without_gradients(prepared.table)
+        self.renewed = renewed(table)
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
         self.plan = _smallest(table, self._sizes, precision) if plan is None else plan

@@ -2,14 +2,25 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tracemalloc
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.contest.emitted import Emitted
+from learncost.equation.count import base
 from learncost.faces.command import main
 from learncost.ledger.memory_fit import fit, largest_batch
+from learncost.ledger.memory_inference import Serving
+from learncost.ledger.memory_types import format_of
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.readings.live import live
 
 MIB = 2**20
 MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 500}
@@ -100,10 +111,85 @@ def test_what_to_change_where_nothing_fits(capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in MODEL.items()]
     assert main(["fit", "gpt2", "--ram", "1500kB", "--seq-len", "512", *flags]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Nothing fits. The least is " in text
-    length = int(text.split("With --seq-len ")[1].split()[0])
-    assert main(["fit", "gpt2", "--ram", "1500kB", "--seq-len", str(length), "--json", *flags]) == 0
-    assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"])
+    assert "Nothing fits." in text
+    for name in ("inference", "recompute"):
+        told = text[re.search(rf"{name}(, \w+)* (does|do) not fit", text).start() :]
+        length = int(re.search(r"With --seq-len (\d+) it fits", told)[1])
+        for own, fits in ((length, True), (length + 1, False)):
+            given = ["--ram", "1500kB", "--seq-len", str(own), "--procedure", name, "--json"]
+            assert main(["fit", "gpt2", *given, *flags]) == 0
+            assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"]) is fits, (name, own)
+
+
+def test_an_image_has_one_length_and_nothing_else_is_advised(capsys):
+    assert main(["fit", "vit-b-16", "--ram", "1MB", "--procedure", "inference,bp"]) == 0
+    assert "--seq-len" not in re.sub(r"a shorter --seq-len", "", capsys.readouterr().out)
+
+
+def served(model, kind="fp32", length=32, target=None, **given):
+    sizes = given.pop("sizes", {})
+    return Serving(build(configure(model, sizes)), format_of(kind), length, target, **given)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "target"), [("gpt2", MODEL, None), ("t5-small", {}, 8), ("gemma-2-2b", {}, None)]
+)
+def test_inference_holds_all_weights_and_a_cache_of_every_token(model, sizes, target):
+    found = served(model, "bf16", 32, target, sizes=sizes)
+    _, last = found.passes
+    lengths = {"seq_len": 32} if target is None else {"seq_len": 32, "target_len": 1}
+    context = (target or 32) - 1
+    own = lc.cost(
+        model, "decode", context=context, dtype="bf16", **{**lengths, **({} if target else {"seq_len": 1}), **sizes}
+    )
+    assert found.weights == 2 * lc.cost(model, seq_len=32, **sizes).parameters
+    # What decode is given, and the place of its new token.
+    assert last.grown == 2 * own.cache.elements
+    given = live(last.table, last.sizes, "fp16", {"weight": 2, "index": 4}).witnesses
+    assert sum(held.bytes for held in given if held.name.endswith(".cache")) == own.cache.bytes
+    assert found.split()["cache"] == own.cache.bytes + last.grown
+    assert sum(found.split().values()) == found.peak() > found.weights + found.split()["cache"]
+    flash = replace(found, in_flash=True)
+    assert (flash.flash, flash.peak()) == (found.weights, found.peak() - found.weights)
+
+
+def test_the_batch_and_the_length_that_inference_finds_fit_and_no_more_do():
+    found = served("gpt2", length=128, sizes=MODEL)
+    for budget in (found.peak(), 2 * found.peak() + 77):
+        batch = found.largest(budget)
+        assert found.peak(batch) <= budget < found.peak(batch + 1)
+    assert found.largest(found.peak() - 1) == 0
+    length = found.longest(found.peak() - 1)
+    assert replace(found, seq_len=length).peak() < found.peak() <= replace(found, seq_len=length + 1).peak()
+
+
+def test_inference_as_numpy_executes_it():
+    (row,) = fit("gpt2", "100MB", procedures="inference", seq_len=512, engine="numpy", plan="", **MODEL).rows
+    built = build(configure("gpt2", MODEL))
+    sizes = run_sizes(built, 1, 512, None)
+    table = served("gpt2", length=512, sizes=MODEL).passes[0].whole
+    shapes = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
+    program = Emitted(table, sizes)
+    tracemalloc.start()
+    given = {name: np.zeros(own, int if name in table.indices else "f4") for name, own in shapes.items()}
+    program(given)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0 <= peak - row.ram < 64 * 2**10  # Python's own objects
+
+
+def test_what_a_model_cannot_learn_by_is_said_and_the_rest_is_there(capsys):
+    assert main(["fit", "bert-base", "--ram", "1GB", "--seq-len", "16"]) == 0
+    text = capsys.readouterr().out
+    assert "pepita, mempepita: bert-base has no output to learn from" in text
+    assert "\ninference " in text
+    assert "\nbp " in text
+
+
+def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
+    found = fit("gpt2", "10kB", "100kB", "inference", 16, **MODEL)
+    (line,) = found.advice[1:]
+    assert re.match(r"inference does not fit\. All weights take [\d,]+ bytes, [\d.]+ of the flash: .* of the RAM", line)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +197,14 @@ def test_what_to_change_where_nothing_fits(capsys):
     [
         (["--ram", "lots"], "ram must be bytes such as 8GB, 256KiB or 1e9, not 'lots'"),
         (["--ram", "1GB", "--dtype", "fp12"], "no dtype is called 'fp12'"),
-        (["--ram", "1GB", "--procedure", "pepitta"], "no learning procedure is called 'pepitta'"),
+        (["--ram", "1GB", "--procedure", "pepitta"], "no procedure is called 'pepitta'; the nearest is 'pepita'"),
+        (["--ram", "1GB", "--procedure", "bp,,pepita"], "no procedure is called ''"),
+        (["--ram", "1GB", "--optimizer", "adamm"], "no optimizer is called 'adamm'"),
+        (["--ram", "1GB", "--plan", "bogus"], "no plan is called 'bogus'"),
+        (["--ram", "0"], "ram must be bytes such as 8GB"),
+        (["--ram", "1e18"], "ram must be bytes such as 8GB"),
+        (["--ram", "5XB"], "ram must be bytes such as 8GB"),
+        (["--ram", "1GB", "--flash", "-1"], "flash must be bytes such as 8GB"),
         (["--ram", "1GB", "--engine", "numpy", "--dtype", "bf16"], "computes in fp32 or fp64"),
     ],
 )

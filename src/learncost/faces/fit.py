@@ -31,7 +31,7 @@ def fit(
     *,
     ram: Number,
     flash: Number | None = None,
-    procedure: Name = "bp,recompute,pepita,mempepita",
+    procedure: Name = "inference,bp,recompute,pepita,mempepita",
     seq_len: Number | None = None,
     optimizer: Name = "sgd",
     dtype: Name = "fp32",
@@ -57,7 +57,7 @@ def fit(
     flash
         Bytes of flash, where frozen weights lie; without it they lie in RAM.
     procedure
-        One or several with commas between: bp, recompute, pepita, mempepita, head-only.
+        One or several with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
     seq_len
         Tokens in a sequence; by default the positions that the model has.
     optimizer

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
-from learncost.ledger.cost import adaptation_of, prepare
+from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory import measured
+from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import bytes_of, format_of
+from learncost.ledger.memory_types import Format, bytes_of, format_of, state_of
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.plans.executed import TYPES, executed
-from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import CONTROLS, PROCEDURES
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
+
+SERVED = ("", "flash,fused")
+"""What is tried of inference."""
 
 ADVICE = {
     "weights": "a smaller model, a narrower --dtype, or frozen weights in --flash (--train-layers 'last 1')",
     "master weights": "--dtype int8, which has none, or fewer weights that learn (--lora, --train-layers)",
     "gradients": "the plan at-once, or fewer weights that learn (--lora, --train-layers)",
     "optimizer state": "--optimizer sgd, or fewer weights that learn (--lora, --train-layers)",
-    "activations": "a shorter --seq-len, recompute=all, or mempepita, which keeps none",
+    "activations": "a shorter --seq-len, or recomputation (--procedure recompute, --plan recompute=all)",
     "workspace": "a shorter --seq-len, or a smaller vocabulary: the head's scores are of that width",
 }
 """What makes the largest part of a peak smaller."""
+
+SERVING_ADVICE = {
+    "weights": "a smaller model, a narrower --dtype, or --flash, where all weights of inference lie",
+    "cache": "a shorter --seq-len, a narrower --dtype, or a model whose queries share keys",
+    "values": "a shorter --seq-len, or the plan flash, which stores no scores",
+}
+"""The same for inference."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits; `advice` says what to change where nothing does."""
+    """What fits; `advice` says what to change for every procedure that does not, and what the model cannot learn by."""
 
     model: str
     dtype: str
@@ -84,6 +96,10 @@ class Fit:
         rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
             "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
         )
+        if any(row.procedure == NAME for row in self.rows):
+            rule += (
+                " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
+            )
         engine = f" As {self.engine} executes the step." if self.engine else " As the step's table says."
         columns = ("procedure", "plan", "RAM for one", "flash", "batch", "most is")
         return Sheet(title, columns, tuple(rows), (*self.advice, rule + engine), frozenset({0, 1, 5}))
@@ -99,7 +115,7 @@ def fit(
     model: str | Configuration,
     ram: int | str,
     flash: int | str | None = None,
-    procedures: str = "bp,recompute,pepita,mempepita",
+    procedures: str = "inference,bp,recompute,pepita,mempepita",
     seq_len: int | str | None = None,
     optimizer: str = "sgd",
     dtype: str = "fp32",
@@ -112,64 +128,122 @@ def fit(
     lora_rank: object = None,
     **sizes: Any,
 ) -> Fit:
-    """Which procedures fit a device's memory, one sample after the other, and how large a batch would.
+    """Which learning procedures fit a device's memory, one sample after the other, and how large a batch would.
 
     ram, flash  bytes that there are, as 256MB; frozen weights lie in flash where it is given, else in RAM
-    procedures  with commas between
+    procedures  with commas between; inference is the model as it is, which learns nothing
     plan        this one alone; by default those of `PLANS` that change something
     engine      numpy: exactly as NumPy executes the step, with its temporaries; by default as the table says
-    Raises `InputError`, also where no procedure can train the model as asked.
+    Raises `InputError`, also where nothing can be done with the model as asked.
     """
     room, store = bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash)
     kind = format_of(dtype)
+    state_of(optimizer)
     if engine:
         named_one("engine", engine, {"numpy": None})
         if dtype not in TYPES or flash is not None:
             raise InputError(f"--engine numpy computes in {' or '.join(TYPES)}, with all weights in RAM")
     names = tuple(dict.fromkeys(name.strip() for name in procedures.split(",")))
-    rows, refused, closest = [], "", None
     for name in names:
-        find_procedure(name)
-        seen: list[Table] = []
-        for text in (plan,) if plan is not None else PLANS:
-            wanted = adaptation_of(train, train_layers, lora, lora_rank, None)
-            run = prepare(
-                model, "run", 1, seq_len, None, None, "sgd", 0, "fp32", sizes, (name,), wanted, text
-            )  # fmt: skip
+        named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
+    given = train, train_layers, lora, lora_rank, None
+    rows: list[Fitting] = []
+    said: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for name in names:
+        wanted = None if name == NAME else adaptation_of(*given)
+        ways: list[Way] = []
+        for text in (plan,) if plan is not None else (SERVED if name == NAME else PLANS):
+            learned = () if name == NAME else (name,)
+            run = prepare(model, "run", 1, seq_len, None, None, "sgd", 0, "fp32", sizes, learned, wanted, text)
             try:
-                step = Step(run, name, kind, optimizer, in_flash=store is not None)
+                way = _serving(run, kind, store) if name == NAME else _learning(run, name, kind, optimizer, store)
             except InputError as error:
-                refused = str(error)
+                refused.setdefault(str(error), []).append(name)
                 continue
-            if any(step.table.lines == other.lines for other in seen):
-                continue
-            seen.append(step.table)
-            row = _executed(step, name, room) if engine else _row(step, name, room, store)
-            rows.append(row)
-            if closest is None or row.ram < closest[0].ram:
-                closest = row, step
-    if closest is None:
-        raise InputError(refused)
-    advice = () if any(row.fits for row in rows) else _advice(*closest, room, store)
+            if not any(way.lines == other.lines for other in ways):
+                ways.append(way)
+        ways = [way.executed() for way in ways] if engine else ways
+        rows += [
+            Fitting(way.procedure, way.plan, way.ram, way.flash, way.fitting(room, store), way.most) for way in ways
+        ]
+        if ways and not any(row.fits for row in rows[-len(ways) :]):
+            said.setdefault(_advice(ways, room, store), []).append(name)
+    if not rows:
+        raise InputError(next(iter(refused)))
+    advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
+    advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
+    for why, own in refused.items():
+        advice.append(f"{why}." if why.startswith(own[0]) else f"{', '.join(dict.fromkeys(own))}: {why}.")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     name = run.model.configuration.name
-    return Fit(name, dtype, optimizer, length, room, store, engine, tuple(rows), advice)
+    return Fit(name, dtype, optimizer, length, room, store, engine, tuple(rows), tuple(advice))
 
 
-def _row(step: Step, name: str, room: int, store: int | None) -> Fitting:
+@dataclass(frozen=True)
+class Way:
+    """A procedure under a plan, as it is asked what it takes.
+
+    lines    what two plans have in common that come to the same
+    most     the part that takes most of the RAM; "" where parts are not known
+    largest  the largest batch within so many bytes
+    longest  the longest sequence within so many bytes, of one sample; None where none is found
+    run      tables and the sizes of their axes by the batch, as an engine runs them
+    """
+
+    procedure: str
+    plan: str
+    lines: object
+    ram: int
+    flash: int
+    most: str
+    largest: Callable[[int], int]
+    longest: Callable[[int], int | None]
+    run: Callable[[int], Iterable[tuple[Table, Mapping[str, int]]]]
+    dtype: str
+
+    def fitting(self, room: int, store: int | None) -> int:
+        """The largest batch; 0 where one sample does not fit the RAM, or the frozen weights not the flash."""
+        return self.largest(room) if store is None or self.flash <= store else 0
+
+    def executed(self) -> Way:
+        """As NumPy executes it: the batch that fits is found along the lines of the peak, which bends at few places."""
+
+        def peak(batch: int) -> int:
+            return max(executed(table, sizes, self.dtype).peak for table, sizes in self.run(batch))
+
+        return replace(
+            self, ram=peak(1), most="", largest=lambda room: largest_batch(peak, room), longest=lambda room: None
+        )
+
+
+def _learning(run: Run, name: str, kind: Format, optimizer: str, store: int | None) -> Way:
+    step = Step(run, name, kind, optimizer, in_flash=store is not None)
     found = measured(step)
-    largest = step.largest("B", room) if store is None or step.flash <= store else 0
     most = max(found.split, key=lambda part: found.split[part])
-    return Fitting(name, step.plan, found.peak, step.flash, largest, most)
+    largest = partial(step.largest, "B")
+
+    def longest(budget: int) -> int | None:
+        length = step.longest(budget)
+        return length if length is not None and length < run.axes["M"] else None  # an image has all its patches
+
+    return Way(
+        name, step.plan, step.table.lines, found.peak, step.flash, most, largest, longest,
+        lambda batch: [(step.whole(), step.sizes(batch))], kind.name,
+    )  # fmt: skip
 
 
-def _executed(step: Step, name: str, room: int) -> Fitting:
-    """As NumPy executes it: the batch that fits is found along the lines of the peak, which bends at few places."""
-
-    def peak(batch: int) -> int:
-        return executed(step.whole(), step.sizes(batch), step.kind.name).peak
-
-    return Fitting(name, step.plan, peak(1), 0, largest_batch(peak, room), "")
+def _serving(run: Run, kind: Format, store: int | None) -> Way:
+    axes, two_sided = run.axes, run.model.two_sided
+    seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
+    found = Serving(run.model, kind, seq_len, target_len, store is not None, run.plan)
+    split = found.split()
+    lines = tuple(one.table.lines for one in found.passes)
+    most = max(split, key=lambda part: split[part])
+    return Way(
+        NAME, run.plan, lines, found.peak(), found.flash, most, found.largest, found.longest,
+        lambda batch: [(one.whole, {**one.sizes, "B": batch}) for one in found.passes], kind.name,
+    )  # fmt: skip
 
 
 def largest_batch(peak: Callable[[int], int], room: int) -> int:
@@ -189,15 +263,22 @@ def largest_batch(peak: Callable[[int], int], room: int) -> int:
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 
-def _advice(row: Fitting, step: Step, room: int, store: int | None) -> tuple[str, ...]:
-    """What to change where nothing fits: how near the least is, what takes most there, the length that would fit."""
-    if store is not None and row.flash > store:
-        return (f"Frozen weights take {row.flash:,} bytes of flash: a smaller model or a narrower --dtype.",)
-    under = f" under {row.plan}" if row.plan else ""
-    found = [f"Nothing fits. The least is {row.procedure}{under}: {row.ram:,} bytes, {row.ram / room:.2f} of the RAM."]
-    if row.most:
-        found.append(f"Most of it is {row.most}: {ADVICE[row.most]}.")
-    length = step.longest(room) if row.most else None
-    if length:
-        found.append(f"With --seq-len {length} it fits.")
-    return tuple(found)
+def _advice(ways: Sequence[Way], room: int, store: int | None) -> str:
+    """What to change where a procedure does not fit: how near its least is, what takes most, a length that fits."""
+    way = min(ways, key=lambda way: way.ram)
+    under = f" under {way.plan}" if way.plan else ""
+    found = []
+    if store is not None and way.flash > store:
+        which = "All" if way.procedure == NAME else "Frozen"
+        found.append(
+            f"{which} weights take {way.flash:,} bytes, {way.flash / store:,.2f} of the flash: "
+            "a smaller model or a narrower --dtype."
+        )
+    if way.ram > room:
+        found.append(f"The least{under} is {way.ram:,} bytes, {way.ram / room:,.2f} of the RAM.")
+        if way.most:
+            change = SERVING_ADVICE if way.procedure == NAME else ADVICE
+            found.append(f"Most of it is {way.most}: {change[way.most]}.")
+        if length := max(way.longest(room) or 0 for way in ways):
+            found.append(f"With --seq-len {length} it fits.")
+    return " ".join(found)

@@ -1,0 +1,147 @@
+"""The memory of inference: weights, values and the cache of keys, of a prompt and of the token that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.ledger.memory_types import INDEX, Format
+from learncost.models.model import Model, run_sizes
+from learncost.plans.plan import planned
+from learncost.plans.planner import stored
+from learncost.procedures.inference import inference, to_logits
+from learncost.procedures.needed import needed
+from learncost.readings.live import levels, live
+from learncost.readings.price import parameters
+
+NAME = "inference"
+"""How `fit` calls it among the learning procedures."""
+
+_NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of inference with the sizes of its axes; `grown` are the bytes of the places that it fills in the cache.
+
+    table   what is alive: a cache that a pass is given grows where it lies, and is not handed out
+    whole   the same pass as an engine runs it, which hands out the cache
+    """
+
+    table: Table
+    whole: Table
+    sizes: Mapping[str, int]
+    grown: int = 0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Inference with sequences of so many tokens: all as a prompt, or the last one with the others in the cache.
+
+    A model that cannot decode has its forward pass alone.
+    seq_len, target_len  tokens, as `cost` takes them
+    in_flash             all weights lie in flash, not in RAM
+    plan                 rewritings of both passes
+    """
+
+    model: Model
+    kind: Format
+    seq_len: int
+    target_len: int | None = None
+    in_flash: bool = False
+    plan: str = ""
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights, whichever pass reads them."""
+        return self._bytes_of(self.model.table)
+
+    @property
+    def flash(self) -> int:
+        return self.weights if self.in_flash else 0
+
+    def _bytes_of(self, table: Table) -> int:
+        return int(parameters(table).at(self.model.sizes)) * self.kind.weight
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """One sequence's."""
+        sizes = run_sizes(self.model, 1, self.seq_len, self.target_len)
+        try:
+            tables = inference(self.model.table, self.model.configuration.name)
+        except InputError:  # an encoder
+            return (self._pass(to_logits(self.model.table), sizes),)
+        prompt = self._pass(tables.prefill, sizes)
+        if sizes["M"] == 1:
+            return (prompt,)
+        own = {**sizes, **tables.lengths(sizes, sizes["M"] - 1, 1)}
+        grows = [kept for kept in tables.cache if kept.tokens]
+        filled = {f"{kept.name}.2" for kept in grows}
+        logits = needed(tables.decode, tuple(name for name in tables.decode.outputs if name not in filled))
+        grown = int(total(kept.elements for kept in grows).at(own)) * self.kind.value
+        whole = planned(tables.decode, self.plan)
+        return prompt, Pass(stored(planned(logits, self.plan)), whole, own, grown)
+
+    def _pass(self, table: Table, sizes: Mapping[str, int]) -> Pass:
+        whole = planned(table, self.plan)
+        return Pass(stored(whole), whole, sizes)
+
+    @property
+    def _widths(self) -> dict[str, int]:
+        return {"weight": self.kind.weight, "index": INDEX}
+
+    def _resident(self, one: Pass) -> int:
+        """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""
+        return self.weights - self._bytes_of(one.table) - self.flash
+
+    @cached_property
+    def levels(self) -> tuple[Count, ...]:
+        """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
+        found: dict[str, Count] = {}
+        for one in self.passes:
+            others = {name: size for name, size in one.sizes.items() if name != "B"}
+            beside = Count.of(("B",), one.grown) + Count.of((), self._resident(one))
+            own = (level + beside for level in levels(one.table, others, _NAMES[self.kind.value], self._widths))
+            found |= {str(level): level for level in own}
+        return tuple(found.values())
+
+    def peak(self, batch: int = 1) -> int:
+        """The most bytes in RAM."""
+        return max(int(level.at({"B": batch})) for level in self.levels)
+
+    def largest(self, budget: int) -> int:
+        """The largest batch that fits a budget, 0 where one sequence does not."""
+        return min(
+            int(max(0, budget - level.terms.get((), 0)) // level.terms[("B",)])
+            for level in self.levels
+            if ("B",) in level.terms
+        )
+
+    def split(self) -> dict[str, int]:
+        """The peak of one sequence: weights, cache of keys, other values."""
+        found: list[dict[str, int]] = []
+        for one in self.passes:
+            split = {"weights": self._resident(one), "cache": one.grown, "values": 0}
+            for held in live(one.table, one.sizes, _NAMES[self.kind.value], self._widths).witnesses:
+                cached = held.name.endswith(".cache")
+                split["weights" if held.role == "weight" else "cache" if cached else "values"] += held.bytes
+            found.append(split)
+        return max(found, key=lambda split: sum(split.values()))
+
+    def longest(self, budget: int) -> int | None:
+        """The longest sequence below this one that fits, 0 where none does; None where there is one length, or two."""
+        if self.target_len is not None:
+            return None
+        fits, fails = 0, self.seq_len
+        try:
+            while fails - fits > 1:
+                middle = (fits + fails) // 2
+                there = replace(self, seq_len=middle).peak() <= budget
+                fits, fails = (middle, fails) if there else (fits, middle)
+        except InputError:  # an image has all its patches
+            return None
+        return fits

@@ -70,6 +70,28 @@ def test_rows_of_gpt2(dtype):
 
 
 @DTYPES
+def test_what_is_equal_by_algebra_is_computed_once(dtype):
+    """GELU made again beside its gradient, which writes the argument of tanh differently; outputs are all made."""
+    found = case("gpt2", "both", "mlp.G dmlp.U", "mlp.G dmlp.U", "gelu_again", dtype)
+    assert found.function.text.count(f"tanh_{'double' if dtype == 'fp64' else 'float'}(") == 1
+    twins = """
+        twins(X; ) -> V
+          Y[B d] = X[B d] + X[B d]
+          Z[B d] = 2[] X[B d]
+          V[B d] = tanh(Y[B d])
+          W[B d] = tanh(Z[B d])
+          D[B d] = X[B d] - 0.5[]
+          E[B d] = D[B d] D[B d]
+          F[B d] = W[B d] E[B d]
+        """
+    table = lc.layer(twins).table
+    outputs = {"V", "W", "Z", "F"}
+    again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype)
+    assert set(again.function.writes) == outputs
+    check([found, again])
+
+
+@DTYPES
 def test_rows_of_llama(dtype):
     """rms_norm, rotary positions (read at an index, and scattered back), the gate of silu and its gradient."""
     made = "attn.Q.fixed attn.Q.turned attn.Q"

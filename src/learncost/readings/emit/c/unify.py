@@ -9,6 +9,7 @@ from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Operand, Product, Read, Sum, Table, Term, Word, defined
 from learncost.layers.lower import lower
+from learncost.readings.emit.c.twins import without_twins
 
 
 def terms(operands: Iterable[Operand]) -> Iterator[tuple[Term, bool]]:
@@ -63,7 +64,8 @@ def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs:
     outputs &= defined(lines)
     table = lower(Table(lines, {**axes, **own}, outputs=tuple(outputs)))
     normal = [line for line in table.lines if isinstance(line, Line)]
-    return _needed(_without_logarithms(_without_points(_without_copies(normal, outputs))), outputs)
+    plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))
+    return _needed(without_twins(plain, outputs), outputs)
 
 
 def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:

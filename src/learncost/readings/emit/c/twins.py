@@ -1,0 +1,92 @@
+"""Values of a kernel that are equal by algebra are computed once.
+
+GELU has tanh(c (x + a x^3)) and its gradient tanh(c x (1 + a x^2)): where a kernel makes both, one is enough. Every
+value is written as a polynomial in what is none: arrays, sums over axes, words of polynomials.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from learncost.equation.table import Line, Literal, Operand, Product, Sum, Word
+
+Monomial: TypeAlias = frozenset[tuple[object, int]]
+Polynomial: TypeAlias = Mapping[Monomial, float]
+
+_LONGEST = 8
+"""Monomials of a polynomial beyond which a value stands for itself."""
+
+
+def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:
+    """The lines, one scope in normal form, without those that make what an earlier one made; outputs stay."""
+    values: dict[str, Polynomial] = {}
+    made: dict[object, str] = {}
+    names: dict[str, str] = {}
+    result: list[Line] = []
+    for line in lines:
+        line = line.renamed(names)
+        found = _value(line, values)
+        if found is not None:
+            key = _key(found), line.left[0].axes
+            if key in made and line.name not in outputs:
+                names[line.name] = made[key]
+                continue
+            made.setdefault(key, line.name)
+            values[line.name] = found
+        result.append(line)
+    return result
+
+
+def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
+    """What an elementwise line makes; None for every other line."""
+    (left, *more) = line.left
+    if more or left.indexed or line.where or set(line.loops) - set(left.loops):
+        return None
+    operands = [_operand(operand, values) for operand in line.right]
+    if isinstance(line, Word):
+        return None if line.axes or not operands else _atom((line.word, *map(_key, operands), left.axes))
+    if isinstance(line, Sum):
+        return _short(_added(operands, line.signs))
+    if isinstance(line, Product) and sum(len(one) > 1 for one in operands) < 2:  # (x - m)^2 is not multiplied out
+        return _short(_multiplied(operands))
+    return None
+
+
+def _operand(operand: Operand, values: Mapping[str, Polynomial]) -> Polynomial:
+    if isinstance(operand, Literal) and not operand.sizes:
+        return {frozenset(): operand.value}
+    return values.get(operand.name) or _atom(operand)
+
+
+def _atom(one: object) -> Polynomial:
+    return {frozenset({(one, 1)}): 1.0}
+
+
+def _key(polynomial: Polynomial) -> frozenset[tuple[Monomial, float]]:
+    """Equal for equal polynomials, whatever the order in which their coefficients were rounded."""
+    return frozenset((monomial, float(f"{number:.12g}")) for monomial, number in polynomial.items())
+
+
+def _short(polynomial: Polynomial) -> Polynomial | None:
+    return polynomial if len(polynomial) <= _LONGEST else None
+
+
+def _added(parts: Sequence[Polynomial], signs: Sequence[int]) -> Polynomial:
+    total: dict[Monomial, float] = {}
+    for part, sign in zip(parts, signs, strict=True):
+        for monomial, number in part.items():
+            total[monomial] = total.get(monomial, 0.0) + sign * number
+    return total
+
+
+def _multiplied(factors: Sequence[Polynomial]) -> Polynomial:
+    total: Polynomial = {frozenset(): 1.0}
+    for factor in factors:
+        total = {
+            frozenset((Counter(dict(one)) + Counter(dict(two))).items()): number * times
+            for one, number in total.items()
+            for two, times in factor.items()
+        }
+    return total

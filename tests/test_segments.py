@@ -1,5 +1,7 @@
 """Recomputation of several blocks at a time: the input of every k-th block alone is kept."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -75,11 +77,19 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
     for use in (lambda: results(again, given(table, sizes), sizes), lambda: lc.live(again, sizes)):
         with pytest.raises(InputError, match="n_layer is 2 and cannot be cut in segments of 3"):
             use()
-    for command in ("cost", "memory", "compare"):
-        assert main([command, "gpt2", "--plan", "recompute=block/5"]) == 2
+    for command in ("cost gpt2", "memory gpt2", "compare gpt2", "emit gpt2", "verify gpt2 --engine torch"):
+        assert main([*command.split(), "--plan", "recompute=block/5"]) == 2
         error = capsys.readouterr().err
         assert "n_layer is 12 and cannot be cut in segments of 5" in error
         assert error.count("\n") == 1
+
+
+def test_segments_take_the_time_of_every_block(capsys):
+    seconds = []
+    for part in ("block", "block/3"):
+        assert main(["cost", "gpt2", "--plan", f"recompute={part}", "--on", "NVIDIA H100 SXM", "--json"]) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["time"]["seconds"])
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.05)  # what lies in a cache when it is read may differ
 
 
 @pytest.mark.parametrize("model", DEEP)
@@ -99,7 +109,7 @@ def test_every_plan_goes_with_segments(model):
     [
         ("gpt2", "numpy", "recompute=block/2"),
         ("gpt2", "torch", "flash,fused,head,at-once,recompute=block/2+gelu"),
-        ("gpt2", "jax", "recompute=block/2"),
+        pytest.param("gpt2", "jax", "recompute=block/2", marks=pytest.mark.slow),
         ("bart-base", "torch", "head,recompute=block/2"),
         ("albert-base-v2", "numpy", "recompute=block/2"),
     ],

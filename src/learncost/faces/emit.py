@@ -161,7 +161,7 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
         table, end = _without_optimizer(table), "gradients"
     else:
         table, end = without_gradients(table), f"optimizer {optimizer}"
-    table = planned(table, plan)
+    table = planned(table, plan, model.sizes)
     configuration = model.configuration
     under = f" under {plan}" if plan else ""
     about = f"{configuration.name}, one step of {procedure}{under}, {end}."

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
+from learncost.equation.count import size_of
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table
+from learncost.equation.table import Repeat, Table
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,18 @@ PLANS: Mapping[str, Plan] = {
 }
 
 
-def planned(table: Table, text: str) -> Table:
+def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> Table:
     """The step under a plan, written as a list with commas; an empty one leaves it as it is.
 
+    sizes   where they are known, the plan is also held to them
     Plans are applied in the order of the registry, not of the writer. Raises `InputError` where a name or what stands
-    after its `=` is not known.
+    after its `=` is not known, or blocks are no whole number of segments.
     """
     for plan, parts in plan_of(text):
         table = plan.apply(table, parts)
+    for line in table.lines:
+        if sizes is not None and isinstance(line, Repeat) and "/" in line.count:
+            size_of(line.count, sizes)
     return table
 
 

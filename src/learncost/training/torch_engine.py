@@ -92,7 +92,7 @@ class TorchEngine(NumPyEngine):
         _check_device(options)
         super().__init__(configuration, options)
         if options.plan is not None:
-            planned(self._training.table(), options.plan)  # what cannot be is said at once
+            planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
         self._training.place(options.plan, options.dtype, options.device)
 
     @property

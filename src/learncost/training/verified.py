@@ -12,7 +12,7 @@ from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table
+from learncost.equation.table import Line, Table, each_line
 from learncost.layers.names import written_once
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -83,7 +83,7 @@ def _installed(engine: str) -> None:
 
 
 def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[Check]:
-    table = planned(prepared.table, plan)
+    table = planned(prepared.table, plan, prepared.sizes)
     subject += f" under {plan}" if plan else ""
     if engine == "torch":
         try:
@@ -91,10 +91,15 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
             return
         except InputError as reason:
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
+    table = replace(table, lines=each_line(table.lines, _without_kernel))  # operators run whole arrays
     lines = Lines(table, prepared.sizes)
     _, written, taken = operators.run(table, engine, prepared.values, prepared.sizes)
     operators.note(lines, written, taken)
     yield from lines.checks(subject)
+
+
+def _without_kernel(line: Line) -> tuple[Line]:
+    return (replace(line, tag=replace(line.tag, kernel=None)),)
 
 
 def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]:

@@ -91,7 +91,8 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
     """
     lines = [row.source for row in rows if isinstance(row.source, Line)]
     needed = {base(axis) for line in lines for axis in line.loops if not axis.isdigit()}
-    if missing := sorted(needed.union(*(row.repeat.sizes for row in rows)) - sizes.keys()):
+    needed |= {name.partition("/")[0] for row in rows for name in row.repeat.sizes}
+    if missing := sorted(needed - sizes.keys()):
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     parts = list(works(rows, sizes, dtype, rates.operators, rates.words))
     ago, new = _ago(parts), _new(parts)

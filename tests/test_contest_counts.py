@@ -43,7 +43,7 @@ def test_equal_flops_are_equal(kind):
         assert (found.batch_size, found.cost) == (5, cost_of(5))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mlp", "text"])
 def test_equal_memory_is_the_largest_batch_that_fits(kind):
     given = max(costs(setting(kind), entrant)(2).peak for entrant in ALL)
     for entrant in ALL:
@@ -128,12 +128,12 @@ def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
 
 
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
-def test_the_predicted_peak_is_near_the_measured_one(entrant):
-    """tracemalloc knows nothing of tables. What NumPy copies inside of a product, and Python's objects, come on top of
-    the prediction: half of it where a step keeps next to nothing, as that of the head alone."""
-    found = setting("vit")
-    measured = Training(found, entrant).peak(problem("vit").training, rows(64))
-    assert 0.9 < measured / costs(found, entrant)(64).peak < 1.6
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_predicted_peak_is_the_measured_one(kind, entrant):
+    """tracemalloc knows nothing of tables: what it sees more are Python's own objects."""
+    found = setting(kind)
+    measured = Training(found, entrant).peak(problem(kind).training, rows(64))
+    assert 0 <= measured - costs(found, entrant)(64).peak < 16 * 2**10
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from learncost.contest.entrant import Cost
 from learncost.equation.errors import InputError
+from learncost.ledger.memory_fit import largest_batch
 from learncost.models.wording import shown
 
 KINDS = ("steps", "flops", "memory")
@@ -66,9 +67,13 @@ def share(
     Raises `InputError` for a budget that is not enough for one step, or for very many.
     """
     if given.kind == "memory":
-        batch_size = _largest(lambda size: cost_of(size).peak <= given.amount, examples)
+
+        def peak(size: int) -> int:
+            return cost_of(size).peak
+
+        batch_size = examples if peak(examples) <= given.amount else largest_batch(peak, given.amount)
         if not batch_size:
-            least = cost_of(1).peak
+            least = peak(1)
             raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {given.amount:,}")
         return Share(steps, batch_size, cost_of(batch_size))
     cost = cost_of(batch_size)
@@ -78,15 +83,3 @@ def share(
     if steps > MOST_STEPS:
         raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
     return Share(steps, batch_size, cost)
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number to `most` that fits, 0 where none does; what is larger than one that does not fit does not."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

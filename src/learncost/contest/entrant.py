@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,11 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.layer_training import LayerTraining
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
-from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.models.wording import shown
+from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import procedure
-from learncost.readings.live import live
 from learncost.readings.price import price
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one step, as its table says: MACCs, FLOPs, and the largest number of bytes that is alive at once."""
+    """Of one step: MACCs and FLOPs as its table says, the bytes of all arrays at the worst moment of its program."""
 
     maccs: int
     flops: int
@@ -83,12 +83,12 @@ class Cost:
 def costs(setting: Setting, entrant: Entrant) -> Callable[[int], Cost]:
     """What one step costs an entrant, by the number of examples in it."""
     table, chosen = Training(setting, entrant).table(), book(setting.book)
-    lowered = lower(table)
 
+    @cache
     def of(batch_size: int) -> Cost:
         sizes = setting.problem.sizes(batch_size)
         priced = price(table, sizes, chosen)
-        return Cost(priced.maccs, priced.flops, live(lowered, sizes, setting.dtype).peak)
+        return Cost(priced.maccs, priced.flops, executed(table, sizes, setting.dtype).peak)
 
     return of
 

@@ -104,8 +104,9 @@ def _taken(found: Contest) -> Sheet:
         rows.append(Row((result.entrant.name, *cells)))
     columns = ("", "steps", "batch", "10^9 MACCs", "10^9 FLOPs", "seconds", "predicted", "measured")
     notes = (
-        f"MACCs and FLOPs as executed, by the price book {found.setting.book}; seconds of the steps alone. Predicted "
-        "and measured: the arrays' bytes at the worst moment of a step. The search for the learning rate is in no "
+        f"MACCs and FLOPs as executed, by the price book {found.setting.book}; seconds of the steps alone. Predicted: "
+        "the arrays' bytes at the worst moment of a step, as NumPy executes it; measured: those that tracemalloc sees, "
+        "with Python's own objects. The search for the learning rate is in no "
         "budget and in no row.",
     )
     return Sheet("One training", columns, tuple(rows), notes)

@@ -15,8 +15,7 @@ from learncost.ledger.memory import Memory, described
 from learncost.ledger.memory_fit import largest_batch
 from learncost.ledger.memory_step import Step
 from learncost.plans.executed import TYPES, executed
-from learncost.readings.emit.placed import placed
-from learncost.readings.emit.placed.program import WIDTHS
+from learncost.readings.emit.placed import WIDTHS, placed
 from learncost.readings.live import Held, Moment
 from learncost.readings.rooms.autograd import Tape, run_step
 

@@ -18,7 +18,7 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.readings.emit import fill, program, unfold
-from learncost.readings.emit.placed import placed
+from learncost.readings.emit.placed import laid_out
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 
@@ -229,7 +229,7 @@ def _smallest(table: Table, sizes: Mapping[str, int], precision: str) -> str:
     other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
     try:
         if "at-once" in names and sizes["B"] > 1:
-            return min(plan, other, key=lambda text: placed(planned(table, text), sizes, precision).bytes)
+            return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, precision).timeline.bytes)
     except InputError:
         pass  # what cannot be in place has no arena, and takes the plan as it is
     return plan

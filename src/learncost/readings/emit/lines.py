@@ -37,6 +37,12 @@ def write(scope: Scope, line: Line, heading: str = "") -> None:
     scope.put(f"{scope.identifiers.of(left.name)} = {code.text}", (left.name,), comment(line), heading)
 
 
+def heading_of(line: Line) -> str:
+    """What stands above lines of one layer, of its forward pass or of what follows."""
+    name = line.tag.layer.replace("_", " ")
+    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
+
+
 def comment(line: Line) -> str:
     """The axes of the results, under which condition, and the numbers of the equations."""
     axes = ", ".join(dict.fromkeys(f"[{' '.join(term.declared)}]" for term in line.left))

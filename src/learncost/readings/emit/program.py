@@ -14,7 +14,7 @@ from learncost.readings.emit.backend import Backend, backend
 from learncost.readings.emit.expression import WIDTH, call, returned
 from learncost.readings.emit.function import Parameter, Source
 from learncost.readings.emit.identifiers import Identifiers
-from learncost.readings.emit.lines import write
+from learncost.readings.emit.lines import heading_of, write
 from learncost.readings.emit.optimizer import collapsed
 from learncost.readings.emit.precision import typed
 from learncost.readings.emit.records import Node, Tree, Weights, leaves, renamed
@@ -229,7 +229,7 @@ class _Writer:
                 self.turns.write(scope, line, lines, handed)
                 before = ""
                 continue
-            heading, count = _heading(line) or before, len(scope.statements)
+            heading, count = heading_of(line) or before, len(scope.statements)
             write(scope, line, heading if heading != before else "")
             before = heading if len(scope.statements) > count else before
         for done, heading in collapsed(scope, updates, self.weights):
@@ -338,8 +338,3 @@ def _read_once(lines: Iterable[Statement]) -> set[str]:
             reads.update(name for term in (*line.left, *line.right) for name in term.names if "~" in name)
             reads.subtract(term.name for term in line.left if "~" in term.name)
     return {name for name, count in reads.items() if count == 1} - barred
-
-
-def _heading(line: Line) -> str:
-    name = line.tag.layer.replace("_", " ")
-    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name

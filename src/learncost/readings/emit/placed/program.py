@@ -6,27 +6,24 @@ its rows is in the remark behind the line that fills it: `[B M | d]`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.arrays import BYTES
-from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Table, Word
-from learncost.readings.emit.c import Function, kernel, source
+from learncost.equation.table import Table, Word
+from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
-from learncost.readings.emit.lines import comment
-from learncost.readings.emit.placed.calls import Axes, Call, Item, Loop, axes_within, calls, every_call
-from learncost.readings.emit.placed.matrix import Matrix, Scatter, matrix_product
-from learncost.readings.emit.placed.timeline import Path, Timeline, Value
-from learncost.readings.emit.precision import Rounding, typed
+from learncost.readings.emit.lines import comment, heading_of
+from learncost.readings.emit.placed.calls import Axes, Call, Item, Loop, axes_within, every_call
+from learncost.readings.emit.placed.layout import Layout, laid_out
+from learncost.readings.emit.placed.matrix import Matrix, Scatter
+from learncost.readings.emit.placed.timeline import Path, Value
 from learncost.readings.emit.turns import title as turn_title
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
 """What PyTorch calls the types of arrays."""
-WIDTHS = {**BYTES, "int64": 8, "bool": 1}
 COLUMN = 84
 
 LAY_OUT = '''\
@@ -54,12 +51,6 @@ def lay_out(given, memory):
     m = records.pop("step")[0]
     vars(m).update(records)
     return m'''
-
-
-_ROUNDING = Rounding(
-    product=lambda line: matrix_product(line) is not None and line.tag.kernel is None,
-    keeps=lambda line: False,  # a kernel computes in fp32 and rounds only what it hands on
-)
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
-    return _Writer(*typed(table, dtype, _ROUNDING), dict(sizes), title).program()
+    return _Writer(laid_out(table, sizes, dtype), title).program()
 
 
 @dataclass
@@ -108,58 +99,22 @@ class _Scope:
 
 @dataclass
 class _Writer:
-    table: Table
-    dtypes: Mapping[str, str]
-    sizes: dict[str, int]
+    layout: Layout
     title: str
 
     def program(self) -> Placed:
+        layout = self.layout
         self.identifiers = Identifiers(("torch", "math", "m", "kernels", "turn", "step", "lay_out", "PLACES", "BYTES"))
-        self.named, self.wishes = Identifiers(()), set[str]()
-        self.functions: list[Function] = []
-        items = calls(self.table, self.dtypes, self._kernel)
-        self.timeline = Timeline(self.table, self._count, self._bytes)
-        self.timeline.lay_out(items)
         self.texts: list[str] = []
         self.places: dict[str, tuple[int, dict[str, str]]] = {}
-        self._scope(_Scope(items, self.table.axes, "step", ()))
-        given = {
-            name: (self.table.axes[name], self.dtypes[name])
-            for name in (*self.table.inputs, *self.table.weights)
-            if any(name in fields for fields in self.places_given())
-        }
+        self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
         results = {
-            name: (self._of(name), self._shape(self.table.axes[name]))
-            for name, value in self.timeline.fields.get((), {}).items()
-            if name in self.table.outputs and not _given(value)
+            name: (self._of(name), layout.shape(layout.table.axes[name]))
+            for name, value in layout.timeline.fields.get((), {}).items()
+            if name in layout.table.outputs and not value.owner
         }
-        c = source(self.functions)
-        return Placed(self._text(), c, tuple(self.functions), self.timeline.bytes, given, results, items)
-
-    def places_given(self) -> Iterable[set[str]]:
-        """The names of what the caller owns that some scope reads."""
-        for fields in self.timeline.fields.values():
-            yield {_given(value) for value in fields.values()} - {""}
-
-    # Sizes.
-
-    def _count(self, count: str) -> int:
-        return int(size_of(count, self.sizes))
-
-    def _bytes(self, name: str, axes: Axes) -> int:
-        return prod(self._shape(axes[name])) * WIDTHS[self.dtypes[name]]
-
-    def _shape(self, axes: Sequence[str]) -> tuple[int, ...]:
-        return shape_of(axes, self.sizes)
-
-    # Kernels.
-
-    def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
-        name = self.named.of(f"{wish}.{len(self.functions) + 1}" if wish in self.wishes else wish)
-        self.wishes.add(wish)
-        function = kernel(lines, axes, others, self.dtypes, self.sizes, name)
-        self.functions.append(function)
-        return function
+        functions, size = tuple(layout.functions), layout.timeline.bytes
+        return Placed(self._text(), source(functions), functions, size, layout.given, results, layout.items)
 
     # Functions.
 
@@ -173,7 +128,7 @@ class _Writer:
                 body += self._loop(item, scope)
                 before = ""
                 continue
-            heading = _heading(item.lines[0])
+            heading = heading_of(item.lines[0])
             if heading != before:
                 body += ["", f"# {heading}"]
             before = heading
@@ -186,12 +141,12 @@ class _Writer:
 
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
         repeat = loop.repeat
-        number = self.timeline.loops[id(loop)]
+        number = self.layout.timeline.loops[id(loop)]
         title = self.identifiers.of(
-            _layers(loop) if repeat.count == "B" else turn_title(repeat, self.table), f"loop {number}"
+            _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table), f"loop {number}"
         )
         self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number)))
-        turns = f"range({self._count(repeat.count)})"
+        turns = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
             turns = f"reversed({turns})"
         return ["", f"for turn in {turns}:", f"    {title}(m.{title}[turn], kernels)"]
@@ -233,7 +188,7 @@ class _Writer:
 
     def _scatter(self, rows: Scatter, call: Call, scope: _Scope) -> list[str]:
         """Rows added at an index; the first of them to nothing, unless they are added to an array."""
-        written, shape = f"m.{self._of(call.writes[0])}", self._shape(scope.axes[rows.rows])
+        written, shape = f"m.{self._of(call.writes[0])}", self.layout.shape(scope.axes[rows.rows])
         columns = prod(shape[len(shape) - rows.columns :])
         added = f"m.{self._of(rows.rows)}.view(-1, {columns})"
         if rows.summed:
@@ -248,7 +203,7 @@ class _Writer:
     def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
         text = f"m.{self._of(matrix.name)}"
         if scope.rows[matrix.name] != matrix.rows:
-            shape = self._shape(scope.axes[matrix.name])
+            shape = self.layout.shape(scope.axes[matrix.name])
             text += f".view({prod(shape[: matrix.rows])}, {prod(shape[matrix.rows :])})"
         return f"{text}.T" if matrix.transposed else text
 
@@ -266,7 +221,7 @@ class _Writer:
     # Places.
 
     def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Value]]]:
-        fields = self.timeline.fields.items()
+        fields = self.layout.timeline.fields.items()
         return sorted((path, own) for path, own in fields if tuple(number for number, _ in path) == scope.path)
 
     def _fields(self, scope: _Scope) -> None:
@@ -275,12 +230,12 @@ class _Writer:
         found: dict[str, str] = {}
         for name in dict.fromkeys(name for _, own in turns for name in own):
             places = [_place(own[name], path) for path, own in turns]
-            shape = self._shape(scope.axes[name])
+            shape = self.layout.shape(scope.axes[name])
             rows = scope.rows.get(name)
             cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
             same = all(place == places[0] for place in places)
             place = repr(places[0]) if same else repr(places)
-            found[self._of(name)] = f"({cut}, torch.{TYPES[self.dtypes[name]]}, {place})"
+            found[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
         self.places[scope.title] = (len(turns), found)
 
     def _text(self) -> str:
@@ -292,14 +247,9 @@ class _Writer:
         places = (
             "# Of each function, its turns and its arrays: shape, type, and where they lie, in the arena or by name.\n"
         )
-        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.timeline.bytes}"
+        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.timeline.bytes}"
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
         return head + "\n\n\n".join((imports, *self.texts, LAY_OUT, places)) + "\n"
-
-
-def _given(value: Value) -> str:
-    root = value.root
-    return root.part[0].root.given if root.part else root.given
 
 
 def _place(value: Value, path: Path) -> int | str:
@@ -319,11 +269,6 @@ def _place(value: Value, path: Path) -> int | str:
 def _layers(loop: Loop) -> str:
     layers = dict.fromkeys(line.tag.layer for call in every_call((loop,)) for line in call.lines)
     return "_".join(layer for layer in layers if layer) or "turn"
-
-
-def _heading(line: Line) -> str:
-    name = line.tag.layer.replace("_", " ")
-    return f"{name}, backward" if name and line.tag.macro in ("backward", "weight_update") else name
 
 
 def _remarked(text: str, remark: str) -> str:

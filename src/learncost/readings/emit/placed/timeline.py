@@ -47,6 +47,12 @@ class Value:
             value = value.over
         return value
 
+    @property
+    def owner(self) -> str:
+        """The name of what the caller owns that it lies in; empty in the arena."""
+        root = self.root
+        return root.part[0].root.given if root.part else root.given
+
 
 Stack: TypeAlias = "list[Value]"
 Names: TypeAlias = "dict[str, Value | Stack]"

@@ -32,7 +32,8 @@ from learncost.vocabulary import entries
 EXAMPLE = {"B": 1, "M": 128, "N": 128, "d": 768, "k": 64, "h": 12, "f": 3072, "v": 30522}
 # Alone, and together.
 EXAMPLE_PLANS = (
-    *("", "flash", "head", "recompute=gelu+norm", "recompute=attention", "recompute=all", "at-once", "fused"),
+    *("", "flash", "head", "recompute=gelu+norm", "recompute=attention", "recompute=all"),
+    *("recompute=block/4", "at-once", "fused"),
     "flash,fused,head,at-once",
     "flash,fused,head,at-once,recompute=gelu+norm",
     "flash,fused,head,at-once,recompute=all",

@@ -237,11 +237,6 @@ def named(name: str, line: str = "") -> Layer:
     return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
 
 
-def shapes(table: Table) -> dict[str, tuple[str, ...]]:
-    """The axes of what the table is given: inputs and weights."""
-    return {name: table.axes[name] for name in (*table.inputs, *table.weights)}
-
-
 def term(table: Table, name: str) -> Term:
     """A value of the table as its declaration shows it."""
     return Term(name, table.axes[name])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.arrays import BYTES
-from learncost.equation.count import Count, total
+from learncost.equation.count import Count, size_of, total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.record import Cache, Cost
@@ -129,7 +129,7 @@ def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str
     windows: dict[int, int] = {}
     for kept in tokens:
         if kept.window and sizes[kept.positions] < context:
-            window = int(kept.window) if kept.window.isdigit() else sizes[kept.window]
+            window = size_of(kept.window, sizes)
             windows[window] = windows.get(window, 0) + kept.elements.at(sizes)
     held = total(Count.of(kept.axes) for kept in tables.cache).at(sizes)
     return Cache(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-from learncost.equation.count import Count, base
+from learncost.equation.count import Count, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.ledger.cost import Run
@@ -43,10 +42,9 @@ class Step:
         self.optimizer = state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)
-        table = step(self.model, procedure, "sgd")
-        table = replace(table, outputs=tuple(n for n in table.outputs if n not in {f"d{w}" for w in table.weights}))
+        table = without_gradients(step(self.model, procedure, "sgd"))
         weights = self.model.table.weights
-        shapes = {w: [_size(a, run.axes) for a in table.axes[w]] for w in weights}
+        shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = _stacks(self.model.table)
         self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.state) for w in learning)
         self.master = kind.master * sum(_points(shapes[w]) for w in learning)
@@ -124,10 +122,6 @@ def _parts(accumulate: Any, batch: int) -> int:
     if not number or batch % number:
         raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {text!r}")
     return number
-
-
-def _size(axis: str, sizes: Mapping[str, int]) -> int:
-    return int(axis) if axis.isdigit() else sizes[base(axis)]
 
 
 def _points(shape: list[int]) -> int:

@@ -82,8 +82,9 @@ def memory(
     budget
         Bytes that there are, as 8GB or 256MiB: says the largest batch and the longest sequence that fit.
     engine
-        Whose step: numpy or torch, which run this package's; autograd, which trains a plain module of PyTorch with
-        AdamW fused, autograd-foreach or autograd-for-loop; by default as the step's table says.
+        Whose step: numpy, torch (in place where it can be) or torch-operators, which run this package's; autograd,
+        which trains a plain module of PyTorch with AdamW fused, autograd-foreach or autograd-for-loop; by default
+        nobody's: as the step's table says.
     train
         What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
     train_layers

@@ -121,7 +121,8 @@ def memory(
     plan        rewritings of the step; auto: the planner's own, for the budget where there is one
     accumulate  microbatches that the batch is cut into
     budget      bytes that the step may take, as 8GB: what is the largest batch, the longest sequence?
-    engine      of `ENGINES`: numpy, torch, autograd, autograd-foreach, autograd-for-loop; by default as the table says
+    engine      of `ENGINES`: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop; by default
+                nobody's: as the table says
     Raises `InputError`.
     """
     limit = None if budget is None else bytes_of("budget", budget)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
-from learncost.equation.count import base
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
 from learncost.ledger.memory import Memory, described
@@ -93,11 +93,7 @@ def _held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
 
 def _sum(table: Table, names: Iterable[str], sizes: Mapping[str, int], width: Callable[[str], int]) -> int:
     """The bytes of names of a table."""
-    axes = {name: table.axes[name] for name in names}
-    return sum(
-        width(name) * prod(int(axis) if axis.isdigit() else sizes[base(axis)] for axis in own)
-        for name, own in axes.items()
-    )
+    return sum(width(name) * prod(shape_of(table.axes[name], sizes)) for name in names)
 
 
 def _by_operators(library: str, step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
@@ -127,8 +123,6 @@ def _on_torch(step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
     try:
         found = placed(table, sizes, step.kind.name)
     except InputError as error:
-        if step.kind.name == "bf16":
-            raise InputError(f"what bf16 takes where a step is not in place is not known, and {error}") from None
         peak = _by_operators("torch", step, sizes, split)
         return _Peak(peak.bytes, peak.line, peak.split, peak.rooms, f"{_OPERATORS} Not in place, as {error}.")
     given = _given(step, table, sizes)
@@ -184,6 +178,7 @@ ENGINES: Mapping[str, Engine] = {
         "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to "
         "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
     ),
+    "torch-operators": Engine(partial(_by_operators, "torch"), (*TYPES, "bf16"), _OPERATORS),
     "autograd": Engine(partial(_by_autograd, "fused"), tuple(TYPES), f"{_AUTOGRAD} AdamW with fused=True."),
     "autograd-foreach": Engine(partial(_by_autograd, "foreach"), tuple(TYPES), f"{_AUTOGRAD} AdamW with foreach=True."),
     "autograd-for-loop": Engine(

@@ -1,4 +1,4 @@
-"""The memory of a step as NumPy executes it: the peak of the very program that `emit` writes of its table, exactly."""
+"""The memory of a step as a library executes it: the peak of the very program that `emit` writes of its table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.readings.emit import Program, fill, leaves, program
-from learncost.readings.rooms import Account, Array, loaded
+from learncost.readings.rooms import Account, Array, Tensor, loaded, loaded_on_torch
 
 TYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
-"""The data types in which NumPy computes what tables say."""
+"""The data types in which NumPy and PyTorch compute what tables say; PyTorch also in bf16, with fp32 given."""
+
+LIBRARIES: Mapping[str, Any] = {"numpy": (loaded, Array.new), "torch": (loaded_on_torch, Tensor.new)}
+"""How a library's program is loaded, and what it is given."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,15 @@ class Executed:
 def executed(
     table: Table, sizes: Mapping[str, int], dtype: str = "fp32", rooms: bool = False, library: str = "numpy"
 ) -> Executed:
-    """What one step of a table takes at its peak when NumPy runs its emitted program.
+    """What one step of a table takes at its peak when a library runs its emitted program.
 
-    sizes   of all axes, and the counts of repeats
-    rooms   also find what is held at the peak, the largest first, which takes a second run
+    sizes    of all axes, and the counts of repeats
+    rooms    also find what is held at the peak, the largest first, which takes a second run
+    library  numpy, exactly; torch: the bytes of the allocator of a processor
     Indices are of 8 bytes, all other arrays of the data type.
     """
-    written = program(table, "numpy", sizes=sizes)
-    first = _run(written, table, sizes, dtype, Account())
+    written = program(table, library, sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
+    first = _run(written, table, sizes, dtype, Account(), library)
     text = written.text.splitlines()
 
     def said(at: int | str) -> str:
@@ -50,21 +54,26 @@ def executed(
 
     if not rooms:
         return Executed(first.peak, said(first.line))
-    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak))
+    second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library)
     held = [Taken(size, said(at)) for size, at in second.rooms]
     return Executed(first.peak, said(first.line), tuple(sorted(held, key=lambda one: -one.bytes)))
 
 
-def _run(written: Program, table: Table, sizes: Mapping[str, int], dtype: str, account: Account) -> Account:
-    names = loaded(written.text, account)
+def _run(
+    written: Program, table: Table, sizes: Mapping[str, int], dtype: str, account: Account, library: str
+) -> Account:
+    load, new = LIBRARIES[library]
+    names = load(written.text, account)
     given = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
-    values = {name: _given(account, table, name, sizes, dtype) for name in given}
+    values = {
+        name: new(
+            account,
+            shape_of(table.axes[name], sizes),
+            "int64" if name in table.indices else TYPES.get(dtype, "float32"),
+        )
+        for name in given
+    }
     arguments = [fill(tree, values, names) for tree in written.parameters]
     result = names[written.function](*arguments)
     del result
     return account
-
-
-def _given(account: Account, table: Table, name: str, sizes: Mapping[str, int], dtype: str) -> Any:
-    shape = shape_of(table.axes[name], sizes)
-    return Array.new(account, shape, "int64" if name in table.indices else TYPES[dtype])

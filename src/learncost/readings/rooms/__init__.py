@@ -1,4 +1,4 @@
-"""Rooms: what a program for NumPy takes in memory, found by running it on arrays that have no values.
+"""Rooms: what a program takes in memory, found by running it on arrays that have no values.
 
 The program that is looked at is the program that runs, to the last temporary: an array here has a shape, a type and a
 layout, and holds a *room* of so many bytes, which is given back when nothing refers to it any more, as CPython does it.
@@ -11,10 +11,15 @@ What is assumed, beside that every function takes what its result takes:
 
 Of Python's own objects those of arrays are counted and nothing else; nor is what the BLAS library allocates for itself,
 once, outside of Python.
+
+A program for PyTorch runs on tensors of the same kind, whose bytes are those of the allocator, without objects. A
+processor's operators give no operand's place to a result, and take copies where `reshape`, `contiguous` and a product
+by `einsum` need them; what kernels have for themselves is not counted.
 """
 
 from learncost.readings.rooms.account import Account
 from learncost.readings.rooms.array import Array
-from learncost.readings.rooms.program import loaded
+from learncost.readings.rooms.program import loaded, loaded_on_torch
+from learncost.readings.rooms.tensor import Tensor
 
-__all__ = ["Account", "Array", "loaded"]
+__all__ = ["Account", "Array", "Tensor", "loaded", "loaded_on_torch"]

@@ -8,6 +8,7 @@ from typing import Any
 from learncost.readings.rooms.account import FILE, Account
 from learncost.readings.rooms.functions import NumPy
 from learncost.readings.rooms.operators import binary, compare, unary
+from learncost.readings.rooms.torch import Functional, Torch
 
 
 class _Spelled(ast.NodeTransformer):
@@ -47,8 +48,17 @@ def _call(name: str, at: ast.expr, *arguments: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(call, at))
 
 
+def loaded_on_torch(text: str, account: Account) -> dict[str, Any]:
+    """The names of a program for PyTorch, ready to be called with tensors of this account."""
+    names: dict[str, Any] = {"__name__": FILE, "torch": Torch(account), "functional": Functional()}
+    imports = ("import torch", "from torch.nn import functional")
+    lines = ["" if line in imports else line for line in text.splitlines()]
+    exec(compile("\n".join(lines), FILE, "exec"), names)
+    return names
+
+
 def loaded(text: str, account: Account) -> dict[str, Any]:
-    """The names of a program, ready to be called with arrays of this account."""
+    """The names of a program for NumPy, ready to be called with arrays of this account."""
     numpy = NumPy(account)
     names: dict[str, Any] = {"__name__": FILE, "np": numpy, "binary_": binary, "unary_": unary, "compare_": compare}
     exec(compile(_Spelled().visit(ast.parse(text)), FILE, "exec"), names)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.count import base
+from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.readings.rooms.account import Room
@@ -80,10 +80,7 @@ class _Step:
         return self.leaves[key]
 
     def count(self, axes: Sequence[str]) -> int:
-        return prod(int(axis) if axis.isdigit() else self.sizes[base(axis)] for axis in axes)
-
-    def turns(self, count: str) -> int:
-        return int(count) if count.isdigit() else self.sizes[count]
+        return prod(shape_of(axes, self.sizes))
 
 
 @dataclass
@@ -113,7 +110,7 @@ class _Scope:
     def _repeat(self, repeat: Repeat, values: Values) -> None:
         given = {carry.start: values.pop(carry.initial) for carry in repeat.carry}
         around = {name: self._found(name, values) for name in repeat.shared if name not in self.weights}
-        for turn in range(self.step.turns(repeat.count)):
+        for turn in range(size_of(repeat.count, self.step.sizes)):
             own = {inside: (outer, str(turn)) for inside, outer in repeat.each}
             run = _turn(_Scope(self.step, {**self.axes, **repeat.axes}, {**self.weights, **own}, around), repeat, given)
             found = self.step.tape.checkpoint(run) if self.step.checkpointed else run()

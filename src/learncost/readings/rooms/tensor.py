@@ -1,0 +1,193 @@
+"""PyTorch's tensors without values: a shape, a type, a layout, and the room that they take on a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from learncost.readings.rooms.account import Account, Room
+
+BFLOAT16 = np.dtype("float16")
+"""In its place, as NumPy has none: of the same size, and as narrow beside others."""
+
+Number: TypeAlias = "float | int"
+Function: TypeAlias = "Callable[..., Tensor]"
+
+
+class Tensor:
+    """A tensor without values. `layout` is an array of NumPy's whose elements nobody reads: shape, type and strides.
+
+    Methods are those that emitted programs call; those that end in _ write in place, and take nothing.
+    """
+
+    __slots__ = ("device", "layout", "room")
+
+    def __init__(self, layout: Any, room: Room) -> None:
+        self.layout, self.room, self.device = layout, room, "cpu"
+
+    @staticmethod
+    def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Tensor:
+        """A tensor of its own; `order` are its axes from the outermost in memory, by default as they are."""
+        kind = np.dtype(dtype)
+        strides, step = [0] * len(shape), kind.itemsize
+        for axis in reversed(range(len(shape)) if order is None else order):
+            strides[axis], step = step, step * max(1, shape[axis])
+        return Tensor(as_strided(np.zeros(1, kind), tuple(shape), strides), Room(account, prod(shape) * kind.itemsize))
+
+    @property
+    def account(self) -> Account:
+        return self.room.account
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.layout.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.layout.dtype
+
+    def like(self, shape: Sequence[int], dtype: Any = None) -> Tensor:
+        """A new tensor on the same account."""
+        return Tensor.new(self.account, shape, dtype or self.dtype)
+
+    # Views, and copies where there is none.
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - as PyTorch calls it
+        return Tensor(self.layout.T, self.room)
+
+    def permute(self, *axes: int) -> Tensor:
+        return Tensor(self.layout.transpose(axes), self.room)
+
+    def expand(self, *shape: int) -> Tensor:
+        return Tensor(np.broadcast_to(self.layout, shape), self.room)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        found = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        try:
+            return Tensor(self.layout.reshape(found, copy=False), self.room)
+        except ValueError:
+            known = prod(size for size in found if size >= 0)
+            return self.like([size if size >= 0 else self.layout.size // known for size in found])
+
+    view = reshape
+
+    def flatten(self, first: int = 0, last: int = -1) -> Tensor:
+        last %= max(1, len(self.shape))
+        return self.reshape(*self.shape[:first], -1, *self.shape[last + 1 :])
+
+    def contiguous(self) -> Tensor:
+        return self if self.layout.flags.c_contiguous else self.like(self.shape)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        items = key if isinstance(key, tuple) else (key,)
+        if not any(isinstance(item, Tensor) for item in items):
+            return Tensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
+        places = tuple(np.zeros(i.shape, np.int64) if isinstance(i, Tensor) else i for i in items)
+        return self.like(as_strided(np.zeros(1, bool), self.shape, [0] * len(self.shape))[places].shape)
+
+    # Elementwise.
+
+    def to(self, dtype: Any) -> Tensor:
+        return self if dtype == self.dtype else elementwise(self.account, (self,), dtype)
+
+    def float(self) -> Tensor:
+        return self.to(np.dtype("float32"))
+
+    def bfloat16(self) -> Tensor:
+        return self.to(BFLOAT16)
+
+    def clamp(self, min: Number | None = None, max: Number | None = None) -> Tensor:
+        return elementwise(self.account, (self,))
+
+    def _binary(self, other: Any) -> Tensor:
+        return elementwise(self.account, (self, other))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _binary
+    __pow__ = __rpow__ = __and__ = __or__ = __mod__ = __floordiv__ = _binary
+
+    def _condition(self, other: Any) -> Tensor:
+        return elementwise(self.account, (self, other), bool)
+
+    __lt__ = __le__ = __gt__ = __ge__ = _condition
+    __eq__ = __ne__ = _condition  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> Tensor:
+        return elementwise(self.account, (self,))
+
+    __invert__ = __neg__
+
+    def _in_place(self, *_: Any, **__: Any) -> Tensor:
+        return self
+
+    __iadd__ = scatter_add_ = index_add_ = index_put_ = copy_ = _in_place
+
+    # Others.
+
+    def _reduced(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        rank = len(self.shape)
+        axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
+        gone = {one % rank for one in axes}
+        sizes = [1 if at in gone else size for at, size in enumerate(self.shape) if keepdim or at not in gone]
+        return self.like(sizes, dtype)
+
+    sum = mean = amax = _reduced
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        rows, columns = self.shape[-2:-1], other.shape[-1:] if len(other.shape) > 1 else ()
+        outer = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
+        return self.like((*outer, *rows, *columns))
+
+    def gather(self, axis: int, index: Tensor) -> Tensor:
+        return self.like(index.shape)
+
+    def select_scatter(self, source: Tensor, axis: int, index: int) -> Tensor:
+        return self.like(self.shape)
+
+    def tril(self, place: int = 0) -> Tensor:
+        return self.like(self.shape)
+
+    def new_zeros(self, shape: Sequence[int]) -> Tensor:
+        return self.like(shape)
+
+    def new_full(self, shape: Sequence[int], value: Number) -> Tensor:
+        return self.like(shape)
+
+
+def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Tensor:
+    """What an elementwise function of tensors and numbers makes: it lies as its operands do."""
+    tensors = [one for one in operands if isinstance(one, Tensor)]
+    shape = np.broadcast_shapes(*(one.shape for one in tensors))
+    kinds = [one.dtype for one in tensors if one.shape] or [one.dtype for one in tensors]
+    return Tensor.new(account, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
+
+
+def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
+    """The axes of a result from the outermost in memory, as `TensorIteratorBase::reorder_dimensions` sorts them."""
+    strides = [np.broadcast_to(one.layout, tuple(shape)).strides for one in tensors]
+    order = list(reversed(range(len(shape))))  # from the innermost
+
+    def swaps(inner: int, outer: int) -> int:
+        for own in strides:
+            one, two = own[inner], own[outer]
+            if one and two and one != two:
+                return -1 if one < two else 1
+            if one and two and shape[inner] > shape[outer]:
+                return 1
+        return 0
+
+    for place in range(1, len(order)):
+        at = place
+        for before in reversed(range(place)):
+            verdict = swaps(order[before], order[at])
+            if verdict > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif verdict < 0:
+                break
+    return order[::-1]

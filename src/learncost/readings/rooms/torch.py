@@ -1,0 +1,115 @@
+"""The functions of PyTorch that emitted programs call, on tensors without values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.readings.rooms.account import Account
+from learncost.readings.rooms.tensor import BFLOAT16, Function, Tensor, elementwise
+
+ELEMENTWISE = ("erf", "exp", "log", "maximum", "relu", "sigmoid", "sqrt", "tanh", "sin", "cos")
+
+
+class Torch:
+    """What programs call `torch`."""
+
+    inf = np.inf
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self.Tensor, self.bool, self.bfloat16 = Tensor, np.dtype("bool"), BFLOAT16
+        self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
+
+    def __getattr__(self, name: str) -> Function:
+        if name in ELEMENTWISE:
+            return lambda *operands: elementwise(self._account, operands)
+        raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
+
+    def where(self, condition: Tensor, one: Any, two: Any) -> Tensor:
+        kind = next(value.dtype for value in (one, two) if isinstance(value, Tensor))
+        return elementwise(self._account, (condition, one, two), kind)
+
+    def softmax(self, one: Tensor, axis: int) -> Tensor:
+        one = one.contiguous()
+        return one.like(one.shape)
+
+    log_softmax = softmax
+
+    def einsum(self, equation: str, one: Tensor, two: Tensor) -> Tensor:
+        """As `at::einsum` has it: copies of the operands where they are not matrices yet, one batched product."""
+        operands, result = equation.split("->")
+        a, b = operands.split(",")
+        size = dict(zip(a + b, one.shape + two.shape, strict=True))
+        summed = sorted(x for x in size if x not in result)
+        one = one.sum([a.index(x) for x in summed if x not in b], keepdim=True) if set(summed) - set(b) else one
+        two = two.sum([b.index(x) for x in summed if x not in a], keepdim=True) if set(summed) - set(a) else two
+        inner = [x for x in summed if x in a and x in b]
+        batch = [x for x in result if x in a and x in b]
+        rows = [x for x in result if x in a and x not in b]
+        columns = [x for x in result if x not in a]
+        if not inner:
+            return elementwise(self._account, (_spread(one, a, result), _spread(two, b, result)))
+        if rows and columns and result.index(columns[0]) < result.index(rows[0]):
+            one, two, a, b, rows, columns = two, one, b, a, columns, rows
+        groups, height, depth, width = (prod(size[x] for x in part) for part in (batch, rows, inner, columns))
+        left = _spread(one, a, [*batch, *rows, *inner]).reshape(groups, height, depth)
+        right = _spread(two, b, [*batch, *inner, *columns]).reshape(groups, depth, width)
+        order = [*batch, *rows, *columns]
+        product = (left @ right).view([size[x] for x in order])
+        return product.permute(*(order.index(x) for x in result))
+
+    def zeros_like(self, one: Tensor) -> Tensor:
+        return elementwise(self._account, (one,))
+
+    def ones(self, *shape: int, dtype: Any, device: Any = None) -> Tensor:
+        return Tensor.new(self._account, shape, dtype)
+
+    def eye(self, size: int, dtype: Any, device: Any = None) -> Tensor:
+        return Tensor.new(self._account, (size, size), dtype)
+
+    def arange(self, size: int, device: Any = None) -> Tensor:
+        return Tensor.new(self._account, (size,), np.int64)
+
+    def stack(self, tensors: Sequence[Tensor]) -> Tensor:
+        return tensors[0].like((len(tensors), *tensors[0].shape))
+
+    def cat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        shape = list(tensors[0].shape)
+        shape[axis] = sum(one.shape[axis] for one in tensors)
+        return tensors[0].like(shape)
+
+
+class Functional:
+    """What programs call `functional`."""
+
+    def gelu(self, one: Tensor, approximate: str = "none") -> Tensor:
+        return elementwise(one.account, (one,))
+
+    def silu(self, one: Tensor) -> Tensor:
+        return elementwise(one.account, (one,))
+
+    def layer_norm(self, one: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+        one = one.contiguous()
+        found, mean, deviation = one.like(one.shape), one.like(one.shape[:-1]), one.like(one.shape[:-1])
+        del mean, deviation
+        return found
+
+    def rms_norm(self, one: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+        mean = (one**2).mean(-1, keepdim=True)
+        root = elementwise(one.account, (mean,))
+        return one * root
+
+
+def _spread(one: Tensor, axes: str, order: Sequence[str]) -> Tensor:
+    """A view whose axes are in an order; those that it lacks are of one place."""
+    index: Any = tuple(slice(None) if x in axes else None for x in order)
+    return one.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]
+
+
+def _left(axes: str, order: Sequence[str]) -> list[int]:
+    return [place for place, x in enumerate(axes) if x not in order]

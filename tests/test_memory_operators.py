@@ -1,0 +1,112 @@
+"""The emitted program on PyTorch's operators: its bytes predicted without values, and what the allocator hands out."""
+
+import pytest
+
+import learncost as lc
+from learncost.equation.count import shape_of
+from learncost.ledger.cost import prepare
+from learncost.ledger.memory_step import Step
+from learncost.ledger.memory_types import format_of
+from learncost.readings import rooms
+from learncost.readings.emit import fill, leaves, program
+
+torch = pytest.importorskip("torch")
+
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}
+LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
+BERT = {**SMALL, "intermediate_size": 512}
+KIB, MIB = 2**10, 2**20
+
+
+def most_of_a_step(table, sizes, dtype):
+    """The peak of one call of the program, its arguments included."""
+    from allocator import most
+
+    written = program(table, "torch", sizes=sizes, dtype="bf16" if dtype == "bf16" else None)
+    names = {"__name__": "emitted"}
+    exec(compile(written.text, "emitted", "exec"), names)
+    kind = torch.float64 if dtype == "fp64" else torch.float32
+
+    def run():
+        given = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
+        values = {
+            name: torch.zeros(shape_of(table.axes[name], sizes), dtype=torch.int64 if name in table.indices else kind)
+            for name in given
+        }
+        arguments = [fill(tree, values, names) for tree in written.parameters]
+        with torch.inference_mode():
+            names[written.function](*arguments)
+
+    return most(run)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "procedure", "optimizer", "batch", "length", "dtype", "plan"),
+    [
+        ("gpt2", SMALL, "bp", "sgd", 6, 128, "fp32", ""),
+        ("gpt2", SMALL, "recompute", "adamw", 4, 64, "fp64", ""),
+        ("gpt2", SMALL, "pepita", "sgd", 6, 128, "bf16", ""),
+        ("gpt2", SMALL, "mempepita", "momentum", 6, 128, "fp32", ""),
+        ("gpt2", {**SMALL, "vocab_size": 5000}, "bp", "adamw", 1, 32, "bf16", ""),
+        ("gpt2", SMALL, "bp", "sgd", 8, 64, "fp32", "flash,head,at-once,recompute=gelu+norm"),
+        ("tinyllama-1.1b", LLAMA, "bp", "sgd", 6, 128, "fp32", ""),
+        ("bert-tiny", {**BERT, "architecture": "BertForMaskedLM"}, "bp", "sgd", 8, 64, "bf16", ""),
+        # what cannot be in place: scores by distance, experts, blocks that share their weights
+        ("deberta-base", BERT, "recompute", "adamw", 2, 128, "fp32", ""),
+        ("mixtral-8x7b", {**LLAMA, "num_local_experts": 2, "intermediate_size": 128}, "bp", "sgd", 2, 32, "fp32", ""),
+        ("albert-base-v2", {**BERT, "embedding_size": 64}, "bp", "sgd", 4, 64, "fp32", ""),
+    ],
+)
+def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, optimizer, batch, length, dtype, plan):
+    asked = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
+    found = lc.memory(model, procedure, batch, length, **asked, **sizes)
+    run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
+    table = Step(run, procedure, format_of(dtype), optimizer).whole()
+    # What differs are single numbers that Python's become, of 4 or 8 bytes.
+    assert found.peak > 4 * MIB
+    assert abs(most_of_a_step(table, run.axes, dtype) - found.peak) < 64
+    assert sum(found.split.values()) == found.peak == sum(held.bytes for held in found.witnesses)
+
+
+def operations():
+    """Functions of PyTorch that programs call, with the shapes that they are given."""
+    x, rows, vector = (8, 96, 256), (96, 256), (256,)
+    heads = (8, 96, 4, 64)
+    return [
+        ("X.permute(1, 0, 2) + Y", (x, (96, 8, 256))), ("(X.permute(0, 2, 1) * 2).reshape(8, -1)", (x,)),
+        ("torch.softmax(X.permute(0, 2, 1), -1)", (x,)), ("functional.layer_norm(X, X.shape[-1:], eps=1e-5)", (x,)),
+        ("functional.rms_norm(X, X.shape[-1:], eps=1e-5)", (x,)), ("X @ Y.T", (x, rows)),
+        ("X.permute(0, 2, 1) @ Y", (x, rows)), ('torch.einsum("BMhk,Bmhk->BhMm", X, Y)', (heads, heads)),
+        ('torch.einsum("BMd,BMf->df", X, Y)', (x, x)), ('torch.einsum("BMd,dhk->BMhk", X, Y)', (x, (256, 4, 64))),
+        ('torch.einsum("BMd,BMf->fd", X.permute(1, 0, 2), Y)', (x, (96, 8, 256))),
+        ('torch.einsum("Bmhk,BhmM->BMhk", X, Y)', (heads, (8, 4, 96, 80))),
+        ('torch.einsum("BhMm,Bmhk->BMhk", X, Y)', ((8, 4, 80, 96), heads)), ("torch.stack([X, Y])", (x, x)),
+        ("torch.where(X > 0.0, X, -torch.inf)", (x,)), ("torch.cat((X, Y), -1)", (x, x)),
+        ("torch.ones(999, 999, dtype=torch.bool, device=X.device).tril()", (x,)),
+        ("X - X.mean(-1, keepdim=True)", (x,)), ("X.amax(-1, keepdim=True) * X", (x,)),
+        ("torch.zeros_like(X.permute(2, 0, 1)).flatten(0, 1)", (x,)),
+        ("X.bfloat16() @ Y.bfloat16()", (x, (256, 8))), ("(X.bfloat16().float() * Y).bfloat16()", (x, vector)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "shapes"), operations(), ids=[text for text, _ in operations()])
+def test_every_operation_takes_what_pytorch_takes(text, shapes):
+    from allocator import most
+
+    program = (
+        f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
+    )
+    account = rooms.Account()
+    given = [rooms.Tensor.new(account, shape, "float32") for shape in shapes]
+    before = account.now
+    result = rooms.loaded_on_torch(program, account)["f"](*given)
+    names = {}
+    exec(program, names)
+    values = [torch.ones(shape) for shape in shapes]
+    other = []
+    with torch.inference_mode():
+        measured = most(lambda: other.append(names["f"](*values)))
+    assert abs(measured - (account.peak - before)) <= 8 + (0.05 * measured if "bfloat16() @" in text else 0)
+    assert result.shape == tuple(other[0].shape)
+    strides = [step // result.layout.itemsize for step in result.layout.strides]
+    assert strides == list(other[0].stride())

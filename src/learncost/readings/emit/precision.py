@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, walk
+from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
 from learncost.layers.names import written_once
 
 PRECISIONS: Mapping[str, str] = {
@@ -66,9 +66,7 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
     table = written_once(table)
     if dtype != "bf16":
         return table, _types(table, dtype)
-    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
-    features = {base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts}
-    mixed = _Mixed(rounding, _streams(table), features)
+    mixed = _Mixed(rounding, _streams(table), features(table))
     lines = mixed.scope(table.lines, table.axes)
     result = replace(table, lines=lines, axes={**table.axes, **mixed.axes})
     return result, _types(result, "fp32", mixed.low)
@@ -114,7 +112,7 @@ class _Mixed:
 
     rounding: Rounding
     streams: set[str]
-    features: set[str]  # axes of weights
+    features: frozenset[str]  # axes of weights
     low: set[str] = field(default_factory=set)
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -38,6 +38,10 @@ EXAMPLE_PLANS = (
     "flash,fused,head,at-once,recompute=gelu+norm",
     "flash,fused,head,at-once,recompute=all",
 )
+SEGMENTS = tuple(
+    f"flash,head,at-once{more}"
+    for more in ("", *(f",recompute=block{part}" for part in ("", "/2", "/3", "/4", "/2+gelu+norm", "/6+all")))
+)
 EXAMPLE_LAYERS = ("embedding", "attention", "add_norm", "feed_forward", "head")
 
 
@@ -51,7 +55,8 @@ def write(folder: Path) -> list[Path]:
     pages["generated/books.md"] = books_page()
     pages["generated/symbols.md"] = symbols_page()
     pages["generated/emit.md"] = emit_page()
-    pages["generated/plans.md"] = plans_page()
+    pages["generated/plans.md"] = plans_page("gpt2", EXAMPLE_PLANS)
+    pages["generated/segments.md"] = plans_page("gpt2-xl", SEGMENTS)
     written = []
     for name, text in pages.items():
         path = folder / name
@@ -235,12 +240,12 @@ def emit_page() -> str:
     return "\n".join(parts)
 
 
-def plans_page() -> str:
-    """One step of GPT-2 with AdamW on 8 sequences of 1,024 tokens, under one plan after another."""
-    model = build(configure("gpt2"))
+def plans_page(name: str, plans: Iterable[str]) -> str:
+    """One step of a model with AdamW on 8 sequences of 1,024 tokens, under one plan after another."""
+    model = build(configure(name))
     plain, sizes = step(model, "bp", "adamw"), run_sizes(model, 8, 1024, None)
     rows = []
-    for text in EXAMPLE_PLANS:
+    for text in plans:
         one = planned(plain, text)
         flops, found = price(one, sizes, BOOKS["run"]).flops, memory(one, sizes)
         amounts = (f"{flops / 1e12:.4f}", f"{found.kept_bytes / 1e9:.2f} GB", f"{found.peak / 1e9:.2f} GB")

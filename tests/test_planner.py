@@ -61,7 +61,10 @@ def test_a_smaller_budget_takes_less_memory_and_more_operations():
     assert [flops for _, flops in found] == sorted({flops for _, flops in found})
     # Where nothing fits, what takes least.
     least = chosen(table, sizes, budget=1)
-    assert least.endswith("recompute=all")
+    assert least.endswith("recompute=block/3+all")
+    several = planned(table, least)
+    assert memory(several, sizes).peak < found[-1][0]
+    assert lc.price(several, sizes, lc.book("run")).flops > found[-1][1]
 
 
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():

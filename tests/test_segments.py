@@ -23,7 +23,11 @@ DEEP = {
     "albert-base-v2": {"num_hidden_layers": 8, "num_hidden_groups": 4},
 }
 
-SEGMENTS = ["at-once,recompute=block/2", "flash,fused,head,at-once,recompute=block/2+gelu+norm"]
+SEGMENTS = [
+    "at-once,recompute=block/2",
+    "flash,fused,head,at-once,recompute=block/2+gelu+norm",
+    "recompute=block/2+all",
+]
 
 
 @pytest.mark.parametrize(
@@ -34,15 +38,31 @@ def test_segments_run_again_bit_for_bit_at_the_price_of_every_block(model, segme
     table, sizes = table_of(model, **DEEP[model]), sizes_of(model, **DEEP[model])
     values = given(table, sizes)
     plain = results(table, values, sizes)
-    blocks = lc.price(planned(table, "recompute=block"), sizes, lc.book("run"))
+    blocks = lc.price(planned(table, "at-once,recompute=block"), sizes, lc.book("run"))
     for turns in segments:
-        again = planned(table, f"recompute=block/{turns}")
+        again = planned(table, f"at-once,recompute=block/{turns}")
         counted = {name: counting(array) for name, array in values.items()}
         found, units = tally_of(results, again, counted, sizes)
         assert all(np.asarray(found[name]).tobytes() == array.tobytes() for name, array in plain.items()), turns
         price = lc.price(again, sizes, lc.book("run"))
         assert (price.flops, price.maccs, price.bytes) == (blocks.flops, blocks.maccs, blocks.bytes)
         assert units == price.flops
+
+
+def test_what_runs_once_more_in_a_block_is_priced_as_it_is_executed():
+    table, sizes = table_of("gpt2", **DEEP["gpt2"]), sizes_of("gpt2", **DEEP["gpt2"])
+    counted = {name: counting(array) for name, array in given(table, sizes).items()}
+    once, more = (planned(table, f"recompute={part}") for part in ("all", "block/3+all"))
+    _, units = tally_of(results, more, counted, sizes)
+    assert units == lc.price(more, sizes, lc.book("run")).flops
+    forward, again, twice = (
+        lc.price(one, sizes, lc.book("run")).by("macro_operation")[key,].flops
+        for one, key in ((table, "forward"), (once, "recomputation"), (more, "recomputation"))
+    )
+    blocks = [
+        row for row in lc.price(table, sizes, lc.book("run")).rows if row.block and row.macro_operation == "forward"
+    ]
+    assert twice == again + sum(row.flops.at(sizes) for row in blocks) < 2 * forward
 
 
 def test_segments_keep_their_input_alone():
@@ -68,7 +88,8 @@ def test_segments_take_less_where_there_are_many_blocks():
     for peaks in (predicted, measured):
         assert (96 - 24) * array > peaks[1] - peaks[4] > (96 - 24 - 4 * 13) * array
         assert peaks[48] > peaks[4]
-    assert chosen(table, sizes, budget=1).endswith(("recompute=block/3", "recompute=block/4"))
+    # As many inputs as L/k + k, and what one block keeps: least at k = 8 or 12 of 96.
+    assert chosen(table, sizes, budget=1).endswith("recompute=block/8+all")
 
 
 def test_segments_that_do_not_come_out_even_are_refused(capsys):
@@ -77,7 +98,13 @@ def test_segments_that_do_not_come_out_even_are_refused(capsys):
     for use in (lambda: results(again, given(table, sizes), sizes), lambda: lc.live(again, sizes)):
         with pytest.raises(InputError, match="n_layer is 2 and cannot be cut in segments of 3"):
             use()
-    for command in ("cost gpt2", "memory gpt2", "compare gpt2", "emit gpt2", "verify gpt2 --engine torch"):
+    for command in (
+        "cost gpt2",
+        "memory gpt2",
+        "compare gpt2",
+        "emit gpt2",
+        "verify gpt2 --engine torch --n_embd 24 --n_head 4 --vocab_size 61",
+    ):
         assert main([*command.split(), "--plan", "recompute=block/5"]) == 2
         error = capsys.readouterr().err
         assert "n_layer is 12 and cannot be cut in segments of 5" in error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, isqrt
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
@@ -48,10 +48,13 @@ def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: 
         taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype) < 1 - SAME
         return ",".join((*plan, *cheap) if taken else plan)
     ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all", *segments(table, sizes)]
-    plans = [",".join((*plan, *filter(None, (more,)))) for more in ladder]
-    needs = [memory(planned(table, text), sizes, dtype).peak for text in plans]
-    fitting = [text for text, need in zip(plans, needs, strict=True) if need <= budget]
-    return fitting[0] if fitting else plans[needs.index(min(needs))]
+    needs: dict[str, int] = {}
+    for more in ladder:
+        text = ",".join((*plan, *filter(None, (more,))))
+        needs[text] = memory(planned(table, text), sizes, dtype).peak
+        if needs[text] <= budget:
+            return text
+    return min(needs, key=lambda text: needs[text])
 
 
 def nearly_free(table: Table) -> tuple[str, ...]:
@@ -64,9 +67,14 @@ def nearly_free(table: Table) -> tuple[str, ...]:
 
 
 def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The recomputation of several blocks at a time, of as many as divide the blocks of every repeat."""
+    """The recomputation of several blocks at a time: alone, with what is nearly free, with all once more.
+
+    k of L blocks: k divides the blocks of every repeat, and is at most the root of L, where L/k + k inputs are fewest.
+    """
     blocks = gcd(*(size_of(line.count, sizes) for line in table.lines if isinstance(line, Repeat) and line.reverse))
-    return tuple(f"recompute={SEGMENTS}{number}" for number in range(2, blocks + 1) if blocks % number == 0)
+    several = [k for k in range(2, isqrt(blocks) + 1) if blocks % k == 0]
+    within = ["", *(one.replace("recompute=", "+") for one in nearly_free(table)), "+all"]
+    return tuple(f"recompute={SEGMENTS}{k}{more}" for more in within for k in several)
 
 
 def _does(table: Table, name: str) -> bool:

@@ -15,7 +15,7 @@ from learncost.models.configuration import configure
 
 KIB = 2**10
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
-SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 500}
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
 ADAMW = {"autograd": {"fused": True}, "autograd-foreach": {"foreach": True}, "autograd-for-loop": {"foreach": False}}
 
@@ -47,7 +47,7 @@ CASES = [
         for procedure in ("bp", "recompute")
     ),
     # many blocks, heads that are not grouped, other activations, a head that is tied
-    ("gpt2", {**SMALL, "num_hidden_layers": 9, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "autograd", "fp32"),
+    ("gpt2", {**SMALL, "num_hidden_layers": 6, "hidden_act": "relu"}, 4, 64, "bp", "adamw", "autograd", "fp32"),
     ("llama-2-7b", {**LLAMA, "num_key_value_heads": 4}, 4, 64, "bp", "adamw", "autograd", "fp32"),
     ("tinyllama-1.1b", {**LLAMA, "tie_word_embeddings": True}, 2, 64, "recompute", "adamw", "autograd", "fp32"),
     # where the optimizer's temporaries are the worst moment, and other optimizers

@@ -1,5 +1,7 @@
 """200 steps of the engines and of a plain module of PyTorch with autograd: weights, data, AdamW and schedule alike."""
 
+from statistics import median
+
 import numpy as np
 import pytest
 
@@ -85,36 +87,41 @@ def turned(x):
     return torch.cat((one * cosine - two * sine, two * cosine + one * sine), -1)
 
 
-def batches():
+def batches(seed=0):
     """Counting upwards by a step of one to three: something to learn."""
-    generator = np.random.default_rng(3)
+    generator = np.random.default_rng(seed + 3)
     for _ in range(STEPS):
         begin, step = generator.integers(0, VOCABULARY, (ROWS, 1)), generator.integers(1, 4, (ROWS, 1))
         found = (begin + step * np.arange(LENGTH + 1)) % VOCABULARY
         yield found[:, :-1], found[:, 1:]
 
 
-def engines(name, kind, dtype, **more):
-    options = Options(**{**vars(OPTIONS), "engine": kind, "dtype": dtype, **more})
+def engines(name, kind, dtype, seed=0, **more):
+    options = Options(**{**vars(OPTIONS), "engine": kind, "dtype": dtype, "seed": seed, **more})
     own = engine(MODELS[name], options)
-    return own, lambda: [own.step(*batch, OPTIONS.rate(at)) for at, batch in enumerate(batches())]
+    return own, lambda: [own.step(*batch, OPTIONS.rate(at)) for at, batch in enumerate(batches(seed))]
 
 
-def plain(name, weights, dtype, clip=0.0, autocast=False, compiled=False):
-    """The losses of the plain module."""
+def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
+    """The losses of the plain module; `compiled`: nothing, the module, or the whole step, which is AdamW's too."""
     module = Plain(name, weights, dtype)
     module = torch.compile(module) if compiled else module
-    optimizer = torch.optim.AdamW(module.parameters(), 1.0, (0.9, OPTIONS.beta_2), 1e-8, OPTIONS.weight_decay)
+    rate = torch.tensor(1.0) if compiled == "step" else 1.0  # as a number it would be compiled anew at each step
+    optimizer = torch.optim.AdamW(module.parameters(), rate, (0.9, OPTIONS.beta_2), 1e-8, OPTIONS.weight_decay)
+    step = torch.compile(optimizer.step) if compiled == "step" else optimizer.step
     losses = []
-    for at, batch in enumerate(batches()):
-        optimizer.param_groups[0]["lr"] = OPTIONS.rate(at)
+    for at, batch in enumerate(batches(seed)):
+        if compiled == "step":
+            rate.fill_(OPTIONS.rate(at))
+        else:
+            optimizer.param_groups[0]["lr"] = OPTIONS.rate(at)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = module(*map(torch.from_numpy, batch))
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(module.parameters(), clip)
-        optimizer.step()
+        step()
         losses.append(loss.item())
     return losses
 
@@ -134,7 +141,7 @@ def test_two_hundred_steps_in_fp64(name, kind, more):
     if kind == "jax":
         pytest.importorskip("jax")
     own, losses = engines(name, kind, "fp64", **more)
-    expected = plain(name, own.weights, torch.float64, more.get("clip", 0.0))
+    expected = plain(name, own.weights, torch.float64, clip=more.get("clip", 0.0))
     np.testing.assert_allclose(losses(), expected, rtol=0, atol=1e-9)
     assert expected[-1] < 0.5 * expected[0]  # it learned
 
@@ -143,24 +150,52 @@ def far(found, reference):
     return float(np.sqrt(np.mean((np.array(found) - np.array(reference)) ** 2)))
 
 
+def initial(own):
+    return {key: np.array(one) for key, one in own.weights.items()}
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MODELS)
 def test_fp32_is_no_further_than_torch_compile(name):
-    # Rounding differs in each, so a distance is one draw: twice the other is the same order.
-    own, losses = engines(name, "torch", "fp32")
-    weights = {key: np.array(one) for key, one in own.weights.items()}
-    exact = plain(name, weights, torch.float64)
-    compiled = far(plain(name, weights, torch.float32, compiled=True), exact)
-    eager = far(plain(name, weights, torch.float32), exact)
-    assert far(losses(), exact) <= 2 * max(compiled, eager)
+    # Rounding is a draw: medians of five seeds. Compiled alone, the module keeps eager's products and eager's AdamW,
+    # and their rounding with them: to be that near to eager's losses is no merit, to the exact ones it would be.
+    to_exact, to_eager = ({"ours": [], "eager": [], "module": [], "step": []} for _ in range(2))
+    for seed in range(5):
+        own, losses = engines(name, "torch", "fp32", seed)
+        weights = initial(own)
+        exact = plain(name, weights, torch.float64, seed)
+        found = {"ours": losses(), "eager": plain(name, weights, torch.float32, seed)}
+        for compiled in ("module", "step"):
+            torch._dynamo.reset()
+            found[compiled] = plain(name, weights, torch.float32, seed, compiled=compiled)
+        for side, one in found.items():
+            to_exact[side].append(far(one, exact))
+            to_eager[side].append(far(one, found["eager"]))
+    assert median(to_exact["ours"]) <= min(median(to_exact[side]) for side in ("eager", "module", "step"))
+    assert median(to_eager["ours"]) <= median(to_eager["step"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MODELS)
+def test_bf16_is_within_the_spread_of_autocast(name):
+    ours, theirs = [], []
+    for seed in range(5):
+        own, losses = engines(name, "torch", "bf16", seed)
+        weights = initial(own)
+        exact = plain(name, weights, torch.float64, seed)
+        ours.append(far(losses(), exact))
+        theirs.append(far(plain(name, weights, torch.float32, seed, autocast=True), exact))
+    assert median(ours) <= max(theirs)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_fp32_and_bf16_are_near(name):
-    # In fp32 200 steps stay within 1e-3 of fp64; bf16, of 8 bits, is as far off as autocast is.
+    # In fp32 200 steps stay within some units in the last place of a loss of 3 (2e-7), as eager's do.
     own, losses = engines(name, "torch", "fp32")
-    weights = {key: np.array(one) for key, one in own.weights.items()}
+    weights = initial(own)
     exact = plain(name, weights, torch.float64)
-    assert far(losses(), exact) < 1e-3
+    assert far(losses(), exact) < 1e-6
     own, losses = engines(name, "torch", "bf16")
-    assert far(losses(), exact) < 2 * far(plain(name, weights, torch.float32, autocast=True), exact)
+    assert far(losses(), exact) < 1.5 * far(plain(name, weights, torch.float32, autocast=True), exact)

@@ -97,7 +97,7 @@ class Core:
             "lr": self.learning_rate,
             "mu": own.momentum,
             "b1": one,
-            "c1": 1 - one,
+            "c1": 1 - float(self.dtype.type(one)),  # with b1, as rounded, exactly 1: a mean keeps its scale
             "b2": two,
             "c2": 1 - two,
             "k1": 1 / (1 - one**time),

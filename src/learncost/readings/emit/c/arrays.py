@@ -153,7 +153,7 @@ class Arrays:
         schedule = self.schedule
         own = self.names.of(value.name)
         if value.shared:
-            return Storage(f"{own}_sums", value.axes, self.real)
+            return Storage(f"{own}_sums", value.axes, self.total(value))
         if value.output:
             return Storage(own, self.axes[value.name], STORED[self.dtypes[value.name]])
         axes = tuple(axis for axis in value.axes if axis not in schedule.turns)
@@ -168,6 +168,10 @@ class Arrays:
         points = [self.block_size if axis == block else self.size(axis) for axis in axes]
         self.scratch.setdefault(store.name, (store.type, " * ".join(points) or "1"))
         return store
+
+    def total(self, value: Value) -> str:
+        """In what all turns are added: a scalar, such as the loss, is one of so many numbers that it takes double."""
+        return self.real if value.axes else "double"
 
     @property
     def block_size(self) -> str:

@@ -153,9 +153,11 @@ class Turns(Library):
             loop = f"for (place i = 0; i < {count}; i++)"
             self.write(f"{loop} {{" if value.axes else "{")
             element = "i" if value.axes else "0"
+            kind = self.total(value)
+            part = f"((const {kind} *)(sums[one] + first_{i}))[{element}]"
             self.write(
-                f"    {self.real} sum = 0;",
-                f"    for (int one = 0; one < threads; one++) sum += sums[one][first_{i} + {element}];",
+                f"    {kind} sum = 0;",
+                f"    for (int one = 0; one < threads; one++) sum += {part};",
                 f"    {own}[{element}] = {self.narrowed('sum', stored)};",
                 "}",
             )
@@ -164,7 +166,7 @@ class Turns(Library):
         """The parallel region and what stands before it."""
         shared = self._shared()
         memory = [f"ROUND(({count}) * sizeof({kind}))" for kind, count in self.scratch.values()]
-        sums = [f"ROUND(({self.count(value.axes)}) * sizeof({self.real}))" for value in shared]
+        sums = [f"ROUND(({self.count(value.axes)}) * sizeof({self.total(value)}))" for value in shared]
         schedule = self.schedule
         widest = max(schedule.values.values(), key=lambda v: len(v.space))
         work = self.count([*dict.fromkeys((*schedule.turns, *widest.space))])
@@ -176,10 +178,11 @@ class Turns(Library):
         for i, value in enumerate(shared):
             own = f"{self.names.of(value.name)}_sums"
             before = " + ".join(sums[:i]) or "0"
-            start.append(f"{self.real} *{own} = ({self.real} *)(memory + {before});")
+            kind = self.total(value)
+            start.append(f"{kind} *{own} = ({kind} *)(memory + {before});")
         if shared:
             start.append(f"memset(memory, 0, {' + '.join(sums)});")
-            start.append(f"sums[thread] = ({self.real} *)memory;")
+            start.append("sums[thread] = memory;")
             start.append(f"memory += {' + '.join(sums)};")
         for (name, (kind, _)), size in zip(self.scratch.items(), memory, strict=True):
             start += [f"{kind} *{name} = ({kind} *)memory;", f"memory += {size};"]
@@ -190,9 +193,9 @@ class Turns(Library):
         pragma = f"#pragma omp for {'simd ' if simple else ''}schedule({self._share_out()})"
         text = [*self.blocks[0].lines]
         if shared:
-            text.append(f"static {self.real} *sums[THREADS];")
+            text.append("static char *sums[THREADS];")
             firsts = (" + ".join(sums[:i]) or "0" for i in range(len(shared)))
-            text += [f"const size_t first_{i} = ({first}) / sizeof({self.real});" for i, first in enumerate(firsts)]
+            text += [f"const size_t first_{i} = {first};" for i, first in enumerate(firsts)]
         turns = [pragma, *region] if schedule.turns else region
         if schedule.turns:
             text.append(f"#pragma omp parallel if ((double){work} > 50000.0)")

@@ -17,9 +17,11 @@ import learncost as lc
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.configuration import configure
+from learncost.models.model import build
 from learncost.training import corpus
 from learncost.training.documents import Skipped, documents
-from learncost.training.files import read_arrays
+from learncost.training.files import read_arrays, write_arrays
+from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
 from learncost.training.options import Options
 from learncost.training.tokenizer import Bytes
@@ -409,16 +411,30 @@ def of_another_step(path):
     save_file(arrays, path, {"learncost": json.dumps(json.loads(facts["learncost"]) | {"steps": 3})})
 
 
+def no_numbers(path):
+    arrays, facts = read_arrays(path, "")
+    name = min(arrays)
+    write_arrays(path, {**arrays, name: np.full_like(arrays[name], np.nan)}, {"learncost": facts["learncost"]})
+
+
+SPOILED = (cut, emptied, flipped, foreign, removed, of_another_step, no_numbers)
+
+
+def without_a_length(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seq_len": None}))
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        *(spoiled("model.safetensors", change) for change in (cut, emptied, flipped, foreign)),
-        *(spoiled("optimizer-2.safetensors", c) for c in (cut, emptied, flipped, foreign, removed, of_another_step)),
-        *(spoiled("training.json", change) for change in (cut, emptied)),
+        *(spoiled("model.safetensors", c) for c in (cut, emptied, flipped, foreign, removed, no_numbers)),
+        *(spoiled("optimizer-2.safetensors", c) for c in SPOILED),
+        *(spoiled("training.json", change) for change in (cut, emptied, without_a_length)),
         *(spoiled("data.json", change) for change in (cut, emptied)),
         *(spoiled("config.json", change) for change in (cut, emptied, removed)),
-        *(spoiled("training.tokens", change) for change in (cut, removed)),
-        *(spoiled("validation.tokens", change) for change in (cut, removed)),
+        *(spoiled("training.tokens", change) for change in (cut, flipped, removed)),
+        *(spoiled("validation.tokens", change) for change in (cut, flipped, removed)),
+        *(spoiled(log, cut) for log in ("metrics.jsonl", "samples.txt")),
     ],
 )
 def test_a_damaged_run_is_refused(name, change, text, tmp_path, capsys):
@@ -429,6 +445,35 @@ def test_a_damaged_run_is_refused(name, change, text, tmp_path, capsys):
     said = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
     assert name in said
     assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_files_of_two_runs_are_not_mixed(text, tmp_path, capsys):
+    for seed in (0, 1):
+        start(options(text, steps=2, seed=seed), tmp_path / f"run-{seed}", Silent())
+    name = "optimizer-2.safetensors"
+    (tmp_path / "run-0" / name).write_bytes((tmp_path / "run-1" / name).read_bytes())
+    said = refused("train", "--resume", tmp_path / "run-0", "--steps", 4, capsys=capsys)
+    assert f"{name} is of another run than model.safetensors" in said
+
+
+def test_without_the_metrics_it_goes_on(text, tmp_path):
+    start(options(text, steps=2), tmp_path / "run", Silent())
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    go_on(tmp_path / "run", Silent(), steps=4)
+    assert [line["step"] for line in losses_of(tmp_path / "run")] == [3, 4]
+
+
+def test_weights_that_are_no_numbers_are_not_saved(text, tmp_path):
+    start(options(text, steps=2), tmp_path / "run", Silent())
+    before = weights_of(tmp_path / "run")
+    folder = Folder(tmp_path / "run")
+    model = build(folder.configuration())
+    found = folder.load(model)
+    name = min(found.state)
+    broken = {**found.state, name: np.full_like(found.state[name], np.inf)}
+    with pytest.raises(InputError, match=f"^step 3: {name} holds numbers that are not finite; give a smaller --learn"):
+        folder.save(model, found.weights, broken, 3, 2)
+    assert all(np.array_equal(array, before[name]) for name, array in weights_of(tmp_path / "run").items())
 
 
 def test_a_run_is_not_written_over(text, tmp_path, capsys):

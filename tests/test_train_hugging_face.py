@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
@@ -26,7 +27,9 @@ MODELS = {
     "gpt2": ("gpt2", {}),
     "gpt2, untied, wider": ("gpt2", {"tie_word_embeddings": False, "n_inner": 50}),
     "gpt2, another activation": ("gpt2", {"activation_function": "relu", "layer_norm_epsilon": 1e-3}),
+    "gpt2, gelu by erf": ("gpt2", {"activation_function": "gelu"}),
     "llama": ("llama", {**GROUPED, "rms_norm_eps": 1e-5}),
+    "llama, one key-value head": ("llama", {"num_key_value_heads": 1, "intermediate_size": 37}),
     "llama, tied": ("llama", {**GROUPED, "tie_word_embeddings": True, "head_dim": 10}),
     "llama, biases": ("llama", {**GROUPED, "attention_bias": True, "mlp_bias": True}),
     "llama, other angles": (
@@ -157,6 +160,8 @@ def test_half_precision_and_several_files_are_read(tmp_path):
             "checkpoints of qwen3 cannot be read",
         ),
         (lambda folder: edit(folder, rope_parameters={"rope_type": "yarn"}), "of the type 'yarn' are not run"),
+        (lambda folder: edit(folder, rope_parameters={"rope_type": "llama3"}), "of the type 'llama3' are not run"),
+        (lambda folder: without_numbers(folder / "model.safetensors"), "ln_f holds numbers that are not finite"),
     ],
 )
 def test_what_cannot_be_started_from(change, said, tmp_path):
@@ -169,6 +174,21 @@ def test_what_cannot_be_started_from(change, said, tmp_path):
         start(options, tmp_path / "run", Silent())
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def without_numbers(path):
+    """Another norm at the end, as a training that went astray leaves it."""
+    arrays = load_file(path)
+    save_file(arrays | {"model.norm.weight": np.full_like(arrays["model.norm.weight"], np.nan)}, path)
+
+
+@pytest.mark.parametrize(
+    ("preset", "theta"),
+    # config.json of meta-llama, mistralai and Qwen, under these names.
+    [("llama-2-7b", 1e4), ("llama-3-8b", 5e5), ("llama-3.2-1b", 5e5), ("mistral-7b-v0.3", 1e6), ("qwen2.5-0.5b", 1e6)],
+)
+def test_presets_turn_by_their_own_angles(preset, theta):
+    assert configure(preset, {"num_hidden_layers": 1}).settings["rope_theta"] == theta
 
 
 def edit(folder, **changes):

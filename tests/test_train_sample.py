@@ -125,6 +125,10 @@ def test_no_run_and_no_checkpoint(run, tmp_path, capsys):
     run = shutil.copytree(run, tmp_path / "run")
     (run / "model.safetensors").unlink()
     assert main(["sample", str(run)]) == 2
+    assert f"no such file: {run / 'model.safetensors'}" in capsys.readouterr().err  # steps were taken: it is lost
+    for path in (*run.glob("optimizer-*"), run / "metrics.jsonl", run / "samples.txt"):
+        path.unlink(missing_ok=True)
+    assert main(["sample", str(run)]) == 2
     assert f"has no checkpoint yet; learncost train --resume {run} goes on" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.training.documents import Skipped, documents
-from learncost.training.files import cannot_write, read_json, write_json, written
+from learncost.training.files import cannot_write, digest, read_json, write_json, written
 from learncost.training.tokenizer import Tokenizer
 
 PARTS = ("training", "validation")
@@ -96,6 +96,7 @@ def prepare(paths: Iterable[str], tokenizer: Tokenizer, share: float, folder: Pa
         "tokens": {part: (folder / file_of(part)).stat().st_size // np.dtype(numbers).itemsize for part in PARTS},
         "bytes_per_token": read / max(tokens, 1),
         "numbers": numbers,
+        "digests": {part: digest({part: _mapped(folder / file_of(part), numbers)}) for part in PARTS},
     }
     write_json(folder / FACTS, facts)
 
@@ -121,21 +122,31 @@ def _put_last(held: Any, counts: dict[str, int], share: float, put: Callable[[st
         put("validation" if not counts["validation"] else "training", held)
 
 
+def _mapped(path: Path, numbers: str) -> Any:
+    """The tokens of a file, which stay on the disk; an empty file cannot be mapped."""
+    return np.memmap(path, numbers, "r") if path.stat().st_size else np.zeros(0, numbers)
+
+
 def load(folder: Path, advice: str) -> Corpus:
     """The tokens in a run's folder; InputError where they are damaged."""
     facts = read_json(folder / FACTS, advice)
     found = {}
+    bytes_per_token = facts.get("bytes_per_token")
+    if not isinstance(bytes_per_token, float):
+        raise InputError(f"{folder / FACTS} is damaged; {advice}")
     for part in PARTS:
         path = folder / file_of(part)
         try:
             numbers, count = np.dtype(facts["numbers"]), int(facts["tokens"][part])
             if path.stat().st_size != count * numbers.itemsize:
                 raise InputError(f"{path} is damaged: it should hold {count:,} tokens; {advice}")
-            found[part] = np.memmap(path, numbers, "r") if count else np.zeros(0, numbers)
+            found[part] = _mapped(path, facts["numbers"])
+            if digest({part: found[part]}) != facts["digests"][part]:
+                raise InputError(f"{path} is damaged: its digest differs; {advice}")
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}; {advice}") from None
-    return Corpus(found["training"], found["validation"], float(facts["bytes_per_token"]), facts)
+    return Corpus(found["training"], found["validation"], bytes_per_token, facts)

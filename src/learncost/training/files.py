@@ -112,17 +112,19 @@ def _safetensors_error() -> type[Exception]:
     return SafetensorError
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: str = "") -> None:
-    """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors."""
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: str = "") -> str:
+    """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors; the digest."""
     safetensors()
     from safetensors.numpy import save_file
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    fingerprint = digest(whole)
     with written(path, kept) as temporary:
         temporary.touch()
         rights = temporary.stat().st_mode
-        save_file(whole, temporary, {**metadata, "digest": digest(whole)})
+        save_file(whole, temporary, {**metadata, "digest": fingerprint})
         temporary.chmod(rights)  # those of any file; the package makes one for its owner alone
+    return fingerprint
 
 
 def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -161,6 +163,13 @@ def _array(dtype: str, shape: list[int], data: bytes) -> Any:
     """An array; what holds no real numbers (masks that old checkpoints keep) is of no use here and becomes bytes."""
     read = _FLOATS.get(dtype)
     return np.frombuffer(data, np.uint8) if read is None else read(data).reshape(shape)
+
+
+def check_finite(arrays: Arrays, where: str, advice: str) -> None:
+    """Refuse arrays with infinities or what is no number: nothing can be learned from there. Raises InputError."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise InputError(f"{where}: {name} holds numbers that are not finite; {advice}")
 
 
 def digest(arrays: Arrays) -> str:

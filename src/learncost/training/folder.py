@@ -17,7 +17,15 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
 from learncost.training import hugging_face
-from learncost.training.files import TEMPORARY, cannot_write, read_arrays, read_json, write_arrays, write_json
+from learncost.training.files import (
+    TEMPORARY,
+    cannot_write,
+    check_finite,
+    read_arrays,
+    read_json,
+    write_arrays,
+    write_json,
+)
 from learncost.training.options import Options, from_dict
 from learncost.training.tokenizer import Tokenizer, tokenizer
 
@@ -77,7 +85,10 @@ class Folder:
             raise InputError(
                 f"{self.path} is no run: it has no {OPTIONS}; learncost train PATH --out {self.path} starts one"
             )
-        return from_dict(read_json(path, self.advice), str(path))
+        found = from_dict(read_json(path, self.advice), str(path))
+        if None in (found.batch_size, found.seq_len, found.learning_rate):
+            raise InputError(f"{path} is damaged: batch_size, seq_len and learning_rate are needed; {self.advice}")
+        return found
 
     def rewrite(self, options: Options) -> None:
         """Other options in place of the first ones."""
@@ -99,12 +110,14 @@ class Folder:
 
     def save(self, model: Model, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int, last: int) -> None:
         """A checkpoint, which takes the place of the one before it, of step `last`. Raises InputError."""
-        kept = f"the checkpoint of step {last:,} is kept: free some space, then {self.again}"
+        kept = f"the checkpoint of step {last:,} is kept"
+        check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {kept}")
+        kept = f"{kept}: free some space, then {self.again}"
         ours = model.configuration.family not in hugging_face.layouts()
         theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
         optimizer = self._optimizer(steps)
-        write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
-        facts = {"steps": steps, "logs": {name: self._length(name) for name in LOGS}}
+        own = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
+        facts = {"steps": steps, "optimizer": own, "logs": {name: self._length(name) for name in LOGS}}
         write_arrays(self.path / WEIGHTS, theirs, {"format": "pt", OURS: json.dumps(facts)}, kept)
         for old in (*self.path.glob("optimizer-*.safetensors"), *self.path.glob(f"*{TEMPORARY}")):
             if old != optimizer:
@@ -112,32 +125,50 @@ class Folder:
 
     def load(self, model: Model) -> Checkpoint | None:
         """The last checkpoint, None before the first. Raises InputError for a damaged or a foreign one."""
-        if not (self.path / WEIGHTS).exists():
+        if not self._saved():
             return None
         weights, facts, steps = self._read(self.path / WEIGHTS)
-        state, _, _ = self._read(self._optimizer(steps), steps)
+        state, beside, _ = self._read(self._optimizer(steps), steps)
+        if facts.get("optimizer", beside["digest"]) != beside["digest"]:
+            raise InputError(f"{self._optimizer(steps)} is of another run than {WEIGHTS}; {self.advice}")
         if model.configuration.family in hugging_face.layouts():
             weights = hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
-        logs = facts.get("logs", {})
-        return Checkpoint(weights, state, steps, {name: int(logs.get(name, 0)) for name in LOGS})
+        logs = {name: int(facts.get("logs", {}).get(name, 0)) for name in LOGS}
+        for name, length in logs.items():
+            if 0 < self._length(name) < length:
+                raise InputError(
+                    f"{self.path / name} is damaged: {self._length(name):,} bytes are left of {length:,}; "
+                    "put a copy in its place, or remove it: a new one is begun"
+                )
+        return Checkpoint(weights, state, steps, logs)
 
     def weights(self, model: Model) -> Mapping[str, Any]:
         """The weights of the last checkpoint. Raises InputError."""
-        if not (self.path / WEIGHTS).exists():
+        if not self._saved():
             raise InputError(f"{self.path} has no checkpoint yet; {self.again} goes on")
         weights, _, _ = self._read(self.path / WEIGHTS)
         ours = model.configuration.family not in hugging_face.layouts()
         return weights if ours else hugging_face.from_theirs(model, weights, str(self.path / WEIGHTS))
 
+    def _saved(self) -> bool:
+        """Whether there is a checkpoint. Raises InputError where steps left their traces, and no weights are there."""
+        if (self.path / WEIGHTS).exists():
+            return True
+        later = set(self.path.glob("optimizer-*.safetensors")) - {self._optimizer(0)}
+        if later or any(self._length(name) for name in LOGS):
+            raise InputError(f"no such file: {self.path / WEIGHTS}; {self.advice}")
+        return False
+
     def _read(self, path: Path, expected: int | None = None) -> tuple[dict[str, Any], dict[str, Any], int]:
         arrays, metadata = read_arrays(path, self.advice)
         try:
-            facts = json.loads(metadata[OURS])
+            facts = {**json.loads(metadata[OURS]), "digest": metadata.get("digest")}
             steps = int(facts["steps"])
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{path} was not saved by learncost train; {self.advice}") from None
         if expected is not None and steps != expected:
             raise InputError(f"{path} is of step {steps}, not of {expected}; {self.advice}")
+        check_finite(arrays, str(path), self.advice)
         return arrays, facts, steps
 
     def _optimizer(self, steps: int) -> Path:

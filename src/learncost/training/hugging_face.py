@@ -15,7 +15,7 @@ from learncost.engines.weights import shape
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model
-from learncost.training.files import read_arrays, read_json
+from learncost.training.files import check_finite, read_arrays, read_json
 
 Arrays = Mapping[str, Any]
 
@@ -125,7 +125,9 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for file in files:
         tensors |= read_arrays(folder / Path(file).name, ADVICE)[0]
-    return from_theirs(model, tensors, str(folder))
+    found = from_theirs(model, tensors, str(folder))
+    check_finite(found, str(folder), ADVICE)
+    return found
 
 
 def config(configuration: Configuration, end: int, dropout: float) -> dict[str, Any]:

@@ -120,12 +120,12 @@ class _Run:
             self.engine.load(hugging_face.read(self.model, Path(self.options.start)), self.engine.state, 0)
         if self.options.steps is None:
             self._measure()
-        if self.options != found:
-            folder.rewrite(self.options)
         lengths = checkpoint.logs if checkpoint is not None else dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if checkpoint is not None else -1
         kept = f"{self._kept()}: free some space, then {folder.again}"
         self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
+        if self.options != found:
+            folder.rewrite(self.options)
 
     def _corpus(self) -> Corpus:
         options, path = self.options, self.folder.path

@@ -252,6 +252,78 @@ def test_a_compiled_layer_with_one_tensor_as_three_inputs():
     torch.testing.assert_close(found, expected)
 
 
+def results(module, inputs, autocast=False):
+    """Outputs, and gradients of everything that requires one."""
+    for value in inputs.values():
+        if value.is_floating_point():
+            value.requires_grad_()
+    moved = [value for value in (*inputs.values(), *module.parameters()) if value.requires_grad]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = module(**inputs)
+    found = found if isinstance(found, tuple) else (found,)
+    return *found, *torch.autograd.grad(sum(one.float().pow(2).sum() for one in found), moved)
+
+
+INDUCTOR = ["feed_forward", "attention", "grouped_attention", "gated_feed_forward", "recurrent"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "autocast"),
+    [
+        ("norm", False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in INDUCTOR),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in INDUCTOR[:2]),
+    ],
+)
+def test_compiled_by_inductor(name, autocast):
+    # What torch.compile does where no backend is named; in bf16, of 8 bits, it rounds fewer values than eager.
+    torch._dynamo.reset()
+    module, inputs = module_of(name, torch.float32 if autocast else torch.float64)
+    expected = results(module, inputs, autocast)
+    found = results(torch.compile(module, fullgraph=True), inputs, autocast)
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == two.dtype
+        assert (one - two).norm() <= (0.02 if autocast else 1e-6) * two.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_model_compiled_by_inductor(autocast):
+    torch._dynamo.reset()
+    module, (given, targets) = gpt2(), batch()
+    found = []
+    for one in (module, torch.compile(module, fullgraph=True)):
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = one(given, targets)
+        loss.backward()
+        found.append((loss.detach(), *(parameter.grad for parameter in module.parameters())))
+    share, zero = (0.05, 5e-6) if autocast else (1e-4, 1e-8)  # the gradients of keys' biases are zero but for rounding
+    for one, two in zip(*found, strict=True):
+        assert (one - two).norm() <= share * two.norm() + zero
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_inside_a_compiled_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY)).eval()
+    for block in model.transformer.h:
+        block.mlp = lt.layer("feed_forward", d=16, f=64)
+    given, found = tokens(), []
+    for one in (model, torch.compile(model)):
+        model.zero_grad()
+        loss = one(input_ids=given, labels=given).loss
+        loss.backward()
+        found.append((loss.detach(), *(parameter.grad for parameter in model.parameters())))
+    for one, two in zip(*found, strict=True):
+        assert (one - two).norm() <= 1e-4 * two.norm() + 1e-7
+
+
 def test_inside_a_model_of_transformers():
     """A GPT-2 of transformers whose feed-forward networks are ours learns as the one whose are its own."""
     transformers = pytest.importorskip("transformers")

@@ -10,9 +10,14 @@ import pytest
 import trainings
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
+from learncost.models.model import build
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import program
 from learncost.training.engine import engine
 from learncost.training.options import Options
+from programs import execute
 
 torch = pytest.importorskip("torch")
 dispatch = pytest.importorskip("torch.utils._python_dispatch")
@@ -101,3 +106,28 @@ def test_numpy_has_no_bf16() -> None:
     table = trainings.training("gpt2").table()
     with pytest.raises(InputError, match="numpy has no bf16: choose torch or jax"):
         program(table, "numpy", dtype="bf16")
+
+
+@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
+@pytest.mark.parametrize("plan", [None, "fused"])
+def test_procedures_in_place(procedure: str, plan: str | None) -> None:
+    # Modulated passes add rows of their own to the gradient of the embedding.
+    found = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)
+    other = _engine("gpt2", "numpy", "fp32", procedure=procedure)
+    for _ in range(3):
+        assert found.step(*_batch(), 0.01) == pytest.approx(other.step(*_batch(), 0.01), rel=1e-2)
+
+
+def test_experts() -> None:
+    """Gates of experts are written at indices: what is added up there, and read by a product."""
+    sizes = {"num_hidden_layers": 2, "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    table = without_gradients(step(build(configure({"model_type": "mixtral", **TINY, **sizes})), "bp", "sgd"))
+    points = small_sizes(table)
+    arrays = {
+        name: np.float32(0.3) * array.astype(np.float32) if array.dtype.kind == "f" else array
+        for name, array in random_arrays(table, points).items()
+    }
+    exact, found = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16"))
+    for name in table.weights:
+        update = exact[f"{name}.new"] - arrays[name]
+        assert np.linalg.norm(found[f"{name}.new"] - exact[f"{name}.new"]) < 0.05 * np.linalg.norm(update), name

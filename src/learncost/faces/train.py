@@ -56,6 +56,7 @@ def train(
     dtype: Name | None = None,
     plan: Name | None = None,
     device: Name | None = None,
+    budget: Name | None = None,
     batch_size: Number | None = None,
     accumulate: Number | None = None,
     seq_len: Number | None = None,
@@ -107,6 +108,8 @@ def train(
         Rewritings of the step, such as recompute=gelu+norm; by default the engine chooses.
     device
         Of --engine torch: cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
+    budget
+        Bytes that a step of --engine torch may take, such as 2GB: what is kept and what made again is chosen by it.
     batch_size
         Sequences that are computed at once.
     accumulate

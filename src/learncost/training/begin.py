@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from learncost.equation.errors import InputError
+from learncost.ledger.memory import memory
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
@@ -36,10 +37,12 @@ def begin(options: Options, folder: Folder) -> None:
         raise InputError(f"{configuration.name} is not a language model that says the next token")
     options = suited(options, configuration.sizes.get("max_position_embeddings", 0))
     assert options.batch_size is not None
+    options = replace(options, engine=options.engine or usual())
+    if options.budget is not None:
+        options = replace(options, plan=_within(configuration, options))
     _try(configuration, options)
     options = replace(
         options,
-        engine=options.engine or usual(),
         paths=tuple(str(Path(path).resolve()) for path in options.paths),
         start=str(Path(options.start).resolve()) if options.start else None,
         tokenizer="bytes" if name == "bytes" else TOKENIZER,
@@ -51,6 +54,33 @@ def begin(options: Options, folder: Folder) -> None:
     if name != "bytes":
         _copy(Path(name), folder.path / TOKENIZER)
     folder.begin(options, keys)
+
+
+def _within(configuration: Configuration, options: Options) -> str:
+    """The plan under which a step takes no more bytes than there are."""
+    given = {"engine": options.engine != "torch", "plan": options.plan is not None, "device": options.device != "cpu"}
+    given |= {"accumulate": options.accumulate > 1, "clip": options.clip > 0}
+    if wrong := next((name for name, value in given.items() if value), None):
+        raise InputError(f"--budget chooses the plan of a step of --engine torch on a processor: leave --{wrong} out")
+    found = memory(
+        configuration,
+        options.procedure,
+        options.batch_size or 1,
+        options.seq_len,
+        optimizer=options.optimizer,
+        dropout=options.dropout,
+        dtype=options.dtype,
+        plan="auto",
+        engine="torch",
+        budget=options.budget,
+    )
+    assert found.budget is not None
+    if found.peak > found.budget:
+        raise InputError(
+            f"--budget: a step takes at least {found.peak:,} bytes, under the plan {found.plan}, and there are "
+            f"{found.budget:,}; {(found.fits or {})['batch_size']} sequences fit: --batch-size"
+        )
+    return found.plan
 
 
 def _try(configuration: Configuration, options: Options) -> None:

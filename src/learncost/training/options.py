@@ -31,6 +31,7 @@ class Options:
     accumulate  microbatches of `batch_size` sequences whose gradients are averaged before the optimizer's one step
     plan        the rewritings of the step, as `flash,fused,recompute=gelu+norm`; None: the engine's own choice
     device      of --engine torch: cpu, or what PyTorch calls another one, such as cuda
+    budget      bytes that a step of --engine torch may take, as 2GB: the plan is chosen so that it does
     """
 
     paths: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class Options:
     clip: float = 0.0
     plan: str | None = None
     device: str = "cpu"
+    budget: str | None = None
     seed: int = 0
     steps: int | None = None
     minutes: float | None = None

@@ -90,7 +90,8 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _streams(table: Table) -> set[str]:
-    """Values that stay in fp32: what turns hand on, and sums of arrays that are as large as the sum."""
+    """Values that stay in fp32: what turns hand on, rows that are added at an index to those of a table, and sums of
+    arrays that are as large as the sum."""
     found: set[str] = set()
 
     def collect(lines: Sequence[Statement]) -> None:
@@ -99,6 +100,8 @@ def _streams(table: Table) -> set[str]:
                 for carry in line.carry:
                     found.update((carry.start, carry.end, carry.initial, carry.final))
                 collect(line.lines)
+            elif line.left[0].indexed:
+                found.update(line.reads)
             elif isinstance(line, Sum) and all(set(term.loops) == set(line.left[0].loops) for term in line.right):
                 found.add(line.name)
 
@@ -138,7 +141,8 @@ class _Mixed:
                 self.low |= {outer for inside, outer in line.keep if inside in self.low}
                 result.append(replace(line, lines=body, axes={**line.axes, **inner.axes}))
                 continue
-            if line.tag.macro != "optimizer_step" and not self.rounding.keeps(line):
+            kept = line.left[0].indexed or self.rounding.keeps(line)  # what meets at an index is added up in fp32
+            if line.tag.macro != "optimizer_step" and not kept:
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
             if not self.rounding.product(line):
                 result.append(line)

@@ -66,9 +66,12 @@ class InPlace:
 
 def _large(size: int) -> torch.Tensor:
     """Memory in large pages where the system has them to give: fewer of them to find than small ones."""
-    memory = mmap.mmap(-1, max(size, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Private, as memory that may be shared with other processes has pages of its own kind.
+        memory = mmap.mmap(-1, max(size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, max(size, 1))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -76,7 +76,7 @@ def memory(
         fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan
         Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans); auto: the
-        planner's.
+        planner's, and what --engine torch takes where it is left out.
     accumulate
         Microbatches that the batch is cut into.
     budget

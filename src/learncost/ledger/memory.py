@@ -11,6 +11,7 @@ from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, format_of
 from learncost.models.configuration import Configuration
+from learncost.plans.planner import chosen, smallest
 from learncost.procedures.accumulation import GATHERED
 from learncost.readings.live import Held, Moment
 
@@ -118,7 +119,8 @@ def memory(
 
     optimizer   of `STATES`: sgd, momentum, adamw, adam8bit, adafactor, lion, muon
     dtype       of `FORMATS`: fp32, fp64, bf16 and fp16 and fp8 with fp32 master weights, int8
-    plan        rewritings of the step; auto: the planner's own, for the budget where there is one
+    plan        rewritings of the step; auto, and by default the engine torch: the planner's own, for the budget where
+                there is one
     accumulate  microbatches that the batch is cut into
     budget      bytes that the step may take, as 8GB: what is the largest batch, the longest sequence?
     engine      of `ENGINES`: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop; by default
@@ -126,13 +128,15 @@ def memory(
     Raises `InputError`.
     """
     limit = None if budget is None else bytes_of("budget", budget)
+    planner = smallest if engine == "torch" else chosen
+    plan = "auto" if plan is None and engine == "torch" else plan
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
     kind = format_of(dtype)
     run = prepare(
         model, "run", *lengths, None, "sgd", dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan
     )
-    step = Step(run, procedure, kind, optimizer, accumulate, budget=limit)
+    step = Step(run, procedure, kind, optimizer, accumulate, budget=limit, planner=planner)
     if engine:
         from learncost.ledger.memory_engine import executed_by  # only where it is asked for: start-up counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isqrt
 from typing import Any
@@ -25,6 +26,7 @@ class Step:
 
     in_flash   frozen weights lie in flash, not in RAM
     budget     bytes that there are, for the planner, where the plan is left to it
+    planner    who chooses the plan
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Step:
         accumulate: Any = 1,
         in_flash: bool = False,
         budget: int | None = None,
+        planner: Callable[[Table, Mapping[str, int], str, int | None], str] = chosen,
     ) -> None:
         self.run, self.procedure, self.kind = run, procedure, kind
         self.model = trained_by(run.model, procedure)
@@ -56,7 +59,7 @@ class Step:
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside
             part = accumulated(table).gather if self.accumulate > 1 else table
-            self.plan = chosen(part, self.sizes(), _NAMES[kind.value], room)
+            self.plan = planner(part, self.sizes(), _NAMES[kind.value], room)
         table = planned(table, self.plan)
         self.table = stored(_gathering(table) if self.accumulate > 1 else table)
 

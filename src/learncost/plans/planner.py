@@ -57,6 +57,22 @@ def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: 
     return min(needs, key=lambda text: needs[text])
 
 
+def smallest(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None) -> str:
+    """The plan that the engine takes on a processor. The rules count arrays, so that the arena itself says whether the
+    head takes turns; not under a budget, as for `chosen`."""
+    from learncost.readings.emit.placed import laid_out  # only where it is asked for: start-up counts
+
+    plan = chosen(table, sizes, dtype, budget)
+    names = plan.split(",")
+    other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
+    try:
+        if budget is None and "at-once" in names and sizes["B"] > 1:
+            return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, dtype).timeline.bytes)
+    except InputError:
+        pass  # what cannot be in place has no arena, and takes the plan as it is
+    return plan
+
+
 def nearly_free(table: Table) -> tuple[str, ...]:
     """The recomputation of the activations and norms of the blocks; empty where they have neither."""
     lines = [line for line, turns in walk(table.lines) if turns and line.tag.macro == "forward"]

@@ -33,7 +33,7 @@ from learncost.training.options import DTYPES, MINUTES, Options
 class Step:
     """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
 
-    memory     bytes of arrays that the process holds more than before there were weights
+    memory     bytes that the process holds more than before there were weights, by what steps take
     predicted  bytes that the engine's plan says for weights, state and step, where it does
     """
 
@@ -112,7 +112,7 @@ class _Run:
         self.corpus = self._corpus()
         self.engine: Engine = engine(self.configuration, self.options)
         own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
-        self.before = memory.anonymous() - own
+        self.before, self.after = memory.anonymous() - own, 0
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
             self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
@@ -202,14 +202,17 @@ class _Run:
     def _step(self, options: Options) -> Step:
         own, at = self.engine, self.engine.steps
         rate, batch = options.rate(at), self._batch(at)
+        if self.after:
+            self.before += memory.anonymous() - self.after  # what validation, samples and checkpoints have left
         began = perf_counter()
         loss = own.step(*batch, rate)
         seconds = perf_counter() - began
+        self.after = memory.anonymous()
         if not math.isfinite(loss):
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
         flops = own.flops(*batch[0].shape) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
-        more = memory.anonymous() - self.before if self.before > 0 else None
+        more = self.after - self.before if self.after else None
         if not self.told:
             self.told = True
             self.report.say(own.says)

@@ -15,10 +15,9 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
-from learncost.plans.planner import chosen
+from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.readings.emit import fill, program, unfold
-from learncost.readings.emit.placed import laid_out
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 
@@ -172,7 +171,7 @@ class _Step:
         self.renewed = renewed(table)
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
-        self.plan = _smallest(table, self._sizes, precision) if plan is None else plan
+        self.plan = smallest(table, self._sizes, precision) if plan is None else plan
         self._emitted: _Emitted | None = None
         self._in_place: InPlace | None = None
         if pool.device != "cpu":
@@ -220,19 +219,6 @@ class _Step:
                 pool.tensors[name].copy_(found.pop(f"{name}.new"))
         results = {name: tensor.cpu().numpy() for name, tensor in found.items()}
         return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
-
-
-def _smallest(table: Table, sizes: Mapping[str, int], precision: str) -> str:
-    """The planner's plan; its rules count arrays, so that the arena itself says whether the head takes turns."""
-    plan = chosen(table, sizes, precision)
-    names = plan.split(",")
-    other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
-    try:
-        if "at-once" in names and sizes["B"] > 1:
-            return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, precision).timeline.bytes)
-    except InputError:
-        pass  # what cannot be in place has no arena, and takes the plan as it is
-    return plan
 
 
 class _Emitted:

@@ -26,7 +26,7 @@ from learncost.books.book import book
 from learncost.equation.errors import InputError
 from learncost.hardware.rates import rates
 from learncost.plans.plan import planned
-from learncost.plans.planner import chosen
+from learncost.plans.planner import smallest
 from learncost.procedures.procedure import step
 from learncost.readings.price import price
 from learncost.readings.time import Time
@@ -75,7 +75,7 @@ def predictions(subject: Subject, on: str) -> dict[str, Time]:
     """What the tables say of a step of the engine under the plan that it chooses, and of PyTorch's with autograd."""
     table, sizes = step(subject.built, "bp", "adamw"), subject.sizes
     found = {}
-    for engine, plan in (("kernels", chosen(table, sizes)), ("operators", "flash")):
+    for engine, plan in (("kernels", smallest(table, sizes)), ("operators", "flash")):
         rows = price(planned(table, plan), sizes, book("run")).rows
         found[engine] = predicted(rows, sizes, rates(on, "fp32", engine))
     return found

@@ -45,7 +45,7 @@ class Idle:
 def test_the_predicted_peak_is_that_of_the_allocator(
     model, sizes, procedure, optimizer, batch, length, dtype, plan, kernels, monkeypatch
 ):
-    from allocator import most
+    from allocator import most, scratch
 
     if kernels == "idle":
         monkeypatch.setattr(in_place, "Kernels", Idle)
@@ -70,7 +70,6 @@ def test_the_predicted_peak_is_that_of_the_allocator(
         for _ in range(2):
             own(batch_of)
 
-    # What is more are sums over all sequences of the rows of a position, and some hundred KiB that oneDNN takes for a
-    # product in bf16, which is much only where matrices are tiny.
-    assert found.peak <= most(train) <= 1.02 * found.peak
+    # What is more are sums over all sequences of the rows of a position, and what the library takes for a product.
+    assert found.peak <= most(train) <= 1.02 * found.peak + (scratch() if dtype == "bf16" else 0)
     assert sum(found.split.values()) == found.peak

@@ -26,7 +26,7 @@ from learncost.models.presets import preset_names
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import planned
-from learncost.plans.planner import chosen
+from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.optimizer import with_optimizer, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
@@ -129,7 +129,7 @@ def _in_place(
     """The file of a step in place, under the planner's plan where none is given."""
     sizes = run_sizes(model, batch, length, None)
     if plan is None:
-        plan = chosen(table, sizes, dtype)
+        plan = smallest(table, sizes, dtype)
         table = planned(table, plan)
         about += f"\nUnder the plan {plan}, chosen for {batch} x {sizes['M']:,} tokens in {dtype}."
     found = placed(table, sizes, dtype)

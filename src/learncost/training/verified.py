@@ -17,7 +17,7 @@ from learncost.layers.names import written_once
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.plans.plan import planned
-from learncost.plans.planner import chosen
+from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import renewed, without_gradients
 from learncost.proof import engine_in_place as in_place
 from learncost.proof import engine_operators as operators
@@ -70,7 +70,7 @@ def verify_engine(
     prepared = training.prepare(tokens)
     prepared = replace(prepared, table=without_gradients(prepared.table))  # as the engines have it
     if engine == "torch":
-        plan = chosen(prepared.table, prepared.sizes, "fp64") if plan is None else plan
+        plan = smallest(prepared.table, prepared.sizes, "fp64") if plan is None else plan
     subject = f"{configuration.name}, {procedure} with {optimizer} on {engine}"
     return Report(f"verification of {subject}", tuple(_step(prepared, engine, plan or "", subject)))
 

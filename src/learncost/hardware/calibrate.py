@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from itertools import product
 from math import prod
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
@@ -38,7 +38,8 @@ LEAST_SECONDS, REPEATS = 0.002, 3
 """How long, and how often, an operation is timed; the median counts."""
 
 ROUNDS = 2
-"""How often products and bandwidth are gone through, some seconds apart: the faster counts, as machines have moods."""
+"""How often products and bandwidth are gone through, some seconds apart, as machines have moods: the mean time counts,
+since a step is not always lucky either."""
 
 CHECKS = ((44, 200, 130), (150, 600, 70), (700, 150, 400), (60, 1800, 500), (500, 500, 500), (1300, 90, 700))
 """Products off the grid, whose times say how far a prediction may be off."""
@@ -126,7 +127,7 @@ class _Measuring:
         return replace(found, low=low, high=high)
 
     def _faster_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
-        """Products by orientation, those inside of kernels, and bandwidth: of each place the fastest of some rounds."""
+        """Products by orientation, those inside of kernels, and bandwidth: of each place the mean time of some rounds."""
         rounds = []
         for number in range(1, ROUNDS + 1):
             grids = {
@@ -135,10 +136,10 @@ class _Measuring:
             }
             inner = self._grid(f"products inside of kernels, {number} of {ROUNDS}", self._inner)
             rounds.append((grids, inner, self._bandwidth(launch)))
-        ways = {way: _fastest([grids[way] for grids, _, _ in rounds]) for way in ORIENTATIONS}
+        ways = {way: _mean([grids[way] for grids, _, _ in rounds]) for way in ORIENTATIONS}
         curves = [curve for _, _, curve in rounds]
-        values = tuple(max(own) for own in zip(*(curve.values for curve in curves), strict=True))
-        return ways, _fastest([inner for _, inner, _ in rounds]), Curve(curves[0].places, values)
+        values = tuple(map(harmonic_mean, zip(*(curve.values for curve in curves), strict=True)))
+        return ways, _mean([inner for _, inner, _ in rounds]), Curve(curves[0].places, values)
 
     def _time(self, doing: Doing) -> float:
         return seconds(doing, self.bench.wait)
@@ -199,9 +200,9 @@ class _Measuring:
         return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
 
 
-def _fastest(grids: Sequence[Grid]) -> Grid:
-    """The highest rate of each shape."""
-    return Grid(grids[0].sizes, tuple(max(own) for own in zip(*(grid.rates for grid in grids), strict=True)))
+def _mean(grids: Sequence[Grid]) -> Grid:
+    """The rate of each shape in the mean of its times."""
+    return Grid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
 
 
 def _without(launch: float, taken: float) -> float:

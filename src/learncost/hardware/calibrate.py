@@ -113,7 +113,7 @@ class _Measuring:
         calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
         product = calls.pop("product")
         found = Rates(
-            *self._faster_of_rounds(product, calls["launch"]),
+            *self._mean_of_rounds(product, calls["launch"]),
             dict(self._words(calls["launch"])),
             threads=self.bench.threads,
             operators=self.bench.operators,
@@ -126,8 +126,8 @@ class _Measuring:
         low, high = self._interval(found)
         return replace(found, low=low, high=high)
 
-    def _faster_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
-        """Products by orientation, those inside of kernels, and bandwidth: of each place the mean time of some rounds."""
+    def _mean_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
+        """Products by orientation, those inside of kernels, and bandwidth: by the mean of some rounds."""
         rounds = []
         for number in range(1, ROUNDS + 1):
             grids = {

@@ -7,9 +7,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from learncost.readings.rooms.account import Account, Room
+from learncost.readings.rooms.layout import laid
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
@@ -35,12 +35,8 @@ class Array:
     @staticmethod
     def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Array:
         """An array of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
-        kind = np.dtype(dtype)
-        strides, step = [0] * len(shape), kind.itemsize
-        for axis in reversed(range(len(shape)) if order is None else order):
-            strides[axis], step = step, step * max(1, shape[axis])
-        room = Room(account, prod(shape) * kind.itemsize)
-        return Array(as_strided(np.zeros(1, kind), shape, strides), room, owns=True)
+        layout = laid(shape, dtype, order)
+        return Array(layout, Room(account, layout.nbytes), owns=True)
 
     @property
     def account(self) -> Account:

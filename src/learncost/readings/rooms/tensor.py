@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from learncost.readings.rooms.account import Account, Room
+from learncost.readings.rooms.layout import laid
 
 BFLOAT16 = np.dtype("float16")
 """In its place, as NumPy has none: of the same size, and as narrow beside others."""
@@ -32,11 +33,8 @@ class Tensor:
     @staticmethod
     def new(account: Account, shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Tensor:
         """A tensor of its own; `order` are its axes from the outermost in memory, by default as they are."""
-        kind = np.dtype(dtype)
-        strides, step = [0] * len(shape), kind.itemsize
-        for axis in reversed(range(len(shape)) if order is None else order):
-            strides[axis], step = step, step * max(1, shape[axis])
-        return Tensor(as_strided(np.zeros(1, kind), tuple(shape), strides), Room(account, prod(shape) * kind.itemsize))
+        layout = laid(shape, dtype, order)
+        return Tensor(layout, Room(account, layout.nbytes))
 
     @property
     def account(self) -> Account:

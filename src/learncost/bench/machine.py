@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+from learncost.engines import processor
 
 PACKAGES = ("learncost", "numpy", "torch", "triton", "jax", "jaxlib")
 
@@ -18,7 +19,7 @@ PACKAGES = ("learncost", "numpy", "torch", "triton", "jax", "jaxlib")
 def machine() -> dict[str, Any]:
     """What there is, by name; what cannot be found out is None."""
     return {
-        "processor": _processor(),
+        "processor": processor.name(),
         "cores": _cores(),
         "memory_bytes": _memory(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -47,15 +48,6 @@ def described(found: Mapping[str, Any]) -> str:
         found["date"][:10],
     ]
     return "; ".join(filter(None, parts))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.processor() or platform.machine()
 
 
 def _cores() -> int:

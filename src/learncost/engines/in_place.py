@@ -6,12 +6,12 @@ import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from learncost.engines import processor
 from learncost.engines.compiler import Call, Kernels
 from learncost.equation.count import shape_of
 from learncost.equation.table import Table
@@ -95,17 +95,9 @@ def library_products() -> Iterator[None]:
 def _library() -> str:
     """The precision that makes PyTorch take this library: `highest` for MKL, which is at home on Intel's processors;
     a lower one for oneDNN, which may then round the factors, and is left where it does."""
-    if "GenuineIntel" in _processor():
+    if processor.said("vendor_id") == "GenuineIntel":
         return "highest"
     return next((precision for precision in ("medium", "high") if _is_exact(precision)), "highest")
-
-
-def _processor() -> str:
-    """What Linux says of the processor; empty elsewhere."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
-        return ""
 
 
 def _is_exact(precision: str) -> bool:

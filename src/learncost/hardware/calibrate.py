@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from math import prod
-from pathlib import Path
 from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
+from learncost.engines import processor
 from learncost.hardware.calibration import Calibration
 from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import FRESH, ORIENTATIONS
@@ -222,7 +221,7 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
         from learncost.hardware.calibrate_numpy import NumPyBench
 
         found["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
-        return Calibration(_processor(), _today(), NumPyBench.library, found, 1)
+        return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, found, 1)
     from learncost.engines.compiler import compiler
     from learncost.hardware.calibrate_torch import TorchBench, library, on_gpu
 
@@ -236,17 +235,8 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
 
         own = KernelBench()
         found["kernels"] = {"fp32": _Measuring(own, sizes, lambda what: tell(f"kernels: {what}")).rates()}
-    return Calibration(on_gpu() or _processor(), _today(), library(), found, threads)
+    return Calibration(on_gpu() or f"{processor.name()}, {os.cpu_count()} cores", _today(), library(), found, threads)
 
 
 def _today() -> str:
     return datetime.date.today().isoformat()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"

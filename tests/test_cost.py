@@ -11,7 +11,7 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.faces.command import main
 from learncost.ledger import show
-from learncost.ledger.sheet import rounded, size_of
+from learncost.ledger.sheet import joules_of, rounded, seconds_of, size_of
 from learncost.models.configuration import configure
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
 
@@ -253,10 +253,37 @@ def test_rounding(value, text):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (7_270_000_000, "7.27 GB")]
+    ("count", "text"),
+    [
+        *[(0, "0 B"), (7, "7 B"), (999, "999 B"), (1000, "1.00 kB"), (6_300_000, "6.30 MB"), (999_499, "999 kB")],
+        *[(999_600, "1.00 MB"), (7_270_000_000, "7.27 GB"), (15 * 10**9, "15.0 GB"), (2_100 * 10**6, "2.10 GB")],
+    ],
 )
 def test_bytes_in_units(count, text):
     assert size_of(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, ""),
+        (2e-6, "2.00 us"),
+        (0.0999, "99.9 ms"),
+        (0.5, "500 ms"),
+        (0.99999, "1.00 s"),
+        (15, "15.0 s"),
+        (12345, "12,300 s"),
+    ],
+)
+def test_seconds_in_units(seconds, text):
+    assert seconds_of(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"), [(0.002, "2.00 mJ"), (15, "15.0 J"), (12345, "12.3 kJ"), (2.1e6, "2.10 MJ")]
+)
+def test_joules_in_units(joules, text):
+    assert joules_of(joules) == text
 
 
 class Balanced(HTMLParser):

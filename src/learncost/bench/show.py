@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from learncost.bench.machine import described
 from learncost.bench.result import Bench, Case, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
-from learncost.ledger.sheet import Row, Sheet, styled
+from learncost.ledger.sheet import Row, Sheet, significant, styled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -93,7 +93,7 @@ def _rounds(case: Case) -> str:
 
 def _row(case: Case, side: SideFound) -> Row:
     name, style = side.name, "bold" if side.name == ENGINE else ""
-    step = "-" if side.step is None else f"{1000 * side.step:,.4g}"
+    step = "-" if side.step is None else significant(1000 * side.step)
     if name == FLOOR:
         return Row((name, step, *[""] * (len(COLUMNS) - 2)), "dim")
     memory, beyond = (None, None) if side.memory is None else (side.memory.peak, case.beyond(name))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from learncost.hardware.figure import Figure
 from learncost.hardware.published import PublishedRun
 from learncost.hardware.run_cost import RunCost
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.sheet import Row, Sheet, significant
 from learncost.ledger.show import convention
 
 _NAMES = {
@@ -95,7 +95,7 @@ def _scaled(units: tuple[tuple[float, str], ...]) -> Callable[[float], str]:
 
     def written(value: float) -> str:
         scale, unit = next(((scale, unit) for scale, unit in units if value >= scale), units[-1])
-        return f"{plain(value / scale)} {unit}"
+        return f"{significant(value / scale)} {unit}"
 
     return written
 

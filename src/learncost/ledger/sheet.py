@@ -171,6 +171,14 @@ def rounded(value: int) -> str:
     return f"{digits / 1000:.3f}e{power}"
 
 
+def significant(value: float) -> str:
+    """Three significant digits, also where the last of them are zeros; from a thousand on zeros fill up."""
+    if not value:
+        return "0"
+    rounded_off = float(f"{value:.3g}")
+    return f"{rounded_off:,.0f}" if abs(rounded_off) >= 100 else f"{rounded_off:#.3g}"
+
+
 def size_of(count: int) -> str:
     """Bytes in the unit that leaves three digits."""
     value, unit = float(count), "B"
@@ -178,7 +186,7 @@ def size_of(count: int) -> str:
         if abs(value) < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{significant(value)} {unit}"
 
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -187,7 +195,7 @@ _JOULES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 
 def seconds_of(seconds: float) -> str:
     """A time in the unit that leaves three digits; nothing where there is none."""
-    return f"{seconds:,.0f} s" if seconds >= 1000 else _scaled(seconds, _SECONDS)
+    return _scaled(seconds, _SECONDS)
 
 
 def joules_of(joules: float) -> str:
@@ -197,4 +205,4 @@ def joules_of(joules: float) -> str:
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     scale, unit = next((own for own in units if value >= 0.9995 * own[0]), units[-1])
-    return f"{float(f'{value / scale:.3g}'):g} {unit}" if value >= scale / 1000 else ""
+    return f"{significant(value / scale)} {unit}" if value >= scale / 1000 else ""

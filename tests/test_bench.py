@@ -249,7 +249,7 @@ def test_the_table() -> None:
     shown = as_text(Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]))
     lines = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
     assert lines["engine"][:5] == ["3.00", "7,000", "0.75", "1.50", "300"]  # 21 tokens in 3 ms
-    assert lines["floor"] == ["2"]
+    assert lines["floor"] == ["2.00"]
     assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in shown
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import reference
+
 from learncost.books.book import BOOKS, every
 from learncost.books.errata import errata
 from learncost.books.formula import formulas as formula_books
@@ -57,6 +59,7 @@ def write(folder: Path) -> list[Path]:
     pages["generated/emit.md"] = emit_page()
     pages["generated/plans.md"] = plans_page("gpt2", EXAMPLE_PLANS)
     pages["generated/segments.md"] = plans_page("gpt2-xl", SEGMENTS)
+    pages |= reference.pages()
     written = []
     for name, text in pages.items():
         path = folder / name
@@ -65,7 +68,7 @@ def write(folder: Path) -> list[Path]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
         written.append(path)
-    for old in set((folder / "layers").glob("*.md")) - set(written):
+    for old in {*(folder / "layers").glob("*.md"), *(folder / "api").glob("*.md")} - set(written):
         old.unlink()
     return written
 

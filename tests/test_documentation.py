@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
+    sys.path.insert(0, str(DOCS))
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
     assert spec
     assert spec.loader

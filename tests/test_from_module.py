@@ -76,3 +76,9 @@ def test_what_is_not_known_is_said(make, message):
     with pytest.raises(lc.InputError, match=message) as info:
         lc.from_module(make())
     assert "\n" not in str(info.value)
+
+
+def test_the_example_of_the_reference():
+    from test_reference import run_example
+
+    run_example("from_module")

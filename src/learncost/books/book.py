@@ -133,7 +133,30 @@ BOOKS: Mapping[str, Book] = {
 
 
 def book(name: str | Book) -> Book:
-    """A price book by its name; an unknown one is refused with those that exist."""
+    """A price book by its name.
+
+    Parameters
+    ----------
+    name
+        The name (`learncost list price-books`), or a `Book`, which is returned as it is.
+
+    Returns
+    -------
+    Book
+        The price book.
+
+    Raises
+    ------
+    InputError
+        For an unknown name; the message has those that exist.
+
+    Examples
+    --------
+    >>> lc.book("matmul").title
+    'matrix products only'
+    >>> lc.book("paper").jacobian
+    True
+    """
     if isinstance(name, Book):
         return name
     return BOOKS[name] if name in BOOKS else named_one("price book", name, every())
@@ -147,13 +170,40 @@ def every() -> dict[str, Book]:
 def price(
     table: Layer | Table, sizes: Mapping[str, Any] | None = None, book: str | Book = "run", dtype: str = "fp32"
 ) -> Price:
-    """Price a table under a book: `.maccs`, `.flops`, `.bytes` and `.rows`.
+    """What a table costs under a price book: MACCs, FLOPs and bytes, in all and line by line.
 
-    sizes   by axis name and by the counts of repeats: ints give exact ints, arrays give float64 arrays, and a size that
-            is left out stays a symbol (a polynomial with integer coefficients)
-    book    a price book or its name; its numbers follow its convention, one MACC being two FLOPs in all of them
-    dtype   of what is moved: every operand is read once and every result written once, line by line
-    Raises `InputError` for sizes that are neither whole numbers from 1 nor arrays.
+    Parameters
+    ----------
+    table
+        A layer, or a table that was derived from one. A table is priced as it stands: of a layer that is the forward
+        pass.
+    sizes
+        Sizes by the names of the axes and of the counts of repeats. Whole numbers give exact whole numbers, arrays give
+        float64 arrays, and a size that is left out stays a letter: the count is then a polynomial.
+    book
+        A price book or its name. One MACC is two FLOPs in all of them.
+    dtype
+        The type of what is moved. Every operand is read once and every result written once, line by line.
+
+    Returns
+    -------
+    Price
+        The rows and their totals.
+
+    Raises
+    ------
+    InputError
+        For sizes that are neither whole numbers from 1 nor arrays, and for an unknown book.
+
+    Examples
+    --------
+    >>> linear = lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d f]
+    ... ''')
+    >>> lc.price(linear, {"B": 1, "M": 128, "d": 768, "f": 3072}).maccs
+    301989888
+    >>> str(lc.price(linear, {"B": 1}).flops)
+    '2 M d f'
     """
     return _price(table, checked_sizes(sizes or {}), _find(book), dtype)
 

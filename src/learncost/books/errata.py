@@ -35,6 +35,18 @@ class Erratum:
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Return all errata, in the order of the file."""
+    """All errata: places where a publication prints something wrong, or in two ways.
+
+    Returns
+    -------
+    tuple of Erratum
+        Each has `id`, `document`, `where`, what is `printed`, what is `right`, the `effect` on a total, and the right
+        count minus the printed one as polynomials (`maccs`, `flops`).
+
+    Examples
+    --------
+    >>> [erratum.id for erratum in lc.errata()][:3]
+    ['E1', 'E2', 'E3']
+    """
     text = files("learncost.books").joinpath("errata.toml").read_text(encoding="utf-8")
     return tuple(Erratum(**row) for row in tomllib.loads(text)["erratum"])

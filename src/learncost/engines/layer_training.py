@@ -18,15 +18,45 @@ from learncost.readings.run import infer_sizes
 
 
 class LayerTraining(Core):
-    """The training of a layer of one's own whose output is `loss`, under any learning procedure.
+    """The training of a layer of one's own, on NumPy. Its only output is `loss`.
 
-    layer       it, or a whole model that is given its table's inputs by name: one that reads images, for example
-    weights     arrays by name, from which the training starts
-    projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix, which is
-                drawn from the seed (`fixed["X.F"]` for X)
+    `weights` and `state` are dictionaries of arrays and `steps` counts. `step` takes the layer's inputs by name. An
+    input `share` may be left out beside `targets`: it is -1/count where a target is not negative.
 
-    `step` takes the layer's inputs by name, and the sizes of its windows. Where the layer reads `targets` and `share`,
-    the share may be left out: it is -1/count where a target is not negative. The other settings are `Training`'s.
+    Parameters
+    ----------
+    layer
+        The layer; or a whole model, whose table's inputs are then given by name.
+    weights
+        Arrays by name, from which the training starts.
+    procedure
+        bp, recompute, pepita or mempepita.
+    optimizer
+        sgd, momentum or adamw.
+    projected
+        Inputs or embeddings to which PEPITA adds the output's error, through a fixed random matrix that is drawn from
+        the seed.
+    settings
+        The other arguments of `lc.Training`: learning_rate, momentum, betas, epsilon, weight_decay, mode, sign, scale,
+        seed, dtype, accumulate, clip.
+
+    Raises
+    ------
+    InputError
+        For a layer with another output, a weight that is missing, an array that does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> regression = lc.layer('''regression(X T; w) -> loss
+    ...   P[B] = X[B d] w[d]
+    ...   E[B] = P[B] - T[B]
+    ...   loss[] = E[B] E[B]
+    ... ''')
+    >>> training = lc.LayerTraining(regression, {"w": np.zeros(2)}, learning_rate=0.1)
+    >>> X = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> [round(training.step(X=X, T=np.array([1.0, 2.0])), 3) for _ in range(3)]
+    [5.0, 3.2, 2.048]
     """
 
     def __init__(
@@ -56,7 +86,7 @@ class LayerTraining(Core):
         return self._table
 
     def step(self, **inputs: Any) -> float:
-        """One step of training; the loss before it."""
+        """One step of training on the layer's inputs, by name; the loss before it."""
         values = self._run(self.prepare(**inputs))
         self._take(values)
         return float(values["loss"])

@@ -19,24 +19,64 @@ from learncost.models.model import build
 
 
 class Training(Core):
-    """The training of a model under a learning procedure and an optimizer.
+    """The training of a model on NumPy: it executes the table that `lc.cost` prices, and is exact and slow.
 
-    model       a preset, a path, or encoder, decoder, encoder-decoder with sizes, as `cost` takes them
-    procedure   bp, recompute, pepita, mempepita
-    optimizer   sgd, momentum, adamw
-    weight_decay  decoupled for adamw; else added to the gradient, which costs two FLOPs a parameter beside `cost`'s
-    dropout     the probability of a zero, of every mask that the family has; masks are drawn from seed, step and name
-    mode        of pepita and mempepita. "paper" is Pau & Aymone's rule, and on transformers it diverges at every
-                learning rate that was tried: the update of a linear layer contains a term that makes the layer grow.
-                "stable" turns the sign, makes the error small and compares after residual sums. `sign` and `scale`
-                stand in for the mode's own. Set backpropagation, training the head alone, and chance beside it.
-    accumulate  so many microbatches, equal parts of a step's batch, are computed one after the other; their gradients
-                are added before the optimizer's one step, which is then that of the whole batch
-    clip        above 0, gradients are scaled so that their norm, of all weights together, is at most this
-    weights     what to start from; else as `initial_weights` draws them
-    sizes       any size of the model
+    `weights` and `state` are dictionaries of arrays, in which a block's weights are stacks with the block as first
+    axis; `steps` counts.
 
-    `weights` and `state` are dictionaries of arrays (those of a repeat are stacks), `steps` counts.
+    Parameters
+    ----------
+    model
+        A preset, a path, or encoder, decoder, encoder-decoder with sizes, as `lc.cost` takes them.
+    procedure
+        bp, recompute, pepita or mempepita.
+    optimizer
+        sgd, momentum or adamw.
+    learning_rate
+        The rate of the first step; the attribute `learning_rate` may be changed between steps.
+    momentum
+        Of momentum: the share of the last update that is kept.
+    betas
+        Of adamw: the two rates at which its averages forget.
+    epsilon
+        Of adamw: what is added to the root of the second average.
+    weight_decay
+        Decoupled in adamw, else added to the gradient, which costs two FLOPs a parameter beside those of `lc.cost`.
+    dropout
+        The probability of a zero. Masks are drawn from the seed, the step and the name of the mask.
+    mode
+        Of pepita and mempepita. "paper" is the rule of Pau & Aymone; on transformers it diverged at every learning rate
+        that was tried. "stable" turns the sign, makes the error small, and compares after the residual sums.
+    sign
+        In place of the mode's sign.
+    scale
+        In place of the mode's scale of the error.
+    seed
+        What is drawn is drawn from this.
+    dtype
+        The type of all arrays.
+    accumulate
+        Microbatches that a batch is cut into; their gradients are added before the one step of the optimizer.
+    clip
+        Above 0, all gradients together are scaled to at most this norm.
+    weights
+        Arrays to start from; by default they are drawn.
+    sizes
+        Any size of the model.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for an array that does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> training = lc.Training("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=10, seed=1, learning_rate=0.1)
+    >>> tokens = np.arange(12).reshape(2, 6) % 10
+    >>> losses = [training.step(tokens) for _ in range(20)]
+    >>> losses[-1] < losses[0], training.steps
+    (True, 20)
     """
 
     def __init__(
@@ -76,22 +116,26 @@ class Training(Core):
         self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
 
     def table(self, padding: bool = False) -> Table:
-        """The table that a step executes: what `cost` prices. Batches with padding have masks in it."""
+        """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
         if padding not in self._tables:
             self._models[padding] = build(self.configuration, dropout=self.dropout > 0, padding=padding)
             self._tables[padding] = self._step_table(self._models[padding])
         return self._tables[padding]
 
     def step(self, tokens: Any, targets: Any = None, **batch: Any) -> float:
-        """One step of training on a batch; its loss (before the step).
+        """One step of training on a batch, and the loss before it.
 
-        tokens      numbers [B, M], or a list of sequences of unequal length, which are padded
-        targets     [B, M], what is to be said at each position, negative where nothing is. A decoder's default is the
-                    next token, so that M - 1 of M positions have one; an encoder's have to be given
-        mask        true at tokens, false at padding
-        encoder_tokens, encoder_mask   the encoder's side, where there is an encoder and a decoder
-        token_types  [B, M], for bert; all 0 by default
-        gradients   of a bare encoder, in place of targets: arrays by the names of its outputs; the loss is nan
+        Parameters
+        ----------
+        tokens
+            Numbers of the shape [B, M], or a list of sequences of unequal length, which are padded.
+        targets
+            What is to be said at each position, [B, M]; negative where nothing is. A decoder's default is the next
+            token, so that M - 1 of M positions have one. An encoder's have to be given.
+        batch
+            `mask`, true at tokens and false at padding; `encoder_tokens` and `encoder_mask` where there is an encoder
+            beside the decoder; `token_types` of bert, all 0 by default; `gradients` of a bare encoder, in place of
+            targets: arrays by the names of its outputs, the loss then being nan.
         """
         found = self._read(tokens, targets, **batch)
         values = self._run(self._prepared(found)) if self.settings.accumulate == 1 else self._accumulated(found)
@@ -113,23 +157,35 @@ class Training(Core):
         return self._run(Prepared(halves.update, values, found.sizes)) | {"loss": loss}
 
     def updates(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
-        """What the optimizer would be given: the gradient (or PEPITA's stand-in for it) of every weight."""
+        """What the optimizer would be given: the gradient of every weight, or what PEPITA has in its place.
+
+        Takes what `step` takes.
+        """
         return self._updates(self._run(self.prepare(tokens, targets, **batch)))
 
     def forward(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
-        """Every named value of a forward pass without dropout; outputs also under their plain names."""
+        """Every named value of a forward pass without dropout; outputs also under their plain names.
+
+        Takes what `step` takes.
+        """
         found = self._read(tokens, targets, **batch)
         model = build(self.configuration, padding=found.padded)
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
         return values | {name.partition(".")[0]: values[name] for name in model.table.outputs}
 
     def inputs(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
-        """What a forward pass without dropout reads, weights too, by the names of the table."""
+        """What a forward pass without dropout reads, weights too, by the names of the table.
+
+        Takes what `step` takes.
+        """
         found = self._read(tokens, targets, **batch)
         return self._inputs(build(self.configuration, padding=found.padded).table, found)
 
     def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
-        """The step's table with the arrays that it reads; takes what `step` takes."""
+        """The step's table with the arrays that it reads.
+
+        Takes what `step` takes.
+        """
         return self._prepared(self._read(tokens, targets, **batch))
 
     def _prepared(self, found: Batch, table: Table | None = None, part: int = 0) -> Prepared:

@@ -10,11 +10,40 @@ Known = TypeVar("Known")
 
 
 class InputError(ValueError):
-    """Bad input from outside: a size, a file, a name, an array. The command line ends with exit code 2."""
+    """What is wrong with an argument, in one line: what, where, and what would be right.
+
+    It is a `ValueError`. The command line prints the line and ends with exit code 2.
+
+    Examples
+    --------
+    >>> try:
+    ...     lc.cost("gpt2", seq_len=0)
+    ... except lc.InputError as error:
+    ...     print(error)
+    seq_len must be a whole number from 1 to 1,000,000,000,000, not 0
+    """
 
 
 class NotationError(InputError):
-    """A line of the notation that is not well formed; the message quotes it."""
+    """A line of the notation that is not well formed; the message quotes it. It is an `InputError`.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    line
+        The line.
+
+    Examples
+    --------
+    >>> try:
+    ...     lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d d]
+    ... ''')
+    ... except lc.NotationError as error:
+    ...     print(error)
+    an axis stands twice in W; write a second one as a prime (N and N'), in line: Y[B M f] = X[B M d] W[d d]
+    """
 
     def __init__(self, message: str, line: str = "") -> None:
         super().__init__(f"{message}, in line: {line.strip()}" if line else message)

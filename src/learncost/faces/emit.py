@@ -56,19 +56,50 @@ def emit(
 ) -> str:
     """The step of a layer or a model as Python source, which needs the backend's library and nothing else to run.
 
-    subject    the name of a layer, a file in the notation, a Layer, a Table, a Model, a Configuration, or a model as
-               `cost` takes it
-    backend    numpy, torch or jax; the library need not be there to emit. c: of a model, a step in place, PyTorch's
-               products and kernels in C on one arena, for one batch size and length
-    procedure  of a model: bp (by default), recompute, pepita, mempepita
-    optimizer  sgd (a model's default), momentum, adamw; none: the program returns the gradients. A layer's is none
-    plan       of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (`learncost list plans`)
-    macro      step; of a layer also forward alone, or backward alone with the weights' gradients
-    batch_size, seq_len   of c: sequences (1 by default) and their length (by default the model's)
-    dtype      bf16: products and activations in bf16, with weights in fp32; of c also fp32 (by default) and fp64
-    sizes      of a model, in any accepted spelling
+    Shapes stand in the source as names of axes: the program runs at every batch and length.
 
-    Shapes are in the source as names of axes; it runs at every batch and length. Raises `InputError`.
+    Parameters
+    ----------
+    subject
+        The name of a layer, a file in the notation, a layer, a table, a configuration, or a model as `lc.cost` takes
+        it.
+    backend
+        numpy, torch or jax; the library need not be installed to emit. c is for models: a step in place, with products
+        of PyTorch's and kernels in C on one arena, for one batch size and length.
+    procedure
+        Of a model: bp by default, recompute, pepita or mempepita.
+    optimizer
+        sgd, momentum or adamw; none gives a program that returns the gradients, as a layer's does.
+    plan
+        Of a model: rewritings of its step, such as head,at-once,recompute=gelu+norm (`learncost list plans`).
+    macro
+        step; of a layer also forward alone, or backward alone, with the gradients of the weights.
+    batch_size
+        Of c: sequences, 1 by default.
+    seq_len
+        Of c: tokens in a sequence, by default what the model allows.
+    dtype
+        bf16 has products and activations in bf16 and weights in fp32. Of c also fp32, the default, and fp64.
+    sizes
+        Of a model: any size, in any accepted spelling.
+
+    Returns
+    -------
+    str
+        The program.
+
+    Raises
+    ------
+    InputError
+        For what is not known, or does not go together.
+
+    Examples
+    --------
+    >>> program = lc.emit("residual", macro="forward")
+    >>> scope = {}
+    >>> exec(program, scope)
+    >>> "forward" in scope
+    True
     """
     if macro not in MACROS:
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")

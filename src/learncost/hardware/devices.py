@@ -22,13 +22,42 @@ RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
 
 @dataclass(frozen=True)
 class Device:
-    """One device. What is not known is empty or None.
+    """What is published of one device. What is not known is empty or None.
 
-    peak_tflops     teraFLOP/s of dense products, by data type
-    measured_tflops  of the best matrix product that the source measured
-    memory_gb       10^9 bytes, in every size that is sold; bandwidth_gbs 10^9 bytes a second
-    tdp_w           thermal design power, watts
-    system_power_w  watts that published training runs drew for each device, its part of the host with it
+    Attributes
+    ----------
+    name
+        What it is called.
+    source
+        Who says so.
+    confidence
+        How far the source is to be trusted.
+    peak_tflops
+        10^12 FLOPs a second of dense matrix products, by data type.
+    measured_tflops
+        The best matrix product that the source measured, in the same unit, by data type.
+    memory_gb
+        10^9 bytes of memory, in every size that is sold.
+    flash_gb
+        10^9 bytes of flash, of a small device.
+    bandwidth_gbs
+        10^9 bytes a second to and from the memory, in every size that is sold.
+    tdp_w
+        Thermal design power, in watts.
+    system_power_w
+        Watts that published training runs drew for each device, with its part of the host.
+    system_power_source
+        Which runs these are.
+    interconnect
+        How devices are linked.
+    note
+        What else is to be known.
+
+    Examples
+    --------
+    >>> found = lc.device("A100-SXM-80GB")
+    >>> found.tdp_w, found.bandwidth_gbs
+    (400.0, (2039.0,))
     """
 
     name: str
@@ -65,9 +94,27 @@ def dated() -> str:
 
 
 def device(name: object) -> Device:
-    """A published device by its name, or by words of it that no other has; or the device of a TOML or JSON file.
+    """A published device by its name, or one that a file describes.
 
-    Raises `InputError` with the nearest names, or with the line that the file's fault needs.
+    Parameters
+    ----------
+    name
+        A name (`learncost list devices`), words of it that no other device has, or the path of a TOML or JSON file.
+
+    Returns
+    -------
+    Device
+        What is published of it.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, with the nearest ones; for a file, with the key that is wrong.
+
+    Examples
+    --------
+    >>> lc.device("A100-SXM-80GB").peak_tflops["bf16"]
+    312.0
     """
     if isinstance(name, Device):
         return name

@@ -20,7 +20,31 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A value above or at 0 in its unit, one of `LABELS`, its source, and the interval where it is uncertain."""
+    """A value with its unit, where it comes from, and how far it may be off.
+
+    Attributes
+    ----------
+    value
+        The value, 0 or more.
+    unit
+        Its unit; empty for a plain number.
+    label
+        How it is known: counted, measured, published, given, assumed, modelled or arithmetic.
+    source
+        Who says so, or the formula.
+    low
+        The lowest that it may be; None where it is taken as it stands.
+    high
+        The highest that it may be; None where it is taken as it stands.
+    computed
+        Whether the source is a formula, of other figures.
+
+    Examples
+    --------
+    >>> power = lc.Figure(300, "W", "assumed", "a guess", low=250, high=350)
+    >>> power.interval, power.uncertain
+    ((250, 350), True)
+    """
 
     value: float
     unit: str

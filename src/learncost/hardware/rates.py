@@ -34,12 +34,38 @@ _SIZES = tuple(2**power for power in range(15))
 
 
 def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operators") -> Rates:
-    """What a device attains in a data type.
+    """What a device attains in a data type: products, bytes a second, seconds a call.
 
-    on      "here", a file of `learncost calibrate`, a published device or a file that describes one
-    engine  operators: operator by operator, as PyTorch does it with autograd; kernels: the package's own engine.
-            A calibration without kernels has only operators, which then count for both
-    Raises `InputError` where there is no such device, or it is not known in this type.
+    Parameters
+    ----------
+    on
+        "here" for this machine after `learncost calibrate`, a file that this command wrote, a published device
+        (`learncost list devices`), or a file that describes one.
+    dtype
+        The data type of the products.
+    engine
+        operators: the step runs operator by operator, as PyTorch does it with autograd. kernels: it runs as the
+        package's own engine does. A calibration without kernels uses its operators for both.
+
+    Returns
+    -------
+    Rates
+        What `lc.cost(..., on=rates)` takes; `name`, `source` and the interval (`low`, `high`: factors of the time) say
+        what it rests on.
+
+    Raises
+    ------
+    InputError
+        Where there is no such device, or where it is not known in this type.
+
+    Examples
+    --------
+    >>> found = lc.rates("A100-SXM-80GB", "bf16")
+    >>> found.name, found.low, found.high
+    ('NVIDIA A100 SXM 80GB', 0.7, 2.0)
+    >>> step = lc.cost("gpt2", dtype="bf16", on=found)
+    >>> step.timing.seconds > 0
+    True
     """
     if isinstance(on, Rates):
         return on

@@ -28,11 +28,30 @@ TRAINED_IN = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class RunCost:
-    """A training run: its figures in the order in which each follows from those above.
+    """What a whole training run takes, figure by figure.
 
-    step     the ledger of one step, in the chosen price book
-    figures  name -> figure; one that cannot be known is left out, and `unknown` says what it needs
-    beside   price book -> FLOPs of the whole run, for books that know the model
+    Attributes
+    ----------
+    step
+        The ledger of one step, a `Cost`.
+    device
+        The device.
+    dtype
+        The data type whose peak counts.
+    figures
+        The figures by name, each a `Figure`, in the order in which one follows from those before it.
+    unknown
+        What a figure needs that cannot be known, by its name.
+    beside
+        FLOPs of the whole run by other price books.
+
+    Examples
+    --------
+    >>> run = lc.run_cost("gpt2", "1e9", "A100-SXM-80GB", mfu=0.4)
+    >>> run.flops == run.figures["flops"].value
+    True
+    >>> run.price_usd is None, "price" in run.unknown
+    (True, True)
     """
 
     step: Cost
@@ -44,23 +63,27 @@ class RunCost:
 
     @property
     def flops(self) -> int:
-        """Of the whole run, as its book counts them."""
+        """FLOPs of the whole run, as the price book counts them."""
         return int(self.figures["flops"].value)
 
     @property
     def days(self) -> float:
+        """How long the run takes, in days."""
         return self.figures["time"].value
 
     @property
     def energy_kwh(self) -> float | None:
+        """Energy in kWh; None where it is not known."""
         return self._value("energy")
 
     @property
     def co2_kg(self) -> float | None:
+        """CO2e in kilograms; None where it is not known."""
         return self._value("co2")
 
     @property
     def price_usd(self) -> float | None:
+        """The price in US dollars; None where no price of an hour was given."""
         return self._value("price")
 
     def _value(self, name: str) -> float | None:
@@ -122,21 +145,63 @@ def run_cost(
     price_per_hour: float | str | None = None,
     **sizes: Any,
 ) -> RunCost:
-    """Days, energy, CO2 and price of a whole training run; every figure has a label, a source, where it needs one an
-    interval.
+    """Days, energy, CO2 and price of a whole training run on devices.
 
-    tokens   of the run; FLOPs are those of one step, by the price book, for each token
-    on       a device (`learncost list devices`), or a file that describes one; `devices` of them
-    procedure  bp, recompute, pepita, ...; price_book: matmul, as utilization is counted in the field, or any other
-    dtype    whose peak counts: by default bf16, fp16 or fp32, the first that the device has
-    mfu      model FLOPs utilization, hfu hardware FLOPs utilization (with recompute; other procedures know no
-             difference), or the measured tokens_per_second of all devices together; by default an assumption
-    peak_tflops  teraFLOP/s of one device, where none is published
-    power    measured watts of one device, with its share of the host; by default published or modelled
-    pue      power usage effectiveness; carbon_intensity in kg a kWh, or a country's in a year; price_per_hour in USD of
-             one device
-    sizes    whatever else `cost` takes: seq_len, batch_size, lora, sizes of the model
-    Numbers may be text, as flags are. Raises `InputError`.
+    Every figure says how it is known and who says so; what is assumed or computed from it has an interval. Numbers may
+    be given as text, as on the command line. Arguments that are not listed here mean what they mean in `lc.cost`.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of the whole run.
+    on
+        A device (`learncost list devices`), or a file that describes one.
+    devices
+        How many of them work together.
+    price_book
+        How the operations are counted: by default matmul, as utilization is counted in the field.
+    dtype
+        The data type whose peak counts: by default bf16, fp16 or fp32, the first that the device has.
+    mfu
+        Model FLOPs utilization, from 0 to 1. Where neither this nor the two below are given, it is assumed.
+    hfu
+        Hardware FLOPs utilization, from 0 to 1: recomputed operations count too.
+    tokens_per_second
+        What was measured, of all devices together.
+    peak_tflops
+        10^12 FLOPs a second of one device, where none is published.
+    power
+        Watts of one device with its share of the host; by default published or modelled.
+    pue
+        Power usage effectiveness of the data centre.
+    country
+        The country whose carbon intensity counts (`learncost list countries`).
+    year
+        The year of that intensity.
+    carbon_intensity
+        Kilograms of CO2e a kWh, in place of a country's.
+    price_per_hour
+        US dollars for one device for an hour. Without it there is no price.
+    sizes
+        Whatever else `lc.cost` takes: seq_len, batch_size, lora, sizes of the model.
+
+    Returns
+    -------
+    RunCost
+        The figures.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for a device that is not known.
+
+    Examples
+    --------
+    >>> run = lc.run_cost("gpt3-175b", "300e9", "V100", 10_000, mfu=0.1968, power=330, pue=1.1, price_book="gpt3")
+    >>> round(run.days, 2), round(run.energy_kwh)
+    (14.79, 1288239)
+    >>> run.figures["mfu"].label
+    'given'
     """
     if procedure in INFERENCE:
         raise InputError(f"run-cost is about training; {procedure} is inference, which `learncost cost` counts")

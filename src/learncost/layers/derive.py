@@ -19,10 +19,28 @@ from learncost.layers.reverse import Axes, Reverse
 
 @dataclass(frozen=True)
 class Derived:
-    """What derivation gives: the forward table with what it keeps, and the two tables that follow from it.
+    """What derivation gives: the forward pass with what it keeps, the backward pass and the weight update, as tables.
 
-    `reverse` holds backward and update in the order in which they run; `backward` and `update` are its two halves.
-    `gradients` says what the gradient of each wanted name is called (only those that the outputs depend on).
+    Attributes
+    ----------
+    forward
+        The forward pass, with the values that the other passes read.
+    reverse
+        Backward and update together, in the order in which they run.
+    gradients
+        What the gradient of each wanted name is called, for those that the outputs depend on.
+
+    Examples
+    --------
+    >>> step = lc.derive(lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d f]
+    ... '''))
+    >>> print(step.backward)
+    dX[B M d] = dY[B M f] W[d f]
+    >>> print(step.update)
+    dW[d f] = dY[B M f] X[B M d]
+    >>> dict(step.gradients)
+    {'X': 'dX', 'W': 'dW'}
     """
 
     forward: Table
@@ -31,10 +49,12 @@ class Derived:
 
     @property
     def backward(self) -> Table:
+        """The lines that give the gradients of inputs and values."""
         return part(self.reverse, "backward", self.step)
 
     @property
     def update(self) -> Table:
+        """The lines that give the gradients of weights."""
         return part(self.reverse, "weight_update", self.step)
 
     @property
@@ -73,11 +93,37 @@ def derive(
     jacobian: bool = False,
     given: Iterable[str] | None = None,
 ) -> Derived:
-    """Backward and weight-update tables of a layer.
+    """The backward pass and the weight update of a layer.
 
-    wanted    names of inputs and weights whose gradients are wanted; all (indices and constants aside) by default
-    jacobian  words with an explicit Jacobian are derived through it, as the paper prices them; else in closed form
-    given     outputs whose gradients are given; all by default
+    Parameters
+    ----------
+    layer
+        The layer, or its table.
+    wanted
+        Inputs and weights whose gradients are wanted; by default all but indices and constants.
+    jacobian
+        Whether softmax and normalization go through their explicit Jacobians, as the paper prices them, in place of the
+        closed form.
+    given
+        Outputs whose gradients are given; by default all.
+
+    Returns
+    -------
+    Derived
+        The tables.
+
+    Raises
+    ------
+    InputError
+        For a name that the layer does not have.
+
+    Examples
+    --------
+    >>> linear = lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d f]
+    ... ''')
+    >>> print(lc.derive(linear, wanted=["W"]).reverse)
+    dW[d f] = dY[B M f] X[B M d]
     """
     table = layer.table if isinstance(layer, Layer) else layer
     possible = [n for n in (*table.inputs, *table.weights) if n not in table.indices and n not in table.constants]

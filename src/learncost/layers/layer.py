@@ -20,9 +20,32 @@ KEYS = "N"  # the axis of the keys' positions in a layer of attention
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: its name, its forward table, the numbers of the equations that its derived lines equal, its source.
+    """A layer: its forward equations as a table, and where they are from.
 
-    `cache` names the values of a key's position that decoding keeps, in their last version.
+    Attributes
+    ----------
+    name
+        What it is called.
+    table
+        The forward equations; `table.inputs`, `table.weights`, `table.outputs` and `table.axes` say what they read and
+        give.
+    equations
+        The numbers of the printed equations that derived lines equal, by the names of the gradients.
+    text
+        The layer as it was written.
+    source
+        The text of its remarks: the publication.
+    cache
+        Values that decoding keeps for every position of a key.
+
+    Examples
+    --------
+    >>> norm = lc.layer('''% My own.
+    ... scaled(X; g) -> Y
+    ...   Y[B M d] = X[B M d] g[d]
+    ... ''')
+    >>> norm.name, norm.table.weights, norm.table.axes["Y"], norm.source
+    ('scaled', ('g',), ('B', 'M', 'd'), 'My own.')
     """
 
     name: str
@@ -37,12 +60,38 @@ class Layer:
 
 
 def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
-    """Read a layer in the notation; its first line is the header `name(inputs; weights) -> outputs`.
+    """Read a layer in the notation: a header `name(inputs; weights) -> outputs`, then one equation a line.
 
-    Lines that begin with % are remarks (their text is the layer's source), a line `gradients: dX (31), dW (33)` gives
-    the printed equations that derived lines equal, a line `constants: share` names inputs that have no gradient, and a
-    line `cache: K V` the values along the keys' axis N that decoding keeps. A call finds the layer that it names among
-    `layers`, then among the shipped ones. Raises `NotationError`, which quotes the line.
+    Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
+    printed equations to derived lines, `constants: share` names inputs that have no gradient, and `cache: K V` the
+    values that decoding keeps.
+
+    Parameters
+    ----------
+    text
+        The layer.
+    layers
+        Layers that the lines may call, by name; the shipped ones can be called in any case.
+
+    Returns
+    -------
+    Layer
+        The layer, checked: names, axes and words are known and fit.
+
+    Raises
+    ------
+    NotationError
+        For a line that is not well formed; the message quotes it.
+
+    Examples
+    --------
+    >>> causal = lc.layer('''causal(Q K V) -> A
+    ...   R[B M M'] = Q[B M k] K[B M' k] where M' <= M
+    ...   P[B M M'] = softmax[M'](R[B M M']) where M' <= M
+    ...   A[B M k] = P[B M M'] V[B M' k] where M' <= M
+    ... ''')
+    >>> causal.table.outputs
+    ('A',)
     """
     if not isinstance(text, str):
         raise NotationError(f"a layer is a text in the notation, not {text!r}")

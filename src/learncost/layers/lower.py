@@ -29,9 +29,29 @@ from learncost.vocabulary import entry
 
 
 def lower(table: Table, whole: bool = False) -> Table:
-    """The table in normal form, words replaced by their bodies. Every line keeps the tag of the line it comes from.
+    """The table in normal form: what is executed, primitive by primitive.
 
-    whole   words stay, but for those in whose bodies a `where` needs a select, and for explicit Jacobians
+    Words are replaced by their bodies, products have two factors, sums two terms.
+
+    Parameters
+    ----------
+    table
+        The table.
+    whole
+        Keep words whole where that changes nothing.
+
+    Returns
+    -------
+    Table
+        The normal form. Every line still knows which line it comes from.
+
+    Examples
+    --------
+    >>> table = lc.layer('''act(X) -> Y
+    ...   Y[B M d] = silu(X[B M d])
+    ... ''').table
+    >>> len(table.lines), len(lc.lower(table).lines)
+    (1, 5)
     """
     work = _Lowering(dict(table.axes), frozenset(table.outputs) | _handed(table.lines), whole=whole)
     return replace(table, lines=work.statements(table.lines), axes=work.axes)

@@ -63,10 +63,32 @@ class Overtaking:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ledgers of one step of several procedures, by price book and procedure, and where one overtakes another.
+    """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
 
-    varied   the lengths that vary together where one procedure overtakes another
-    left_out procedures that the model cannot be trained by, with the reason
+    Attributes
+    ----------
+    price_book
+        The book that was asked for.
+    costs
+        The ledgers: `costs[price_book][procedure]` is a `Cost`.
+    overtaking
+        For each pair of procedures, book and quantity, which is cheaper from which length on (`cheaper`, `crossings`).
+    varied
+        The lengths that vary together in `overtaking`.
+    positions
+        How many positions the model learns; longer sequences are marked in `crossings`. None where there is no limit.
+    left_out
+        Procedures that the model cannot be trained by, with the reason.
+
+    Examples
+    --------
+    >>> found = lc.compare("gpt2", "bp,recompute")
+    >>> found.procedures
+    ('bp', 'recompute')
+    >>> found.first.procedure
+    'bp'
+    >>> sorted(found.costs)
+    ['paper', 'run']
     """
 
     price_book: str
@@ -78,6 +100,7 @@ class Comparison:
 
     @property
     def procedures(self) -> tuple[str, ...]:
+        """The procedures that are compared."""
         return tuple(self.costs[self.price_book])
 
     @property
@@ -153,11 +176,39 @@ def compare(
 ) -> Comparison:
     """One step of several learning procedures side by side, and the lengths at which one overtakes another.
 
-    procedures  names, or one text of names with commas; by default all that the model can be trained by
-    price_book  whose macro-operations are shown; `run` and `paper` stand beside each other in any case
-    seq_len     of the ledgers; for an encoder-decoder the target's length varies with it unless `target_len` is given
-    plan        every procedure's step is rewritten by it
-    The other arguments are those of `cost`. Raises `InputError`.
+    The books `run` and `paper` are compared in any case. Arguments that are not listed here mean what they mean in
+    `lc.cost`.
+
+    Parameters
+    ----------
+    procedures
+        Names, or one text with commas between them. By default all that the model can be trained by.
+    price_book
+        The book whose macro-operations are shown.
+    seq_len
+        The length at which the ledgers are made. The overtaking is looked for at every length from 1 to 10^12.
+    target_len
+        The decoder's length. Left out, it varies together with `seq_len`.
+    plan
+        Rewritings that every procedure's step is given.
+
+    Returns
+    -------
+    Comparison
+        The ledgers and the lengths.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and where the model cannot be trained by any of the procedures.
+
+    Examples
+    --------
+    >>> found = lc.compare("gpt2", "bp,pepita", optimizer="sgd")
+    >>> round(found.ratio("pepita", "run"), 3), round(found.ratio("pepita", "paper"), 3)
+    (1.137, 0.752)
+    >>> [(one.price_book, one.quantity, one.crossings[0].seq_len) for one in found.overtaking if one.crossings]
+    [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
     names = _names(procedures)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)

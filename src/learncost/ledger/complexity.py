@@ -273,10 +273,40 @@ def complexity(
     window: int | str | None = None,
     **sizes: int | str,
 ) -> Complexity:
-    """Self-attention beside other layers: MACCs, parameters, orders of growth, path lengths, and where costs cross.
+    """Self-attention beside recurrent and convolutional layers: MACCs, parameters, path lengths, and where costs cross.
 
-    Sizes that are left out stay letters. `sizes` are other spellings, such as d_model. Raises `InputError` for a size
-    that is not a whole number from 1 to 10^12, and for a width that the heads do not divide.
+    Sizes that are left out stay letters, and the counts are polynomials in them.
+
+    Parameters
+    ----------
+    seq_len
+        The length n of the sequence.
+    hidden_size
+        The width d.
+    num_attention_heads
+        The heads h, which must divide the width.
+    kernel_size
+        The width k of a convolution's kernel.
+    window
+        The neighbourhood r of restricted self-attention.
+    sizes
+        The same sizes in other spellings, such as d_model.
+
+    Returns
+    -------
+    Complexity
+        A row for each kind of layer, and the lengths at which one becomes cheaper than another. It prints as tables.
+
+    Raises
+    ------
+    InputError
+        A size that is not a whole number from 1 to 10^12, or a width that the heads do not divide.
+
+    Examples
+    --------
+    >>> found = lc.complexity(hidden_size=512)
+    >>> [(kind.name, str(kind.maccs)) for kind in found.kinds][:2]
+    [('self-attention', '4 d^2 n + 2 d n^2'), ('self-attention without projections', '2 d n^2')]
     """
     given = {
         "seq_len": seq_len,

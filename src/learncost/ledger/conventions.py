@@ -71,7 +71,38 @@ class Convention:
 
 @dataclass(frozen=True)
 class Conventions:
-    """What all conventions say of one step of backpropagation of one model."""
+    """What all price books and counters say of one step of backpropagation of one model.
+
+    `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
+    `reasons`, which add up to the difference. A book that does not know the model has `refused` instead.
+
+    Attributes
+    ----------
+    model
+        What was counted, by name.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    parameters
+        Parameters of the model.
+    counted
+        Which class of model was counted, in words.
+    conventions
+        One entry for each price book.
+    counters
+        One entry for each common counter of operations, with what it reports and what it misses.
+
+    Examples
+    --------
+    >>> found = lc.conventions("bert-base", seq_len=128)
+    >>> found.ratio("matmul")
+    1.0
+    >>> found["nanogpt"].refused or "counted"
+    'price book nanogpt is a formula of language models with their head: bert-base has none'
+    """
 
     model: str
     batch_size: int
@@ -124,8 +155,28 @@ def conventions(
 ) -> Conventions:
     """What every price book and the common counters say of one step of backpropagation, and why they differ.
 
-    model   as for `cost`
-    Counts are MACCs and FLOPs, one MACC being two FLOPs, without the optimizer's step. Raises `InputError`.
+    Counts are MACCs and FLOPs of forward, backward and weight update. The optimizer's step is left out, because most
+    conventions know none. One MACC is two FLOPs in all of them. Arguments mean what they mean in `lc.cost`.
+
+    Returns
+    -------
+    Conventions
+        Every book's counts, and every counter's.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`.
+
+    Examples
+    --------
+    >>> found = lc.conventions("gpt2")
+    >>> found["matmul"].counts.forward.flops
+    291648307200
+    >>> round(found.ratio("palm"), 3)
+    1.006
+    >>> [(reason.what, reason.amount.whole.flops) for reason in found["causal-half"].reasons]
+    [('causal attention in half', -57982058496)]
     """
     run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, "sgd", 0.0, "fp32", sizes, ("bp",))
     plain = run.rows("bp", run.book)

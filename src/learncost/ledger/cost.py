@@ -126,25 +126,76 @@ def cost(
     on: Rates | None = None,
     **sizes: Any,
 ) -> Cost:
-    """The exact cost of one training step, or of inference.
+    """The exact cost of one training step, or of one step of inference.
 
-    model       a preset, a path to a config.json or its folder, `-`, or encoder, decoder, encoder-decoder with sizes
-    procedure   bp, recompute, pepita, mempepita, and the control head-only; of inference prefill, decode
-    price_book  run, matmul, paper, causal-half, palm, ...: `learncost list price-books`
-    seq_len     tokens in a sequence; an encoder's length N where there is a decoder too (`target_len`, M)
-    tokens      of a whole training run
-    optimizer   sgd, momentum, adamw
-    dropout     a probability; above 0 the masks' products are charged
-    by          what a row is: layer, macro-operation, equation, kind
-    context     tokens of a sequence in the cache before a step of decode, whose new tokens are seq_len (target_len)
-    train       what learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between
-    train_layers  which blocks learn, or have low-rank paths: 10-11, 0,2,5-7, last 2
-    lora        projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
-    lora_rank   of the paths, 8 by default; their result is scaled by `lora_alpha`, 16, over the rank
-    plan        rewritings of the step, as head,at-once,recompute=gelu+norm: `learncost list plans`
-    on          what a device attains, as `lc.rates("here")` gives it: adds the time of a step
-    sizes       any size of the model, in Hugging Face's spelling, nanoGPT's or the paper's
-    Numbers may be text, as flags are. Raises `InputError`.
+    Every count is a whole number and follows the price book; one MACC is two FLOPs. Numbers may be given as text, as on
+    the command line.
+
+    Parameters
+    ----------
+    model
+        A preset (`learncost list models`), the path of a `config.json` or of its folder, or `encoder`, `decoder` or
+        `encoder-decoder` with all sizes as arguments.
+    procedure
+        How the model learns: bp, recompute, pepita, mempepita, or head-only. For inference prefill or decode.
+    price_book
+        What is counted and how: run, matmul, paper, causal-half, palm and others (`learncost list price-books`).
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence. With an encoder and a decoder, the encoder's length N. By default what the model allows.
+    target_len
+        The decoder's length M, where there is an encoder too.
+    tokens
+        Tokens of a whole training run; the result then has the whole run beside one step.
+    optimizer
+        sgd, momentum or adamw.
+    dropout
+        The probability of a zero. Above 0 the products with the masks are counted.
+    dtype
+        The type of every array: fp32, bf16 and others. Bytes depend on it, operations do not.
+    by
+        What a row of the result stands for: layer, macro-operation, equation or kind.
+    context
+        For decode: how many tokens of the sequence are in the cache already. `seq_len` is then the number of new
+        tokens.
+    train
+        What learns: all, none, head, embeddings, biases, or names of weights and modules with commas between.
+    train_layers
+        Which blocks learn, or have low-rank paths: 10-11, 0,2,5-7, first 2, last 2.
+    lora
+        The projections that get a low-rank path: names of modules or weights, attention, feed_forward, all-linear.
+    lora_rank
+        The rank of these paths, 8 by default.
+    lora_alpha
+        Their result is multiplied by alpha over rank; 16 by default.
+    plan
+        Rewritings of the step, such as head,at-once,recompute=gelu+norm (`learncost list plans`).
+    on
+        The device whose time is wanted: a name such as "A100-SXM-80GB", "here" after `learncost calibrate`, or what
+        `lc.rates` gave.
+    sizes
+        Any size of the model, in the spelling of Hugging Face, of nanoGPT or of the paper.
+
+    Returns
+    -------
+    Cost
+        The ledger of the step.
+
+    Raises
+    ------
+    InputError
+        A name, a size or a file that is not known or does not fit, in one line.
+
+    Examples
+    --------
+    >>> step = lc.cost("gpt2", seq_len=1024, optimizer="adamw")
+    >>> step.total.maccs, step.total.flops
+    (437682439168, 880690382336)
+    >>> step.parameters
+    124439808
+    >>> lc.cost("gpt2", "decode", context=1000, n_layer=6).total.flops
+    181299556
     """
     named_one("procedure", procedure, {**PROCEDURES, **CONTROLS, **INFERENCE})
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)

@@ -24,16 +24,60 @@ _PART = {"weight": "weights", "gradient": "gradients", "kept": "activations", "i
 
 @dataclass(frozen=True)
 class Memory:
-    """What a step takes: all exact bytes, predicted as the step's table says or as an engine executes it.
+    """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
 
-    peak        at the worst moment, `moment`: the line, the layer and the macro-operation that run then
-    split       the peak by what it holds (SPLIT; of an engine also its arena)
-    witnesses   the arrays alive then, the largest first; of an engine by what makes them: how many, of how many bytes
-    curve       the bytes at every line, in their order; of an engine empty
-    fits        with a budget, the largest batch and sequence that fit: by name, 0 where nothing fits, None where no
-                polynomial says it
-    engine      whose step it is; empty: nobody's, the table's own
-    convention  what is counted of an engine, and what is not
+    Attributes
+    ----------
+    model
+        The model, by name.
+    procedure
+        The learning procedure.
+    plan
+        The plan that rewrote the step.
+    optimizer
+        The optimizer.
+    dtype
+        The data type.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    accumulate
+        Microbatches that the batch is cut into.
+    trained
+        What learns, in words.
+    peak
+        Bytes at the worst moment.
+    moment
+        That moment: the `line`, the `layer` and the `macro_operation` that run then.
+    split
+        The peak by what it holds: weights, gradients, optimizer state, activations, workspace; of an engine also its
+        arena.
+    witnesses
+        The arrays that are alive then, the largest first, with `name`, `shape`, `bytes` and the layer that made them.
+    curve
+        The bytes at every line, in the order of the lines; empty for an engine.
+    flash
+        Bytes of frozen weights that do not lie in RAM.
+    budget
+        The bytes that the step may take, where they were given.
+    fits
+        With a budget, the largest batch and the longest sequence that fit, by name: 0 where nothing fits, None where it
+        is not known.
+    engine
+        Whose step it is; empty where it is read off the table, line by line, as no program runs it.
+    convention
+        What is counted, and what is not.
+
+    Examples
+    --------
+    >>> found = lc.memory("gpt2", seq_len=64, plan="at-once")
+    >>> found.peak == sum(found.split.values())
+    True
+    >>> found.witnesses[0].name, found.witnesses[0].shape
+    ('wte', (50257, 768))
     """
 
     model: str
@@ -115,17 +159,46 @@ def memory(
     lora_alpha: object = None,
     **sizes: Any,
 ) -> Memory:
-    """The memory of one training step, exactly. Arguments as `cost` takes them, and:
+    """The memory of one training step at its peak, in bytes, and with a budget what fits it.
 
-    optimizer   of `STATES`: sgd, momentum, adamw, adam8bit, adafactor, lion, muon
-    dtype       of `FORMATS`: fp32, fp64, bf16 and fp16 and fp8 with fp32 master weights, int8
-    plan        rewritings of the step; auto, and by default the engine torch: the planner's own, for the budget where
-                there is one
-    accumulate  microbatches that the batch is cut into
-    budget      bytes that the step may take, as 8GB: what is the largest batch, the longest sequence?
-    engine      of `ENGINES`: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop; by default
-                nobody's: as the table says
-    Raises `InputError`.
+    Arguments that are not listed here mean what they mean in `lc.cost`.
+
+    Parameters
+    ----------
+    optimizer
+        sgd, momentum, adamw, or one whose state alone is known: adam8bit, adafactor, lion, muon.
+    dtype
+        fp32 and fp64 are one type for all. bf16, fp16 and fp8 have fp32 master weights beside them; int8 is int8
+        throughout.
+    plan
+        Rewritings of the step; auto leaves them to the planner, for the budget where there is one.
+    accumulate
+        How many microbatches the batch is cut into.
+    budget
+        Bytes that the step may take, as 8GB: the result then has the largest batch and the longest sequence that fit.
+    engine
+        Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach or autograd-for-loop. The result's
+        `engine` and `convention` say what was taken and what is counted of it.
+
+    Returns
+    -------
+    Memory
+        The peak, what it is made of, and which arrays are alive then.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`, and for an engine that cannot run the step as asked.
+
+    Examples
+    --------
+    >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan="head,at-once", optimizer="adamw", budget="8GB")
+    >>> found.peak, found.moment.line
+    (2720973836, 'dwte+1:sum.2')
+    >>> found.split["weights"], found.split["optimizer state"]
+    (497759232, 995518464)
+    >>> found.fits
+    {'batch_size': 31, 'seq_len': 1024}
     """
     limit = None if budget is None else bytes_of("budget", budget)
     planner = smallest if engine == "torch" else chosen

@@ -61,7 +61,36 @@ class Fitting:
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits; `advice` says what to change for every procedure that does not, and what the model cannot learn by."""
+    """What fits a device's memory, and what to change for what does not.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    dtype
+        The data type.
+    optimizer
+        The optimizer.
+    seq_len
+        Tokens in a sequence.
+    ram
+        Bytes of RAM that there are.
+    flash
+        Bytes of flash that there are, or None.
+    engine
+        Whose step it is, as in `lc.memory`.
+    rows
+        For each procedure and plan: `ram` and `flash` bytes of one sample, the `largest` batch that fits (0: none), and
+        what takes `most`.
+    advice
+        For every procedure that does not fit what to change, and which procedures the model cannot learn by.
+
+    Examples
+    --------
+    >>> found = lc.fit("gpt2", "64MB", procedures="bp", seq_len=128, optimizer="sgd")
+    >>> any(row.fits for row in found.rows), len(found.advice) > 0
+    (False, True)
+    """
 
     model: str
     dtype: str
@@ -128,13 +157,38 @@ def fit(
     lora_rank: object = None,
     **sizes: Any,
 ) -> Fit:
-    """Which learning procedures fit a device's memory, one sample after the other, and how large a batch would.
+    """Which learning procedures fit a device's memory, and how large a batch would.
 
-    ram, flash  bytes that there are, as 256MB; frozen weights lie in flash where it is given, else in RAM
-    procedures  with commas between; inference is the model as it is, which learns nothing
-    plan        this one alone; by default those of `PLANS` that change something
-    engine      numpy: exactly as NumPy executes the step, with its temporaries; by default as the table says
-    Raises `InputError`, also where nothing can be done with the model as asked.
+    Arguments that are not listed here mean what they mean in `lc.memory`.
+
+    Parameters
+    ----------
+    ram
+        Bytes of RAM, as 256MB.
+    flash
+        Bytes of flash. Frozen weights lie there where it is given, else in RAM.
+    procedures
+        Names with commas between; `inference` is the model as it is, which learns nothing.
+    plan
+        This plan alone; by default several are tried.
+    engine
+        Whose step it is, as in `lc.memory`.
+
+    Returns
+    -------
+    Fit
+        A row for each procedure and plan.
+
+    Raises
+    ------
+    InputError
+        As for `lc.memory`, and where the model can do none of this.
+
+    Examples
+    --------
+    >>> found = lc.fit("gpt2", "256MB", "512MB", procedures="inference,bp", seq_len=128, dtype="int8", optimizer="sgd")
+    >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
+    [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 3), ('bp', 11)]
     """
     room, store = bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash)
     kind = format_of(dtype)

@@ -90,9 +90,74 @@ class Cache:
 
 @dataclass(frozen=True)
 class Cost:
-    """The ledger. One MACC is two FLOPs; the price book says what is counted; all counts are exact integers.
+    """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
-    Of the `parameters` one token meets the `active_parameters`: all, where there are no experts to choose among.
+    All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and
+    every result written once, line by line, in `dtype`.
+
+    Attributes
+    ----------
+    model
+        What was counted, by name.
+    procedure
+        The learning procedure, or prefill or decode.
+    price_book
+        The name of the price book.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    parameters
+        Parameters of the model, shared ones counted once.
+    total
+        `total.maccs` and `total.flops` of the step.
+    macro_operations
+        For each macro-operation (forward, backward, ...) how often it runs, and its MACCs and FLOPs.
+    rows
+        The rows of the table: `layer`, `block`, `repeat` (blocks that the row stands for), `macro_operation`, `maccs`,
+        `flops`, `bytes`, and by equation also `line` and `equation`.
+    by
+        What a row stands for: layer, macro-operation, equation or kind.
+    dtype
+        The data type in which bytes are counted.
+    optimizer
+        The optimizer whose step is counted.
+    tokens
+        Tokens of the whole training run, where they were given.
+    tokens_per_step
+        Tokens that one step trains on.
+    counted
+        Which class of model was counted, in words.
+    source
+        Where the preset's sizes are from.
+    context
+        For decode, the tokens in the cache before the step.
+    cache
+        For inference, what the cache of keys and values holds: elements a token, and bytes.
+    last_only
+        Whether the head runs on the last position of each sequence alone, as in prefill.
+    active_parameters
+        Parameters that one token meets: fewer than `parameters` where experts are chosen among.
+    trained_parameters
+        Parameters that learn.
+    trained
+        What learns, in words.
+    plan
+        The plan that rewrote the step.
+    timing
+        With `on`: the seconds of a step, their interval and what bounds them.
+
+    Examples
+    --------
+    >>> step = lc.cost("gpt2", by="macro-operation", tokens=300_000_000_000, optimizer="adamw")
+    >>> [(row.macro_operation, row.maccs) for row in step.rows]
+    [('forward', 145843815424), ('backward', 165322162176), ('weight_update', 126516461568), ('optimizer_step', 0)]
+    >>> step.steps, step.training["flops"]
+    (292968750, 258014760450000000000)
+    >>> step.to_dict()["model"]
+    'gpt2'
     """
 
     model: str
@@ -135,7 +200,7 @@ class Cost:
         return {"tokens": int(self.tokens or 0), "steps": self.steps, **counts}
 
     def to_dict(self) -> dict[str, Any]:
-        """The ledger as the JSON has it (schema 1)."""
+        """The ledger as data: what `learncost cost --json` prints."""
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "model": self.model,

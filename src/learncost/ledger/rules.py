@@ -31,9 +31,29 @@ def rules(
 ) -> Rules:
     """Rules of thumb set against the exact numbers of a model, with the error of each and where it comes from.
 
-    model       as for `cost`
-    tokens      of a whole training run; those of one step where it is left out
-    Raises `InputError`.
+    Arguments that are not listed here mean what they mean in `lc.cost`.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of a whole training run; those of one step where it is left out.
+
+    Returns
+    -------
+    Rules
+        Every rule with its cases.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`.
+
+    Examples
+    --------
+    >>> found = lc.rules("gpt2", tokens="3e11")
+    >>> rule = found.rules[0]
+    >>> rule.thumb.formula, f"{rule.cases[0].error:+.2%}"
+    ('6 N D', '-12.62%')
     """
     made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, "sgd", 0.0, "fp32", sizes, ())
     measures = Measures(made)

@@ -54,11 +54,31 @@ class Series:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Configurations with their counts. `exact` of a row is false where a count reached 2^53 and may be rounded.
+    """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
 
-    sizes    the sizes that were given, those that follow from them, the batch size and the lengths
-    fixed    every other size of the model, the same in all configurations
-    dropped  combinations that were left out as invalid
+    Attributes
+    ----------
+    model
+        The model, by name.
+    sizes
+        Arrays of the sizes that were given, of those that follow from them, of the batch size and of the lengths.
+    fixed
+        Every other size of the model, the same in all configurations.
+    parameters
+        Parameters of every configuration.
+    series
+        The counts under each procedure and price book: `maccs`, `flops` and `exact`, with an entry for each
+        configuration.
+    dropped
+        How many combinations were left out as invalid.
+
+    Examples
+    --------
+    >>> found = lc.sweep("gpt2", seq_len=[128, 256])
+    >>> list(found.columns)
+    ['batch_size', 'seq_len', 'procedure', 'price_book', 'parameters', 'maccs', 'flops', 'exact']
+    >>> found.inexact
+    0
     """
 
     model: str
@@ -144,22 +164,50 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     **sizes: Any,
 ) -> Sweep:
-    """The cost of one training step for many configurations; any row equals `cost` of its sizes.
+    """The cost of one training step for very many configurations at once; any row equals `lc.cost` of its sizes.
 
-    model          as for `cost`
-    procedure      one or more of bp, recompute, pepita, mempepita; "all"
-    price_book     one or more of `learncost list price-books`; "all" that price lines
-    batch_size, seq_len, target_len, sizes
-                   a whole number or an array, list or range of them, in any spelling of the size; batch_size is 1
-                   where it is left out, the lengths are as for `cost`
-    grid           True: all combinations of the values (the last size varies fastest); False: the arrays have one
-                   length and go together, like the columns of a table
-    skip_invalid   leave out combinations that `cost` refuses, instead of refusing the first of them
-    by             "total", or "macro-operation" for a row for each of them
-    optimizer      sgd, momentum, adamw
-    dropout        a probability; above 0 the masks' products are charged
-    progress       called with the configurations that are done and their number
-    Raises `InputError`.
+    Every size may be one number, several (a list, an array, a range), or a text as on the command line.
+    Arguments that are not listed here mean what they mean in `lc.cost`.
+
+    Parameters
+    ----------
+    procedure
+        One or more of bp, recompute, pepita, mempepita; or "all".
+    price_book
+        One or more price books; "all" are those that price lines.
+    batch_size
+        One or more numbers of sequences; 1 by default.
+    seq_len
+        One or more lengths.
+    target_len
+        One or more of the decoder's lengths.
+    grid
+        True takes all combinations of the values, the last size varying fastest. False takes the arrays together, like
+        the columns of a table; they then have one length.
+    skip_invalid
+        Leave out combinations that `lc.cost` refuses, instead of refusing the first of them.
+    by
+        "total", or "macro-operation" for a row for each of them.
+    progress
+        A function that is called with the number of configurations that are done, and of all.
+
+    Returns
+    -------
+    Sweep
+        The rows, as arrays.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`.
+
+    Examples
+    --------
+    >>> found = lc.sweep("gpt2", "bp,pepita", seq_len=[256, 512], n_layer=[6, 12])
+    >>> len(found), found.configurations
+    (8, 4)
+    >>> found.columns["maccs"][:2].astype(int).tolist()
+    [64082018560, 131797352960]
     """
     names = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
     books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)

@@ -80,7 +80,32 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of thumb for a model at the sizes of one step, and for GPT-3, which some of them are about."""
+    """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    batch_size
+        Sequences in a step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too; else None.
+    tokens
+        Tokens of the training run.
+    parameters
+        Parameters of the model.
+    rules
+        Every rule: its `thumb` (title, formula, source) and its `cases`, with what the `rule` says, what is `exact`,
+        and the `error`, rule over exact minus 1.
+
+    Examples
+    --------
+    >>> found = lc.rules("gpt2")
+    >>> found.tokens, found.parameters
+    (1024, 124439808)
+    """
 
     model: str
     batch_size: int

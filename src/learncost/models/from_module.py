@@ -14,13 +14,35 @@ from learncost.models.wording import nearest, shown
 
 
 def from_module(module: Any) -> Configuration:
-    """The configuration of a transformers model that is in memory, for `cost`, `compare` and all that take a model.
+    """The configuration of a transformers model that is in memory; `lc.cost` and all that take a model take it.
 
-    module   a torch.nn.Module with transformers' `config`; neither torch nor transformers is imported here
-    The class is the architecture, and the config gives the sizes. Then the module's own parameters are counted, tied
-    ones once: a module that was changed after its config was written (pruned, extended, quantized, adapted) has other
-    ones and is refused with the difference, because its products would be other ones too.
-    Raises `InputError` for everything that is not known, naming it.
+    The class of the module is the architecture, and its config gives the sizes. Then its parameters are counted, shared
+    ones once, and must be as many as the config describes.
+
+    Parameters
+    ----------
+    module
+        A model of transformers: a torch.nn.Module with a `config`.
+
+    Returns
+    -------
+    Configuration
+        What the other functions take as a model.
+
+    Raises
+    ------
+    InputError
+        For a class that is not known, and for a module that was changed after its config was written, with the
+        difference.
+
+    Examples
+    --------
+    >>> import transformers
+    >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10, "n_positions": 16}
+    >>> config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    >>> module = transformers.GPT2LMHeadModel(config)
+    >>> lc.cost(lc.from_module(module), seq_len=16).parameters
+    1096
     """
     kind = type(module).__name__
     if not callable(getattr(module, "named_parameters", None)):

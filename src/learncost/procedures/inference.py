@@ -24,8 +24,25 @@ from learncost.procedures.needed import needed
 class Inference:
     """The tables of prefill and decode, and what is cached between them.
 
-    `prefill` has the outputs `<value>.cache` beside the logits of the last position of each sequence, `last[B]`.
-    `decode` is given them, and gives the grown ones (`<value>.cache.2`) beside the logits of the M new tokens.
+    Attributes
+    ----------
+    prefill
+        The pass over a prompt. Its outputs are the logits of the last position of each sequence and the cache; its
+        input `last[B]` says where that position is.
+    decode
+        One step: it reads the cache and gives the logits of the new tokens, and the cache grown by them.
+    cache
+        The cached values, each with its `name`, its axes, and `elements` a token.
+
+    Examples
+    --------
+    >>> tables = lc.inference(lc.layer('''one(X) -> Y
+    ...   Y[B M d] = attention(X, X, X; attn, N = M') where M' <= M
+    ... '''))
+    >>> [(kept.name, str(kept.elements)) for kept in tables.cache]
+    [('attn.K.cache', 'h k'), ('attn.V.cache', 'h k')]
+    >>> tables.lengths({}, context=100, new=1)
+    {'M': 1, 'C': 100, 'T': 101}
     """
 
     prefill: Table
@@ -51,11 +68,33 @@ class Inference:
 def inference(model: Layer | Table, name: str = "", several: bool = False) -> Inference:
     """Prefill and decode of a model's forward table, whose tokens have the axes B and M.
 
-    name      what to call the model in a message
-    several   whether decode runs several new tokens of a sequence at once: inputs `seen[M T]` (`seen.w` for a window of
-              w) then say which keys each of them sees. One new token sees all that is in the cache.
-    Raises `InputError` for a model that cannot decode: one whose tokens see later ones, or whose lines read other
-    positions and keep nothing of them.
+    Parameters
+    ----------
+    model
+        The layer or the table.
+    name
+        What to call the model in a message.
+    several
+        Whether decode runs several new tokens of a sequence at once. Its inputs `seen[M T]` (and `seen.w` for a window
+        of w) then say which keys each of them sees. One new token sees all that is in the cache.
+
+    Returns
+    -------
+    Inference
+        The two tables and what is cached.
+
+    Raises
+    ------
+    InputError
+        For a model that cannot decode: its tokens see later ones, or a line reads other positions and keeps nothing of
+        them.
+
+    Examples
+    --------
+    >>> lc.inference(lc.layer('''one(X) -> Y
+    ...   Y[B M d] = attention(X, X, X; attn, N = M') where M' <= M
+    ... ''')).remade
+    False
     """
     table = marked(model) if isinstance(model, Layer) else model
     name = name or table.title or "the table"

@@ -50,10 +50,29 @@ _SMALL = {
 
 
 def verify(model: str | Model | Configuration | Layer | Table | None = None) -> Report:
-    """Prove every layer and word that comes with the package, or one model, layer or table.
+    """Prove every layer and word that comes with the package; or one model, layer or table.
 
-    model   a preset, a path or a generic model's name; a layer's name; what these build; None for all layers and words
-    Runs at small, pairwise different sizes. Raises `InputError` for an unknown model.
+    Parameters
+    ----------
+    model
+        A preset, a path or a generic model's name; a layer's name; or a model, configuration, layer or table itself.
+        None takes all layers and all words. Only the structure counts: it runs at small sizes that are all different.
+
+    Returns
+    -------
+    Report
+        The comparisons; `passed` is true if none failed. It prints as a list.
+
+    Raises
+    ------
+    InputError
+        For an unknown name.
+
+    Examples
+    --------
+    >>> report = lc.verify("residual")
+    >>> report.passed
+    True
     """
     return Report("verification" if model is None else f"verification of {_title(model)}", tuple(_checks(model)))
 

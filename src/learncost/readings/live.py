@@ -48,11 +48,34 @@ class Moment:
 
 @dataclass(frozen=True)
 class Live:
-    """What is alive when. All bytes are exact ints for int sizes, arrays for arrays.
+    """Which arrays are alive when. Bytes are exact whole numbers, or arrays where sizes were arrays.
 
-    kept        values of the forward pass (inputs included, weights not) that later passes read
-    peak        bytes at the worst moment; `peak_line` says which line runs then, `witnesses` which arrays are alive
-    curve       the bytes at every line, in the order of the lines; a repeat's body stands once, with its stacks in full
+    Attributes
+    ----------
+    kept
+        Values of the forward pass that later passes read, its inputs included and its weights not: `name`, `axes`,
+        `shape`, `bytes`.
+    peak
+        Bytes at the worst moment.
+    peak_line
+        The line that runs at that moment.
+    witnesses
+        The arrays that are alive then.
+    curve
+        The bytes at every line, in the order of the lines. A repeated block stands once.
+    dtype
+        The data type of the arrays.
+
+    Examples
+    --------
+    >>> linear = lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d f]
+    ... ''')
+    >>> found = lc.live(linear, {"B": 1, "M": 2, "d": 3, "f": 4})
+    >>> found.peak, found.peak_line
+    (208, 'dW')
+    >>> [(held.name, held.bytes) for held in found.kept], found.kept_bytes
+    ([('X', 24)], 24)
     """
 
     kept: tuple[Held, ...]
@@ -64,6 +87,7 @@ class Live:
 
     @property
     def kept_bytes(self) -> Any:
+        """Bytes of all that is kept."""
         return sum(held.bytes for held in self.kept)
 
 
@@ -73,13 +97,39 @@ def live(
     dtype: str = "fp32",
     widths: Mapping[str, int] | None = None,
 ) -> Live:
-    """Which named arrays of a table are alive when, at the given sizes (by axis name, and by the counts of repeats).
+    """Which named arrays of a table are alive when, and how many bytes they take together.
 
-    table   a table as written; of a layer or a derivation, the whole step: forward, then backward and update
-    dtype   of every array, indices included
-    widths  bytes of an element by role, for arrays whose role has another type than `dtype`: weight, index, gradient,
-            kept
-    Arrays of sizes give arrays of bytes; `peak_line` and `witnesses` are then those of the first row.
+    An array lives from the line that makes it to the last line that reads it; inputs and weights live throughout.
+
+    Parameters
+    ----------
+    table
+        A table as it stands; of a layer or a derivation the whole step: forward, backward and update.
+    sizes
+        Every size, by the names of the axes and of the counts of repeats. Arrays of sizes give arrays of bytes;
+        `peak_line` and `witnesses` are then those of the first row.
+    dtype
+        The type of every array, indices included.
+    widths
+        Bytes of an element by role, where a role has another type: weight, index, gradient, kept.
+
+    Returns
+    -------
+    Live
+        The peak, what makes it, and what is kept.
+
+    Raises
+    ------
+    InputError
+        For a size that is missing, and for an unknown type.
+
+    Examples
+    --------
+    >>> norm = lc.layer('''scaled(X; g) -> Y
+    ...   Y[B M d] = X[B M d] g[d]
+    ... ''')
+    >>> lc.live(norm, {"B": 2, "M": 3, "d": 4}, dtype="bf16").peak
+    208
     """
     if dtype not in BYTES:
         raise InputError(f"no data type is called {dtype!r}; there are {', '.join(BYTES)}")

@@ -55,18 +55,42 @@ class Override:
 
 @dataclass(frozen=True)
 class Book:
-    """A price book: for every word and for products, what one point costs, and who says so.
+    """A price book: what one operation costs, and who says so.
 
-    rule       "executed": primitives of the normal form; "matrix": matrix products of the table as written;
-               "printed": products by their shapes, words and overrides as a publication prints them;
-               "formula": of a whole model, which no line has a price in
-    jacobian   whether backward goes through explicit Jacobians
-    unpriced   layers that the publication counts as nothing
-    withdrawn  rows that the publication's own total leaves out: (layer, line) -> erratum
-    one_hot    layers whose look-ups the publication prices as products with one-hot rows
-    causal     matrix products under a `where`, as causal attention's: "full", in "half", "inside" it alone, or in the
-               "blocks" that a kernel takes
-    again      whether the backward pass of attention has its scores computed again
+    Attributes
+    ----------
+    name
+        What it is called.
+    title
+        What it counts, in a few words.
+    source
+        The publication or the program that counts like that.
+    rule
+        How a line is priced. "executed" counts the primitive operations that run; "matrix" counts matrix products
+        alone; "printed" follows a publication line by line; "formula" prices a whole model and no line.
+    jacobian
+        Whether the backward pass goes through explicit Jacobians of softmax and normalization.
+    words
+        What a word of the vocabulary costs, in FLOPs per element of its result, where the book says so itself.
+    overrides
+        What the book says of single lines instead of its rule: (layer, line) -> MACCs, FLOPs and source.
+    unpriced
+        Layers that the publication counts as nothing.
+    withdrawn
+        Lines that the publication's own total leaves out: (layer, line) -> erratum.
+    one_hot
+        Layers whose look-ups are priced as products with one-hot rows.
+    causal
+        How products under a causal mask are counted: in "full", in "half", those "inside" the mask alone, or in the
+        "blocks" that a kernel takes.
+    again
+        Whether the backward pass of attention computes its scores once more, as flash attention does.
+
+    Examples
+    --------
+    >>> flash = lc.book("flash")
+    >>> flash.rule, flash.causal, flash.again
+    ('matrix', 'half', True)
     """
 
     name: str
@@ -108,7 +132,36 @@ class Row:
 
 @dataclass(frozen=True)
 class Price:
-    """Rows and their totals. `maccs`, `flops`, `bytes` are ints for ints, arrays for arrays, else polynomials."""
+    """What a table costs under a price book, in all and line by line.
+
+    The totals are whole numbers where all sizes were whole numbers, arrays where sizes were arrays, and polynomials
+    where sizes were left out.
+
+    Attributes
+    ----------
+    book
+        The name of the price book.
+    rows
+        One row for each line: `line`, `layer`, `macro_operation`, `equation`, `maccs`, `flops` and `elements` moved, as
+        polynomials in the sizes.
+    sizes
+        The sizes that were given.
+    dtype
+        The data type in which bytes are counted.
+
+    Examples
+    --------
+    >>> found = lc.price(lc.layer('''linear(X; W b) -> Y
+    ...   H[B M f] = X[B M d] W[d f]
+    ...   Y[B M f] = H[B M f] + b[f]
+    ... '''), {"B": 1, "M": 2, "d": 3, "f": 4})
+    >>> found.maccs, found.flops, found.bytes
+    (24, 56, 184)
+    >>> [(row.line, row.flops.at(found.sizes)) for row in found.rows]
+    [('H', 48), ('Y', 8)]
+    >>> {line: part.flops for (line,), part in found.by("line").items()}
+    {'H': 48, 'Y': 8}
+    """
 
     book: str
     rows: tuple[Row, ...]
@@ -117,14 +170,17 @@ class Price:
 
     @property
     def maccs(self) -> Any:
+        """Multiply-accumulates, in all."""
         return total(row.maccs for row in self.rows).at(self.sizes)
 
     @property
     def flops(self) -> Any:
+        """Floating-point operations, in all."""
         return total(row.flops for row in self.rows).at(self.sizes)
 
     @property
     def bytes(self) -> Any:
+        """Bytes read and written: every operand once and every result once, line by line."""
         return (total(row.elements for row in self.rows) * BYTES[self.dtype]).at(self.sizes)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:

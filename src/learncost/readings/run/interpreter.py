@@ -26,11 +26,38 @@ Watch = Callable[[Line, MutableMapping[str, Array]], None]
 
 
 def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> Values:
-    """Every named value of a layer; given the outputs' gradients (`dY`), every gradient (`dX`, `dW1`, ...) too.
+    """Run a layer on arrays: every named value, and with the outputs' gradients every gradient too.
 
-    arrays   inputs and weights by name, shaped as the layer declares them; a weight of a repeat is a stack whose first
-             axis is the turn. The count of a repeat and the size of a window may be given here or in `sizes` by name.
-    Raises `InputError` where an array is missing or does not fit.
+    Parameters
+    ----------
+    layer
+        The layer, or a table.
+    arrays
+        Inputs and weights by name, shaped as the layer declares them. The weight of a repeat is a stack, with the turn
+        as its first axis. With an output's gradient (`dY` for Y) the result has all gradients (`dX`, `dW`, ...).
+    sizes
+        Counts of repeats and sizes of windows, by name, where no array shows them; they may also stand among `arrays`.
+
+    Returns
+    -------
+    dict
+        Arrays by name.
+
+    Raises
+    ------
+    InputError
+        Where an array is missing or does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> linear = lc.layer('''linear(X; W) -> Y
+    ...   Y[B M f] = X[B M d] W[d f]
+    ... ''')
+    >>> X, W = np.ones((1, 2, 3)), np.ones((3, 4))
+    >>> found = lc.run(linear, {"X": X, "W": W, "dY": np.ones((1, 2, 4))})
+    >>> found["Y"].shape, found["dW"].shape, float(found["dW"][0, 0])
+    ((1, 2, 4), (3, 4), 2.0)
     """
     table = layer.table if isinstance(layer, Layer) else layer
     given = [name for name in table.outputs if _seed(name) in arrays and _seed(name) not in table.inputs]

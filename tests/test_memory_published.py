@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
-from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
@@ -140,12 +139,6 @@ def test_refusals(given, line):
 
 
 PAGE = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("line", "screen"), re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.M | re.S))
-def test_the_screens_of_the_page(line, screen, capsys):
-    assert main(line.split()[1:]) == 0
-    assert capsys.readouterr().out == screen
 
 
 def test_the_python_of_the_page():

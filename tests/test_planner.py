@@ -6,7 +6,6 @@ from pathlib import Path
 
 import learncost as lc
 from learncost.equation.table import Kernel, each_line
-from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
@@ -96,13 +95,6 @@ def test_what_gpt2_keeps_under_the_plan_that_is_nearly_free():
     assert {held.name.rstrip("*") for held in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
     assert sum(held.bytes for held in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
     assert not any({"B", "v"} <= set(held.axes) for held in found.kept)
-
-
-def test_the_screen_of_the_page(capsys):
-    (line, screen), *others = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert not others
-    assert main(line.split()[1:]) == 0
-    assert capsys.readouterr().out == screen
 
 
 def test_the_python_of_the_page():

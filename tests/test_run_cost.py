@@ -312,16 +312,3 @@ def test_nothing_heavy_is_imported():
         return set(done.stderr.split())
 
     assert heavy(*COMMAND.split()) <= heavy("cost", "gpt2")
-
-
-@pytest.mark.parametrize(
-    ("line", "screen"),
-    re.findall(
-        r"^```console\n\$ learncost (.*?)\n(.*?)^```",
-        (DOCS / "run-cost.md").read_text(encoding="utf-8").replace("\\\n", ""),
-        re.MULTILINE | re.DOTALL,
-    ),
-)
-def test_the_screens_of_the_page(line, screen, capsys):
-    assert main(line.split()) == 0
-    assert capsys.readouterr().out == screen

@@ -1,0 +1,115 @@
+"""README and the pages of the documentation: screens are what commands print, commands run, names and links exist."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from learncost.faces.command import COMMANDS, application, main
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
+
+import screens as documentation
+
+ROOT = documentation.ROOT
+SCREENS = [screen for page in documentation.PAGES for screen in documentation.screens(page)]
+
+SLOW = ("train", "sample", "bench", "contest", "calibrate", "verify")
+"""Commands that take long, or all cores: their arguments are read, and only the slow test runs what it can."""
+
+
+def prose(page):
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`]*`", "", text)
+
+
+def blocks(page, kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page):
+    """The command lines of learncost in the blocks `sh` of a page."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("learncost "):
+                yield line
+
+
+COMMAND_LINES = [(page.name, line) for page in documentation.PAGES for line in commands(page)]
+
+
+def arguments(line):
+    text = line.replace("\"$(python3 -c 'import os; print(os.path.dirname(os.__file__))')\"", "texts")
+    return shlex.split(text, comments=True)[1:]
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: f"{screen.page.stem}: {screen.command[:60]}")
+def test_a_screen(screen):
+    """`python docs/screens.py` writes what is out of date anew."""
+    code, printed = documentation.printed(screen)
+    assert code == 0
+    assert screen.agrees(printed), screen.renewed(printed)
+
+
+@pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[" ".join(both) for both in COMMAND_LINES])
+def test_a_command(page, line, tmp_path, monkeypatch, capsys):
+    """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""
+    given = arguments(line)
+    application(given[0]).parse_args(given, exit_on_error=False, print_error=False)
+    if given[0] in SLOW:
+        return
+    monkeypatch.chdir(tmp_path)
+    given = ["A100-SXM-80GB" if word == "here" else word for word in given]
+    for word in given:
+        if word.endswith(".table"):
+            table = next(iter(blocks(ROOT / "docs" / "add-a-layer.md", "text")))
+            Path(word).write_text(table, encoding="utf-8")
+    assert main(given) == 0, capsys.readouterr().err
+    written = [Path(given[place + 1]) for place, word in enumerate(given) if word in ("--output", "-o")]
+    assert capsys.readouterr().out or all(path.stat().st_size for path in written)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_training_as_the_page_has_it(tmp_path, monkeypatch, capsys):
+    """The page's first training with a sixth of its two minutes, on files of this package, and its sample."""
+    monkeypatch.chdir(tmp_path)
+    train, sample, *_ = commands(ROOT / "docs" / "train.md")
+    texts = str(ROOT / "src")
+    given = [texts if word == "texts" else word for word in arguments(train)]
+    assert main([*given, "--minutes", "0.33"]) == 0
+    assert main(arguments(sample)) == 0
+    assert capsys.readouterr().out.startswith("def ")
+
+
+@pytest.mark.parametrize("page", documentation.PAGES, ids=lambda page: page.name)
+def test_commands_that_are_named_exist(page):
+    for name in re.findall(r"`learncost ([a-z-]+)", page.read_text(encoding="utf-8")):
+        assert name in COMMANDS, name
+
+
+@pytest.mark.parametrize("page", documentation.PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """Pages that are generated are those of layers and of the reference, which tests of their own hold complete."""
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
+        generated = (ROOT / "docs" / "layers", ROOT / "docs" / "api")
+        place = (page.parent / target).resolve()
+        assert target.startswith("http") or place.exists() or place.parent in generated, target
+
+
+def test_a_screen_that_is_out_of_date_is_found_and_renewed(tmp_path):
+    page = tmp_path / "page.md"
+    block = "$ learncost list plans\nold\n...\nold too\n$ learncost list \\\n  plans\nold\n"
+    text = f"# Page\n\n```console\n{block}```\n\nend\n"
+    page.write_text(text, encoding="utf-8")
+    assert documentation.renew(page, write=False) == ["learncost list plans", "learncost list \\\n  plans"]
+    assert page.read_text(encoding="utf-8") == text
+    documentation.renew(page, write=True)
+    first, second = documentation.screens(page)
+    _, printed = documentation.printed(first)
+    assert second.shown == printed
+    assert first.shown == printed.splitlines(True)[0] + "...\n" + printed.splitlines(True)[-1]
+    assert documentation.renew(page, write=False) == []
+    assert page.read_text(encoding="utf-8").endswith("```\n\nend\n")

@@ -1,14 +1,17 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 import learncost
 from learncost.books.errata import errata
-from learncost.faces.command import COMMANDS, main
+from learncost.faces.command import COMMANDS, application, main
+from learncost.faces.help import page
 
 COMMAND = [sys.executable, "-m", "learncost.faces.command"]
 ENCODER = "--num-hidden-layers 1 --hidden-size 8 --num-attention-heads 2 --intermediate-size 16 --vocab-size 10"
@@ -147,15 +150,31 @@ def test_the_longest_sequence(capsys):
     assert json.loads(capsys.readouterr().out)["seq_len"] == 10**12
 
 
-@pytest.mark.parametrize("line", ["--help", "", "--version", *(f"{name} --help" for name in COMMANDS)])
-def test_help_fits_eighty_columns(line, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("columns", [80, 60, 120])
+@pytest.mark.parametrize("line", ["--help", "help cost", "", "--version", *(f"{name} --help" for name in COMMANDS)])
+def test_help_fits_the_width(line, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     assert main(line.split()) == 0
     out, err = capsys.readouterr()
     assert out
     assert not err
-    assert max(map(len, out.splitlines())) <= 80
-    assert "STR" not in out or line.split()[0] not in ("cost", "compare", "errata", "list")
+    assert max(map(len, out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_in_sentences_and_groups(name):
+    module, _, function = COMMANDS[name][0].partition(":")
+    found = page(name, getattr(import_module(f"learncost.faces.{module}"), function))
+    assert found.about.endswith(".")
+    assert found.examples, "every command has examples"
+    for flag in (flag for flags in found.groups.values() for flag in flags):
+        assert flag.meaning.endswith("."), flag
+        assert flag.meaning.split()[0] not in ("Of", "So", "By"), flag
+        assert not any(part in flag.typed + flag.meaning for part in ("--empty", "KEYWORD", '""', "None", "STR")), flag
+    for command, what in found.examples:
+        assert what.endswith(".")
+        called, _, _ = application().parse_args(shlex.split(command)[1:], print_error=False, exit_on_error=False)
+        assert called is getattr(import_module(f"learncost.faces.{module}"), function)
 
 
 def test_version(capsys):

@@ -14,7 +14,7 @@ from learncost.bench.show import as_markdown
 from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Number, Switch, chosen, written
+from learncost.faces.flags import Name, Number, Switch, Two, chosen, written
 from learncost.training.files import write_json
 
 EVERY = ",".join(PEERS)
@@ -22,7 +22,7 @@ EVERY = ",".join(PEERS)
 
 def bench(
     *models: str,
-    shape: tuple[Number, Number] | None = None,
+    shape: Two = None,
     dtype: Name = "fp32",
     against: Name = EVERY,
     rounds: Number = "8",
@@ -38,24 +38,29 @@ def bench(
     Parameters
     ----------
     models
-        char, gpt2-124m, tiny, long (these four by default) or llama-char, which have their batches; or with --shape a
-        preset (learncost list models) or the path of a config.json, of GPT-2's or Llama's kind.
+        char, gpt2-124m, tiny, long (these four are the default) or llama-char, which have their batches; or, with
+        --shape, a preset (learncost list models) or the path of a config.json of GPT-2's or Llama's kind.
     shape
-        Sequences in a batch and tokens in a sequence, such as --shape 4 256.
+        How many sequences are in a batch and how many tokens in a sequence, such as --shape 4 256.
     dtype
-        fp32, bf16 (products in bf16; weights and optimizer in fp32), or both: fp32,bf16.
+        The types to measure: fp32, bf16 (products in bf16; weights and optimizer in fp32), or both as fp32,bf16.
     against
-        The peers: eager, compile, jax.
+        The peers, with commas between: eager, compile, jax.
     rounds
         How often every side takes its turn.
     plan
-        The engine's plan; by default it chooses one itself.
+        The engine's plan (learncost list plans). Without it, the engine chooses one itself, which is its default.
     out
-        A file for everything that was measured, as JSON.
+        The file for everything that was measured, as JSON.
     format
-        table, json or md.
-    json
-        Short for --format json.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost bench tiny --rounds 2
+        The engine against its peers on a tiny model.
+    learncost bench gpt2 --shape 1 256 --against eager --out bench.json
+        One model of one's own, against PyTorch, with everything in a file.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     file = None if out is None else _free(Path(out))

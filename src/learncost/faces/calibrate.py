@@ -23,9 +23,16 @@ def calibrate(*, out: Name | None = None, quick: Switch = False) -> str:
     Parameters
     ----------
     out
-        Where to write; by default where --on here looks for it. --on FILE takes it.
+        The file to write. The default is where --on here looks for it; --on FILE takes any other.
     quick
-        A coarser grid of products: some seconds, and less exact.
+        Measures a coarser grid of products, which takes seconds and is less exact.
+
+    Examples
+    --------
+    learncost calibrate
+        Measures this machine; learncost cost gpt2 --on here then tells the time of a step.
+    learncost calibrate --quick --out mine.json
+        A short measurement, into a file.
     """
     path = here() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App, CycloptsError, MissingArgumentError, RepeatArgumentError, UnknownCommandError
 from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
@@ -20,6 +21,9 @@ from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.faces.flags import refuse_unknown
 from learncost.models.wording import nearest, shown
+
+if TYPE_CHECKING:
+    from learncost.faces.help import Page
 
 ABOUT = "What learning costs a transformer: exact MACCs, FLOPs, parameters and bytes, proved by running them."
 
@@ -56,21 +60,18 @@ class _NotWrittenError(Exception):
     """The result could not be written, such as for want of space."""
 
 
-def application(called: str = "") -> App:
-    """The commands, none of them imported yet; the one that is called says itself what it does."""
+def application() -> App:
+    """The commands, none of them imported yet; their help is `learncost.faces.help`."""
     app = App(
         name="learncost",
-        help=ABOUT,
         version=__version__,
         version_flags=["--version"],
-        help_format="markdown",
+        help_flags=[],
         result_action="return_value",
         suppress_keyboard_interrupt=False,
-        help_epilogue="learncost COMMAND --help says more. Try: learncost cost gpt2",
     )
-    for place, (name, (function, about)) in enumerate(COMMANDS.items()):
-        own = {} if name == called else {"help": about}
-        app.command(f"{__package__}.{function}", name=name, sort_key=place, help_epilogue="", **own)
+    for name, (function, about) in COMMANDS.items():
+        app.command(f"{__package__}.{function}", name=name, help=about)
     return app
 
 
@@ -79,7 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _check(given)
-        result = application(given[0] if given else "")(_with_stream(given), exit_on_error=False, print_error=False)
+        if (asked := _help(given)) is not None:
+            _print(asked)
+            return GOOD
+        result = application()(_with_stream(given), exit_on_error=False, print_error=False)
         _print(result)
     except CycloptsError as error:
         return _refuse(_message(error))
@@ -96,9 +100,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else int(getattr(result, "exit_code", GOOD))
 
 
+def _help(given: Sequence[str]) -> Page | None:
+    """The page of help that is asked for, by a flag, by nothing at all, or by `help`."""
+    flags = given[: given.index("--")] if "--" in given else given
+    named = next(iter(given), "")
+    if named == "help" or {"--help", "-h"} & set(flags) or not given:
+        from learncost.faces.help import overview, page
+
+        name = next((word for word in given if word in COMMANDS), "")
+        if name:
+            module, _, function = COMMANDS[name][0].partition(":")
+            return page(name, getattr(import_module(f"{__package__}.{module}"), function))
+        return overview({name: about for name, (_, about) in COMMANDS.items()}, ABOUT)
+    return None
+
+
 def _check(given: Sequence[str]) -> None:
     """Refuse what the parser would put less clearly."""
-    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+    if given and not given[0].startswith("-") and given[0] not in (*COMMANDS, "help"):
         raise InputError(_no_command(given[0]))
     for token in given:
         if token.startswith("-") and "." in token.partition("=")[0] and not _is_number(token):

@@ -59,46 +59,25 @@ def compare(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
     procedures
-        Of bp, recompute, pepita, mempepita and head-only, with commas between; by default all that the model can be
-        trained by, without the control head-only.
+        Which procedures are compared, with commas between: bp, recompute, pepita, mempepita, head-only. The default is
+        all by which the model can learn, without the control head-only.
     price_book
-        Whose macro-operations are shown: run, matmul, paper or another (learncost list price-books).
-    batch_size
-        Sequences in a step.
-    seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
+        The price book whose macro-operations are shown: run, matmul, paper or another (learncost list price-books).
     target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len, and both vary together.
-    tokens
-        Tokens of a whole training, such as 3e11.
-    optimizer
-        sgd, momentum or adamw.
-    dropout
-        A probability; above 0 the masks' products are charged.
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is --seq-len, and both vary
+        together.
     dtype
-        Of what is moved; no count that is compared depends on it.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
-    train_layers
-        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
-    lora
-        Projections with a low-rank path, all else frozen: q_proj,v_proj, c_attn, attention, feed_forward, all-linear.
-    lora_rank
-        Of these paths; by default 8.
-    lora_alpha
-        The paths' result is scaled by this over the rank; by default 16.
-    plan
-        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans).
+        The type of what is moved. No count that is compared depends on it.
     format
-        table, json, csv, md or latex.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json, csv, md or latex.
+
+    Examples
+    --------
+    learncost compare gpt2 --procedures bp,recompute,pepita
+        Three procedures side by side, and at which lengths one overtakes another.
+    learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
+        A paper's table of PEPITA for DistilBERT.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
     found = compute(

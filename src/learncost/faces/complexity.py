@@ -29,21 +29,26 @@ def complexity(
     Parameters
     ----------
     seq_len
-        Tokens in a sequence, n.
+        How many tokens are in a sequence, n.
     hidden_size
-        Width of every layer, d.
+        How wide every layer is, d.
     num_attention_heads
-        Heads, h; they divide the width.
+        How many heads there are, h; they divide the width.
     kernel_size
-        Positions that a convolution reads, k.
+        How many positions a convolution reads, k.
     window
-        Positions that restricted attention looks at, r.
+        How many positions restricted attention looks at, r.
     format
-        table, json, csv, md or latex.
-    json
-        Short for --format json.
+        How the result is written: table, json, csv, md or latex.
     sizes
-        The same sizes in any other accepted spelling, such as --d-model.
+        The same sizes in any other accepted spelling, such as --d-model 512.
+
+    Examples
+    --------
+    learncost complexity
+        Costs in letters, and where they cross.
+    learncost complexity --seq-len 1024 --hidden-size 768 --num-attention-heads 12 --kernel-size 3 --window 128
+        The same with numbers.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
     found = compute(

@@ -56,41 +56,47 @@ def contest(
     data
         digits (of scikit-learn), or text: files in UTF-8 and folders. A file of that name is ./digits.
     procedures
-        Of bp, recompute, pepita, mempepita and head-only, with commas between; pepita:paper and pepita:stable name a
-        mode.
+        Who takes part, with commas between: bp, recompute, pepita, mempepita and head-only; pepita:paper and
+        pepita:stable name a mode.
     budget
-        What each may use: steps:300, flops:2e10 (as priced), or memory:5MB, which chooses the largest batch that fits
-        by the predicted peak.
+        What each may use: steps:300, flops:2e10 (as priced), or memory:5MB, which chooses the largest batch whose
+        predicted peak fits.
     model
-        For digits mlp (the default) or vit. For text a preset or a config.json; by default two Llama-like blocks of 64.
+        For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
+        width 64.
     mode
-        Of pepita and mempepita where the list names none: stable or paper.
+        How pepita and mempepita update where --procedures names no mode: stable or paper.
     seeds
-        Of weights and order, one training for each.
+        The seeds of weights and order, with commas between: one training for each.
     rates
-        Learning rates to try, such as 0.01,0.1; a single one is used as it is.
+        The learning rates to try, such as 0.01,0.1. A single one is used as it is.
     batch_size
-        Examples in a step; by default 64 images, or 8 sequences.
+        How many examples are in a step. The default is 64 images, or 8 sequences.
     steps
-        With --budget memory: how many; by default 300.
+        With --budget memory, how many steps are run. The default is 300.
     seq_len
-        Bytes in a sequence of text; by default 64.
+        How many bytes are in a sequence of text. The default is 64.
     widths
-        Of the mlp's hidden layers; by default 64,32.
+        How wide the hidden layers of the mlp are. The default is 64,32.
     optimizer
-        sgd, momentum (the default of the mlp) or adamw.
+        What updates the weights: sgd, momentum (the default of the mlp) or adamw.
     dtype
-        fp32 or fp64.
+        The type of the numbers: fp32 or fp64.
     price_book
-        Of what is executed: run, or matmul for matrix products alone. A budget in FLOPs is counted by it.
+        How a budget in FLOPs is counted: run, or matmul for matrix products alone.
     out
-        A JSON file for everything, every step's loss of every training too.
+        The file for everything, as JSON, with the loss of every step of every training.
     format
-        table, json or md.
-    json
-        Short for --format json.
+        How the result is written: table, json or md.
     sizes
-        Any size or setting of the vit or the text's model: --hidden-size 32, --num-hidden-layers 4.
+        Any size or setting of the vit or of the text's model, such as --hidden-size 32.
+
+    Examples
+    --------
+    learncost contest digits --budget steps:100 --seeds 0
+        A short contest on images of digits.
+    learncost contest my-texts/ --procedures bp,pepita --budget flops:2e10
+        Two procedures on text, with equal FLOPs.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     flags = [name.replace("_", "-") for name in contest.__annotations__]

@@ -28,23 +28,15 @@ def conventions(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
-    batch_size
-        Sequences in a step.
-    seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
-    target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
     memory
-        Instead, the memory for activations of one sequence as Pau & Aymone count it, beside the exact one.
+        Shows instead the memory for activations of one sequence as Pau & Aymone count it, beside the exact one.
     format
-        table, json, csv or md; with --memory no csv.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json, csv or md; with --memory not csv.
+
+    Examples
+    --------
+    learncost conventions gpt2
+        What counters and price books say of one step of GPT-2, and why they differ.
     """
     if memory:
         wanted = chosen(format, json, ("table", "json", "md"))

@@ -62,55 +62,39 @@ def cost(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
     procedure
-        bp, recompute, pepita, mempepita, or head-only, a control; of inference prefill or decode.
-    price_book
-        What one operation costs: run, matmul, paper, palm or another (learncost list price-books).
-    batch_size
-        Sequences in a step.
+        What the step is: learning by bp (backpropagation), recompute, pepita, mempepita or the control head-only;
+        inference as prefill (the prompt's pass) or decode (one new token).
     seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
-        With decode the new tokens, by default 1.
+        How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
+        positions that the model has. With decode it is the number of new tokens, and the default is 1.
     target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len, with decode 1.
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is --seq-len, and 1 with
+        decode.
     context
-        With decode the tokens that the cache holds before; by default as many as the model has positions for.
-    tokens
-        Tokens of a whole training, such as 3e11: adds its steps and its total.
-    optimizer
-        sgd, momentum or adamw.
-    dropout
-        A probability; above 0 the masks' products are charged.
+        With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
+        for.
     dtype
-        Of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
-    train_layers
-        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
-    lora
-        Projections with a low-rank path, all else frozen: q_proj,v_proj, c_attn, attention, feed_forward, all-linear.
-    lora_rank
-        Of these paths; by default 8.
-    lora_alpha
-        The paths' result is scaled by this over the rank; by default 16.
-    plan
-        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans).
+        The type of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8.
     on
-        A device, for the time of a step, what bounds every line, and the energy where the power is known: here (after
-        learncost calibrate), a file of learncost calibrate --out, or a published one (learncost list devices). Under a
-        plan the time is that of the package's own kernels, else of PyTorch's operators one by one.
+        The device whose time is told, with what bounds every line and the energy where the power is known: here (after
+        learncost calibrate), a file of learncost calibrate --out, or a published device (learncost list devices). Under
+        a plan it is the time of the package's own kernels, else of PyTorch's operators one by one.
     by
-        What a row is: layer, macro-operation, equation or kind (linear, attention, elementwise).
+        What a row of the table is: layer, macro-operation, equation, or kind (linear, attention, elementwise).
     format
-        table, json, csv, md or latex.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling: --hidden-size 1024, --n_embd=1024, --d-model 1024,
-        --activation relu, --architecture BertForMaskedLM. learncost list sizes shows them.
+        How the result is written: table, json, csv, md or latex.
+
+    Examples
+    --------
+    learncost cost gpt2
+        What one training step of GPT-2 costs, layer by layer.
+    learncost cost llama-2-7b --lora q_proj,v_proj --seq-len 4096
+        The same for LoRA, which trains two projections of each block.
+    learncost cost llama-3-8b --procedure decode --context 8191 --dtype bf16
+        What one new token costs, with 8,191 tokens in the cache.
+    learncost cost ./config.json --json
+        The model of a Hugging Face config.json, for other programs.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
     device = None

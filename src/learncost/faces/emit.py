@@ -249,7 +249,7 @@ def command(
     batch_size: Number | None = None,
     seq_len: Number | None = None,
     dtype: Name | None = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
     **sizes: Value,
 ) -> str | None:
     """The step as Python source that runs on NumPy, PyTorch or JAX and needs nothing of learncost.
@@ -262,25 +262,35 @@ def command(
     subject
         A layer (learncost list layers), a file in the notation, or a model as `learncost cost` takes it.
     backend
-        numpy, torch or jax; c: of a model, PyTorch's products and kernels in C on one arena, for one batch and length.
+        What the program runs on: numpy, torch or jax; or c, for a model: PyTorch's products and kernels in C on one
+        arena, for one batch and length.
     procedure
-        Of a model: bp (by default), recompute, pepita or mempepita.
+        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        sgd, momentum, adamw, or none, which returns the gradients. A model's default is sgd, a layer's none.
+        What updates the weights: sgd, momentum, adamw, or none, which returns the gradients. The default is sgd for a
+        model and none for a layer.
     plan
-        Of a model: rewritings of its step, as head,at-once,recompute=gelu+norm (learncost list plans).
+        For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (learncost list plans).
     macro
-        step; of a layer also forward or backward alone.
+        What is written: the step; for a layer also forward or backward alone.
     batch_size
-        Of c: sequences; by default 1.
+        With --backend c, how many sequences there are. The default is 1.
     seq_len
-        Of c: tokens of each; by default as many as the model has positions.
+        With --backend c, how many tokens are in each. The default is the number of positions that the model has.
     dtype
-        bf16, with weights in fp32; of c also fp32 (by default) and fp64. Other programs take their arrays' type.
+        bf16, with weights in fp32; with --backend c also fp32 (the default) and fp64. Other programs take the type of
+        their arrays.
     output
-        A file to write; by default standard output.
+        The file to write. The default is standard output.
     sizes
-        Any size or setting of a model, as --hidden-size 1024. All programs but c read lengths off arrays.
+        Any size or setting of a model, such as --hidden-size 1024. All programs but those in C read lengths off arrays.
+
+    Examples
+    --------
+    learncost emit attention
+        Attention, its backward and its weights' gradients as a program for NumPy.
+    learncost emit gpt2 --backend torch --optimizer adamw -o step.py
+        A training step of GPT-2 for PyTorch, into a file.
     """
     given = refuse_unknown(sizes, OWN)
     own: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "plan": plan, "macro": macro}

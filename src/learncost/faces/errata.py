@@ -25,11 +25,16 @@ def errata(
     Parameters
     ----------
     name
-        One of them, such as E2, shown whole; without it all of them in a table.
+        The name of an erratum, such as E2, which is shown whole. Without it, all of them are shown in a table.
     format
-        table, json or md.
-    json
-        Short for --format json.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost errata
+        All errata.
+    learncost errata E2
+        One of them: what is printed, what is right.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     found = _one(name) if name is not None else None

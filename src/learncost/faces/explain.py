@@ -18,6 +18,7 @@ from learncost.readings.price import price
 
 def explain(
     layer: str,
+    /,
     *,
     price_book: str = "run",
     jacobian: bool | None = None,
@@ -29,15 +30,20 @@ def explain(
     Parameters
     ----------
     layer
-        A layer's name (hyphens accepted), or a file in the notation, which ends in .table.
+        The name of a layer (learncost list layers), or a file in the notation, whose name ends in .table.
     price_book
         What one operation costs: run, paper, paper-corrected or matmul.
     jacobian
-        Backward through explicit Jacobians, or in closed form; as the price book does by default.
+        Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        For the layer `optimizer`: sgd, momentum or adamw.
+        For the layer optimizer, what updates the weights: sgd, momentum or adamw.
     format
-        text, markdown, latex or json.
+        How the result is written: text, markdown, latex or json.
+
+    Examples
+    --------
+    learncost explain attention
+        Attention line by line.
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")

@@ -49,39 +49,29 @@ def fit(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
     ram
-        Bytes of RAM, as 256MB or 512KiB.
+        How many bytes of RAM there are, as 256MB or 512KiB.
     flash
-        Bytes of flash, where frozen weights lie; without it they lie in RAM.
+        How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
     procedure
-        One or several with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
-    seq_len
-        Tokens in a sequence; by default the positions that the model has.
+        What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
     optimizer
         sgd, momentum, adamw, adam8bit, adafactor, lion or muon.
     dtype
         fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan
-        This plan alone (learncost list plans); by default several are tried.
+        This plan alone (learncost list plans). The default is to try several.
     engine
         numpy: exactly as NumPy executes the step, with its temporaries; by default as the step's table says.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
-    train_layers
-        Which blocks learn, counted from 0: 10-11, or 0,2,5-7, or "last 2".
-    lora
-        Projections with a low-rank path, all else frozen: q_proj,v_proj, attention, all-linear.
-    lora_rank
-        Of these paths; by default 8.
     format
-        table, json or md.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost fit gpt2 --ram 8GB
+        Which procedures fit in 8 GB, and how large a batch.
+    learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
+        A small device whose frozen weights lie in flash.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     found = compute(

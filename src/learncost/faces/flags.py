@@ -18,6 +18,7 @@ from learncost.models.wording import nearest, shown
 Number = Annotated[str, Parameter(metavar="N")]
 Name = Annotated[str, Parameter(metavar="NAME")]
 Value = Annotated[str, Parameter(metavar="VALUE")]
+Two = Annotated[tuple[Number, Number] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 

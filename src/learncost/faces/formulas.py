@@ -217,6 +217,7 @@ def plain(table: RenderableType, width: int = 80) -> str:
 
 def formulas(
     layer: str,
+    /,
     *,
     price_book: str = "run",
     procedure: Procedure = "bp",
@@ -229,17 +230,22 @@ def formulas(
     Parameters
     ----------
     layer
-        A layer's name (hyphens accepted), or a file in the notation, which ends in .table.
+        The name of a layer (learncost list layers), or a file in the notation, whose name ends in .table.
     price_book
         What one operation costs: run, paper, paper-corrected or matmul.
     procedure
         The learning procedure whose step is summed: bp, recompute, pepita or mempepita.
     jacobian
-        Backward through explicit Jacobians, or in closed form; as the price book does by default.
+        Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        For the layer `optimizer`: sgd, momentum or adamw.
+        For the layer optimizer, what updates the weights: sgd, momentum or adamw.
     format
-        text, latex, mathml or json.
+        How the result is written: text, latex, mathml or json.
+
+    Examples
+    --------
+    learncost formulas attention
+        What attention costs, as formulas.
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")

@@ -24,11 +24,16 @@ def listing(
     Parameters
     ----------
     what
-        One of these; without it, all of them with how many there are.
+        Which list. Without it, all lists are named with how many entries each has.
     format
-        table, json or md.
-    json
-        Short for --format json.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost list models
+        Every preset with its parameters.
+    learncost list devices --json
+        Devices with their peaks, for other programs.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     columns: tuple[str, ...]

@@ -57,50 +57,32 @@ def memory(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
-    procedure
-        bp, recompute, pepita, mempepita, or head-only, a control.
-    batch_size
-        Sequences in a step.
-    seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
-    target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
     optimizer
         sgd, momentum, adamw, adam8bit, adafactor, lion or muon.
     dropout
-        A probability; above 0 the masks are there.
+        The probability of dropout. Above 0 the masks are there.
     dtype
         fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan
         Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans); auto: the
         planner's, and what --engine torch takes where it is left out.
     accumulate
-        Microbatches that the batch is cut into.
+        Into how many microbatches the batch is cut.
     budget
-        Bytes that there are, as 8GB or 256MiB: says the largest batch and the longest sequence that fit.
+        How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
     engine
         Whose step: numpy, torch (in place where it can be) or torch-operators, which run this package's; autograd,
         which trains a plain module of PyTorch with AdamW fused, autograd-foreach or autograd-for-loop; by default
         nobody's: as the step's table says.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
-    train_layers
-        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
-    lora
-        Projections with a low-rank path, all else frozen: q_proj,v_proj, attention, all-linear.
-    lora_rank
-        Of these paths; by default 8.
-    lora_alpha
-        The paths' result is scaled by this over the rank; by default 16.
     format
-        table, json or md.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost memory gpt2 --batch-size 4
+        The peak of a training step of four sequences, and what makes it.
+    learncost memory gpt2 --budget 8GB
+        The largest batch and the longest sequence that fit in 8 GB.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     found = compute(

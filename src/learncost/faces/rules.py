@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
-from learncost.faces.flags import chosen, refuse_unknown, written
+from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show_rules as show
 from learncost.ledger.rules import rules as compute
 from learncost.ledger.thumbs import Rules
@@ -18,35 +14,27 @@ def rules(
     model: str,
     /,
     *,
-    tokens: str | None = None,
-    batch_size: str = "1",
-    seq_len: str | None = None,
-    target_len: str | None = None,
-    format: str = "table",
-    json: Annotated[bool, Parameter(negative=())] = False,
-    **sizes: str,
+    tokens: Number | None = None,
+    batch_size: Number = "1",
+    seq_len: Number | None = None,
+    target_len: Number | None = None,
+    format: Name = "table",
+    json: Switch = False,
+    **sizes: Value,
 ) -> Rules | str:
     """Rules of thumb set against the exact numbers: the error of each, where it comes from, and who says so.
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
     tokens
-        Tokens of a whole training, such as 3e11; those of one step where it is left out.
-    batch_size
-        Sequences in a step.
-    seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
-    target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
+        How many tokens a whole training has, such as 3e11. The default is those of one step.
     format
-        table, json, csv or md.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json, csv or md.
+
+    Examples
+    --------
+    learncost rules gpt2 --tokens 3e11
+        How far rules such as 6 N D are from the exact numbers, and why.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, tokens, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))

@@ -74,63 +74,49 @@ def run_cost(
 
     Parameters
     ----------
-    model
-        A preset (learncost list models), a path to a config.json or to its folder, - for a config on standard input,
-        or encoder, decoder, encoder-decoder with all sizes as flags.
     tokens
-        Tokens of the run, such as 3e11.
+        How many tokens the run has, such as 3e11.
     on
         A device (learncost list devices), or a file in TOML or JSON that describes one.
     devices
-        How many of it.
-    procedure
-        bp, recompute, pepita, mempepita, or head-only.
+        How many of these devices there are.
     price_book
         What counts as an operation: matmul, as utilization is counted, or another (learncost list price-books).
     batch_size
-        Sequences in a step; it matters to price books that count the optimizer.
-    seq_len
-        Tokens in a sequence, the encoder's where there is a decoder too; by default the positions that the model has.
-    target_len
-        Tokens in a sequence of the decoder of an encoder-decoder; by default --seq-len.
+        How many sequences are in one step. It matters to price books that count the optimizer.
     optimizer
         sgd, momentum or adamw; for price books that count it.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules, with commas between.
-    train_layers
-        Which blocks learn, or have low-rank paths, counted from 0: 10-11, or 0,2,5-7, or "last 2".
-    lora
-        Projections with a low-rank path, all else frozen: q_proj,v_proj, attention, all-linear.
-    lora_rank
-        Of these paths; by default 8.
     dtype
-        Whose peak rate counts; by default bf16, fp16 or fp32, the first that the device has.
+        The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
     mfu
-        Model FLOPs utilization, above 0 to 1; by default 0.4, an assumption.
+        Model FLOPs utilization, above 0 to 1. The default is an assumption.
     hfu
         Hardware FLOPs utilization: what --procedure recompute runs again is work too.
     tokens_per_second
-        Measured, of all devices together, instead of a utilization.
+        The measured rate of all devices together, instead of a utilization.
     peak_tflops
-        TeraFLOP/s of one device, where none is published.
+        The TeraFLOP/s of one device, where none is published.
     power
-        Measured watts of one device with its share of the host; by default what is published, or modelled.
+        The measured watts of one device with its share of the host. The default is what is published, or modelled.
     pue
-        Power usage effectiveness of the data centre; by default 1.1, an assumption.
+        The power usage effectiveness of the data centre. The default is 1.1, an assumption.
     country
-        Where it runs: a name or three letters, for the carbon intensity of its electricity.
+        Where it runs, as a name or three letters, for the carbon intensity of its electricity.
     year
-        Of that intensity; by default the last that is known.
+        The year of that intensity. The default is the last that is known.
     carbon_intensity
         Kilograms of CO2 equivalents a kWh, instead of a country's.
     price_per_hour
         US dollars for one device and hour.
     format
-        table, json or md.
-    json
-        Short for --format json.
-    sizes
-        Any size or setting of the model, in any accepted spelling. learncost list sizes shows them.
+        How the result is written: table, json or md.
+
+    Examples
+    --------
+    learncost run-cost llama-3-8b --tokens 15e12 --on H100-SXM --devices 1024
+        Days, energy, CO2 and price of a whole training.
+    learncost run-cost gpt2 --tokens 1e10 --on A100-SXM-40GB --country France
+        The CO2 of a training in France.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     found = compute(

@@ -31,17 +31,24 @@ def sample(
     run
         The folder of a run of learncost train.
     prompt
-        The text to go on with; without one a document is begun.
+        The text to go on with. Without one, a document is begun.
     tokens
-        At most so many are written.
+        How many tokens are written at most.
     temperature
-        Above 1 bolder, below 1 more careful; 0 takes the likeliest token always.
+        How bold the choice is: above 1 bolder, below 1 more careful; 0 always takes the likeliest token.
     top_k
-        Only the k likeliest tokens; 0: all.
+        Chooses only among so many of the likeliest tokens; 0 means all.
     top_p
-        Only the likeliest tokens that together have this probability.
+        Chooses only among the likeliest tokens that together have this probability.
     seed
-        Another one gives another text.
+        Another seed gives another text.
+
+    Examples
+    --------
+    learncost sample run-1 --prompt "Once upon a time"
+        Goes on with a text.
+    learncost sample run-1 --tokens 50 --temperature 0
+        The likeliest 50 tokens.
     """
     numbers = {"tokens": tokens, "top_k": top_k, "seed": seed, "temperature": temperature, "top_p": top_p}
     how = Sampling(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from learncost.faces.flags import refuse_unknown
+from learncost.faces.flags import Name, Number, Switch, Value, refuse_unknown
 from learncost.ledger.columns import check_path, write, write_csv
 from learncost.ledger.cost import check_probability
 from learncost.ledger.sweep import Sweep
@@ -27,14 +27,14 @@ def sweep(
     model: str,
     /,
     *,
-    procedure: str = "bp",
-    price_book: str = "run",
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    by: str = "total",
-    optimizer: str = "sgd",
-    dropout: str = "0",
-    skip_invalid: Annotated[bool, Parameter(negative=())] = False,
-    **sizes: str,
+    procedure: Name = "bp",
+    price_book: Name = "run",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
+    by: Name = "total",
+    optimizer: Name = "sgd",
+    dropout: Number = "0",
+    skip_invalid: Switch = False,
+    **sizes: Value,
 ) -> None:
     """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
 
@@ -43,25 +43,29 @@ def sweep(
 
     Parameters
     ----------
-    model
-        A preset, a path to a config.json or its folder, -, or encoder, decoder, encoder-decoder.
     procedure
-        bp, recompute, pepita, mempepita: one or more with commas between, or all.
+        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all.
     price_book
-        run, matmul, paper or others (learncost list price-books), with commas between, or all that price lines.
+        What one operation costs: run, matmul, paper or others (learncost list price-books) with commas between, or all
+        that price lines.
     output
-        A file ending in .csv or .parquet (which needs the extra `sweep`); without it CSV goes to standard output.
+        The file to write, which ends in .csv or .parquet (which needs the extra sweep). Without it, CSV goes to
+        standard output.
     by
-        total, or macro-operation for a row for each of them.
-    optimizer
-        sgd, momentum or adamw.
-    dropout
-        A probability; above 0 the masks' products are charged.
+        What a row is: total, or macro-operation for a row for each of them.
     skip_invalid
-        Leave out combinations that are no model, such as a width that the heads do not divide.
+        Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
+        refused.
     sizes
-        Any size as --SIZE VALUES, --batch-size, --seq-len and --target-len among them. VALUES is a number, several with
-        commas between, or a range as Python's: start:stop or start:stop:step, from start up to and without stop.
+        Any size, --batch-size, --seq-len and --target-len among them, with one value, several with commas between, or a
+        range as Python's: start:stop or start:stop:step, from start up to and without stop.
+
+    Examples
+    --------
+    learncost sweep gpt2 --num-hidden-layers 6,12 --seq-len 256:1025:256
+        Eight configurations as CSV.
+    learncost sweep gpt2 --hidden-size 256:4097:64 --skip-invalid -o widths.csv
+        Many widths, into a file.
     """
     if output is not None:
         check_path(output)

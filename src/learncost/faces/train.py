@@ -83,73 +83,81 @@ def train(
     Parameters
     ----------
     paths
-        Files in UTF-8, and folders; everything else in them is skipped, and counted.
+        Text files in UTF-8, and folders of them. Everything else in a folder is skipped, and counted.
     resume
-        The folder of a run to go on with, from its last checkpoint.
+        Goes on with the run in this folder, from its last checkpoint.
     out
-        The folder to make; by default run-1, run-2 ...
+        The folder to make. The default is run-1, run-2 and so on.
     model
-        nano (the default) or small, a preset (learncost list models), or a config.json; sizes as flags change it.
+        nano (the default) or small, a preset (learncost list models), or a config.json. Sizes as flags change it.
     from_
-        --from FOLDER: start from a checkpoint of transformers, of gpt2 or llama.
+        Starts from a checkpoint of transformers in this folder, of GPT-2's or Llama's kind.
     tokenizer
-        bytes, or a tokenizer.json of Hugging Face; by default the checkpoint's own, else bytes.
+        bytes, or a tokenizer.json of Hugging Face. The default is the checkpoint's own, else bytes.
     engine
         What runs the steps: torch (the default where PyTorch is installed), numpy or jax.
     procedure
-        bp (the default), recompute, pepita or mempepita.
+        How the model learns: bp (the default), recompute, pepita or mempepita.
     mode
-        Of pepita and mempepita: stable (the default) or paper.
+        How pepita and mempepita update: stable (the default) or paper.
     optimizer
-        adamw (the default), momentum or sgd.
+        What updates the weights: adamw (the default), momentum or sgd.
     dtype
-        fp32 (the default), fp64, or bf16 with fp32 weights.
+        The type of the numbers: fp32 (the default), fp64, or bf16 with weights in fp32.
     plan
-        Rewritings of the step, such as recompute=gelu+norm; by default the engine chooses.
+        How the step is rewritten, such as recompute=gelu+norm. The default is the engine's choice.
     device
-        Of --engine torch: cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
+        With --engine torch, cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
     budget
-        Bytes that a step of --engine torch may take, such as 2GB: what is kept and what made again is chosen by it.
+        How many bytes a step of --engine torch may take, such as 2GB. What is kept and what is made again is chosen by
+        it.
     batch_size
-        Sequences that are computed at once.
+        How many sequences are computed at once.
     accumulate
-        So many batches are one step: their gradients are averaged, memory is that of one. By default 1.
+        How many batches are one step. Their gradients are averaged, and memory is that of one batch. The default is 1.
     seq_len
-        Tokens in a sequence.
+        How many tokens are in a sequence.
     learning_rate
-        The highest, after the warm-up; then half a cosine down.
+        The highest learning rate, after the warm-up; it then goes down by half a cosine.
     final_learning_rate
-        The share of it that is left at the end; by default 0.1.
+        The share of the learning rate that is left at the end. The default is 0.1.
     warm_up
-        Steps in which the learning rate rises; by default a tenth of all, at most 100.
+        In how many steps the learning rate rises. The default is a tenth of all, at most 100.
     beta_2
-        Of adamw; by default 0.99.
+        The second beta of adamw. The default is 0.99.
     weight_decay
-        By default 0.01.
+        The weight decay. The default is 0.01.
     dropout
-        A probability; by default 0.
+        The probability of dropout. The default is 0.
     clip
-        The largest norm of all gradients together; 0, the default, leaves them alone.
+        The largest norm of all gradients together. The default is 0, which leaves them alone.
     seed
-        Of weights, batches, dropout and samples; by default 0.
+        The seed of weights, batches, dropout and samples. The default is 0.
     steps
-        By default as many as fit in --minutes, measured before the first.
+        How many steps are run. The default is as many as fit in --minutes, which is measured before the first.
     minutes
-        By default 2. With --steps too, the run stops there, saved.
+        How many minutes the run may take. The default is 2. With --steps too, the run stops there, saved.
     validate_every
-        Steps; by default a tenth of all.
+        After how many steps the loss on held-out documents is measured. The default is a tenth of all.
     save_every
-        Steps between checkpoints; by default a tenth of all.
+        After how many steps a checkpoint is saved. The default is a tenth of all.
     sample_every
-        Steps; by default a quarter of all.
+        After how many steps a sample is written. The default is a quarter of all.
     validation_share
-        Of the documents, those that are not learned from; by default 0.05.
+        The share of the documents that is held out. The default is 0.05.
     prompt
-        How samples begin; by default a new line.
+        How samples begin. The default is a new line.
     peak_flops
-        Of the machine in a second, such as 2e11: adds the share that matrix products use (MFU).
+        How many FLOPs this machine does in a second at best, such as 2e11. The share that is used (MFU) is then shown.
     sizes
         Any size or setting of the model: --num-hidden-layers 4, --hidden-size 256.
+
+    Examples
+    --------
+    learncost train my-texts/ --minutes 5
+        Trains a small model on all texts of a folder for five minutes.
+    learncost train --resume run-1
+        Goes on where a run stopped.
     """
     given = {name: value for name, value in locals().items() if value is not None}
     own = {name: value for name, value in given.items() if name not in ("paths", "resume", "out", "from_", "sizes")}

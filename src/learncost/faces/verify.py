@@ -60,27 +60,32 @@ def verify(
     Parameters
     ----------
     model
-        A model, as learncost cost takes it, or a layer; without it every word and every layer that there is.
+        A model, as learncost cost takes it, or a layer. Without it, every word and every layer is verified.
     every
-        One line a comparison, also where there are hundreds.
+        Shows one line for each comparison, also where there are hundreds.
     engine
-        torch or jax: watch what it executes.
+        Watches what an engine executes: torch or jax.
     plan
-        Of --engine torch: rewritings of the step, as flash,fused; by default the planner chooses.
+        With --engine torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
     procedure
-        Of --engine: bp (the default), recompute, pepita or mempepita.
+        With --engine, how the model learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        Of --engine: sgd (the default), momentum or adamw.
+        With --engine, what updates the weights: sgd (the default), momentum or adamw.
     batch_size
-        Of --engine: sequences; by default 2.
+        With --engine, how many sequences are in the step. The default is 2.
     seq_len
-        Of --engine: tokens in each; by default 80.
+        With --engine, how many tokens are in each. The default is 80.
     format
-        table or json.
-    json
-        Short for --format json.
+        How the result is written: table or json.
     sizes
-        Of --engine: any size or setting of the model, as --num-hidden-layers 2.
+        With --engine, any size or setting of the model, such as --num-hidden-layers 2.
+
+    Examples
+    --------
+    learncost verify attention
+        Proves the counts and gradients of one layer.
+    learncost verify gpt2 --engine torch --num-hidden-layers 2
+        Holds what PyTorch executes against what is priced.
     """
     wanted = chosen(format, json, ("table", "json"))
     own = {"plan": plan, "procedure": procedure, "optimizer": optimizer, "batch_size": batch_size, "seq_len": seq_len}

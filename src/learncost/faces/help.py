@@ -219,7 +219,7 @@ def told(function: Callable[..., Any]) -> tuple[str, dict[str, str], tuple[tuple
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
     """Lines that stand at the left with the indented ones below each."""
-    head, below = "", []
+    head, below = "", list[str]()
     for line in [*text.replace("`", "").splitlines(), "end"]:
         if line and not line.startswith(" "):
             if head:

@@ -23,8 +23,8 @@ from learncost.bench.sides import Learner
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import Eager
 from learncost.books.book import book
+from learncost.devices.rates import rates
 from learncost.equation.errors import InputError
-from learncost.hardware.rates import rates
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
 from learncost.procedures.procedure import step

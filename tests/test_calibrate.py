@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 
 import learncost as lc
+from learncost.devices.calibration import Calibration, calibration, here, load, save
+from learncost.devices.rates import rates
 from learncost.faces import calibrate as face
 from learncost.faces.command import main
 from learncost.hardware import calibrate as measuring
-from learncost.hardware.calibration import Calibration, calibration, here, load, save
-from learncost.hardware.rates import rates
 from learncost.readings.time import Curve, Grid
 from learncost.vocabulary import canonical, entry
 from timings import flat

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.devices import assumptions
+from learncost.devices.figure import Figure, computed
 from learncost.faces.command import main
-from learncost.hardware import assumptions
-from learncost.hardware.figure import Figure, computed
 from learncost.hardware.published import published_runs
 
 PETAFLOP_DAY = 10**15 * 86_400

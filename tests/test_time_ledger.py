@@ -5,8 +5,8 @@ import json
 import pytest
 
 import learncost as lc
+from learncost.devices.rates import TILE, published
 from learncost.faces.command import main
-from learncost.hardware.rates import TILE, published
 from learncost.readings.time import time
 from timings import flat, model_rows
 
@@ -62,6 +62,22 @@ def test_every_format_has_the_columns(form, capsys):
     assert "bound" in text
     assert "compute" in text
     assert ("seconds" if form == "csv" else "time") in text
+
+
+def test_a_device_by_its_name_in_python_as_on_the_command_line(capsys):
+    """The same seconds by a name, a `Device`, rates; in the type that training runs in, where none is named."""
+    for name, dtype in (("A100-SXM-40GB", "bf16"), ("NVIDIA A100-SXM4-40GB", "bf16"), ("Tesla T4", "fp16")):
+        found = lc.cost("gpt2", seq_len=64, on=name)
+        assert found.dtype == dtype
+        same = [lc.device(name), lc.rates(name), lc.rates(name, dtype)]
+        assert {lc.cost("gpt2", seq_len=64, on=on).timing.seconds for on in same} == {found.timing.seconds}
+        assert main(["cost", "gpt2", "--seq-len", "64", "--on", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["time"] == found.timing.to_dict()
+    for on in ("nosuch", 3, ["V100"], "nosuch.json", ""):
+        with pytest.raises(lc.InputError):
+            lc.cost("gpt2", on=on)
+    with pytest.raises(lc.InputError, match="are those of bf16, not of 'fp32'"):
+        lc.cost("gpt2", dtype="fp32", on=lc.rates("H100-SXM", "bf16"))
 
 
 def test_without_a_device_nothing_changes(capsys):

@@ -16,15 +16,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from learncost.books.book import book as book
     from learncost.books.errata import errata as errata
+    from learncost.devices.device import Device as Device
+    from learncost.devices.device import device as device
+    from learncost.devices.figure import Figure as Figure
+    from learncost.devices.rates import rates as rates
     from learncost.engines.layer_training import LayerTraining as LayerTraining
     from learncost.engines.numpy_engine import Training as Training
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
     from learncost.faces.emit import emit as emit
-    from learncost.hardware.devices import Device as Device
-    from learncost.hardware.devices import device as device
-    from learncost.hardware.figure import Figure as Figure
-    from learncost.hardware.rates import rates as rates
     from learncost.hardware.run_cost import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
@@ -72,11 +72,11 @@ _PUBLIC = {
     "Cost": "learncost.ledger.record",
     "derive": "learncost.layers.derive",
     "Derived": "learncost.layers.derive",
-    "device": "learncost.hardware.devices",
-    "Device": "learncost.hardware.devices",
+    "device": "learncost.devices.device",
+    "Device": "learncost.devices.device",
     "emit": "learncost.faces.emit",
     "errata": "learncost.books.errata",
-    "Figure": "learncost.hardware.figure",
+    "Figure": "learncost.devices.figure",
     "fit": "learncost.ledger.memory_fit",
     "Fit": "learncost.ledger.memory_fit",
     "inference": "learncost.procedures.inference",
@@ -94,7 +94,7 @@ _PUBLIC = {
     "NotationError": "learncost.equation.errors",
     "price": "learncost.books.book",
     "Price": "learncost.readings.price",
-    "rates": "learncost.hardware.rates",
+    "rates": "learncost.devices.rates",
     "rules": "learncost.ledger.rules",
     "Rules": "learncost.ledger.thumbs",
     "run": "learncost.readings.run",

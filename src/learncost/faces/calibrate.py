@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from learncost.devices.calibration import Calibration, here, save
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Switch
 from learncost.hardware.calibrate import calibrate as measure
-from learncost.hardware.calibration import Calibration, here, save
 from learncost.models.wording import shown
 
 

@@ -45,7 +45,7 @@ def cost(
     tokens: Number | None = None,
     optimizer: Name = "sgd",
     dropout: Number = "0",
-    dtype: Name = "fp32",
+    dtype: Name | None = None,
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -75,7 +75,8 @@ def cost(
         With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
         for.
     dtype
-        The type of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8.
+        The type of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8. The default is fp32; with --on a
+        published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
     on
         The device whose time is told, with what bounds every line and the energy where the power is known: here (after
         learncost calibrate), a file of learncost calibrate --out, or a published device (learncost list devices). Under
@@ -97,11 +98,6 @@ def cost(
         The model of a Hugging Face config.json, for other programs.
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md", "latex"))
-    device = None
-    if on is not None:
-        from learncost.hardware.rates import rates  # imported where it is needed: start-up counts
-
-        device = rates(on, dtype, "kernels" if plan else "operators")
     found = compute(
         model,
         procedure,
@@ -121,7 +117,7 @@ def cost(
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
         plan=plan,
-        on=device,
+        on=on,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -140,7 +140,7 @@ def _words() -> Listed:
 
 
 def _devices() -> Listed:
-    from learncost.hardware.devices import devices
+    from learncost.devices.device import devices
 
     rows: list[tuple[str, ...]] = []
     for found in devices().values():

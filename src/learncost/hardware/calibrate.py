@@ -16,8 +16,8 @@ from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
 from typing import Protocol, TypeAlias
 
+from learncost.devices.calibration import Calibration
 from learncost.engines import processor
-from learncost.hardware.calibration import Calibration
 from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import FRESH, ORIENTATIONS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from learncost.devices.figure import Figure
 from learncost.equation.errors import InputError
-from learncost.hardware.figure import Figure
 from learncost.ledger.cost import check_tokens
 from learncost.models.wording import shown
 

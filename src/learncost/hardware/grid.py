@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
+from learncost.devices.figure import Figure
 from learncost.equation.errors import InputError
-from learncost.hardware.figure import Figure
 from learncost.models.wording import nearest, shown
 
 FILE = Path(__file__).with_name("grid.csv")

@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from learncost.devices.figure import Figure
 from learncost.equation.errors import InputError
-from learncost.hardware.figure import Figure
 
 POWERCAP = Path("/sys/class/powercap")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learncost.hardware.figure import Figure, computed
+from learncost.devices.figure import Figure, computed
 
 HOURS_A_DAY, SECONDS_A_DAY = 24, 86_400
 PETAFLOP_DAY = 10**15 * SECONDS_A_DAY  # operations of a petaflop/s-day

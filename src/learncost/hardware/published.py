@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from learncost.hardware.figure import Figure, computed
+from learncost.devices.figure import Figure, computed
 from learncost.hardware.products import carbon, energy, price
 
 FILE = Path(__file__).with_name("runs.toml")

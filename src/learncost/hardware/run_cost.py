@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from learncost.devices import assumptions
+from learncost.devices.device import RATES, Device
+from learncost.devices.device import device as find_device
+from learncost.devices.figure import Figure, computed
 from learncost.equation.errors import InputError
-from learncost.hardware import assumptions, given, grid, products
-from learncost.hardware.devices import RATES, Device
-from learncost.hardware.devices import device as find_device
-from learncost.hardware.figure import Figure, computed
+from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
 from learncost.ledger.record import Cost
 from learncost.models.configuration import Configuration

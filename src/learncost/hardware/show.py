@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from learncost.hardware.figure import Figure
+from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
 from learncost.hardware.run_cost import RunCost
 from learncost.ledger.sheet import Row, Sheet, significant

@@ -33,6 +33,7 @@ from learncost.readings.active import active_parameters
 from learncost.readings.price import Book, Price, Row, parameters, price
 
 if TYPE_CHECKING:
+    from learncost.devices.device import Device
     from learncost.ledger.timing import Timing
     from learncost.models.adaptation import Adaptation
     from learncost.readings.time import Rates
@@ -114,7 +115,7 @@ def cost(
     tokens: int | str | None = None,
     optimizer: str = "sgd",
     dropout: float | str = 0.0,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     by: str = "layer",
     context: int | str | None = None,
     train: object = None,
@@ -123,7 +124,7 @@ def cost(
     lora_rank: object = None,
     lora_alpha: object = None,
     plan: str | None = None,
-    on: Rates | None = None,
+    on: str | Device | Rates | None = None,
     **sizes: Any,
 ) -> Cost:
     """The exact cost of one training step, or of one step of inference.
@@ -153,7 +154,8 @@ def cost(
     dropout
         The probability of a zero. Above 0 the products with the masks are counted.
     dtype
-        The type of every array: fp32, bf16 and others. Bytes depend on it, operations do not.
+        The type of every array: fp32, bf16 and others. Bytes depend on it, operations do not. By default fp32; with a
+        device, what one trains in on it.
     by
         What a row of the result stands for: layer, macro-operation, equation or kind.
     context
@@ -199,6 +201,15 @@ def cost(
     """
     named_one("procedure", procedure, {**PROCEDURES, **CONTROLS, **INFERENCE})
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
+    if dtype is not None:
+        _check_choice("dtype", dtype, BYTES)
+    rates = None
+    if on is not None:
+        from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
+
+        rates = attained(on, dtype, "kernels" if plan else "operators")
+        dtype = dtype or rates.dtype
+    dtype = dtype or "fp32"
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
 
@@ -209,7 +220,7 @@ def cost(
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, on)
+        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, rates)
     found = prepare(
         model,
         price_book,
@@ -228,7 +239,7 @@ def cost(
     _check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    return found.cost(procedure, found.book, by, on)
+    return found.cost(procedure, found.book, by, rates)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Rates:
     threads    how many turns of a kernel run at once
     operators  whether lines run as PyTorch's operators do: `work` says what that means
     low, high  factors of the time between which it is expected
-    name, source  of the device, and what its rates rest on
+    name, source  of the device, and what its rates rest on; `dtype`, whose they are, where that is known
     watts      that it draws, lowest, usual and highest, where that is known
     """
 
@@ -109,5 +109,6 @@ class Rates:
     low: float = 1.0
     high: float = 1.0
     name: str = ""
+    dtype: str = ""
     source: str = ""
     watts: tuple[float, float, float] | None = None

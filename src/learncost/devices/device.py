@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,12 @@ FILE = Path(__file__).with_name("devices.toml")
 
 LARGEST = 1e9  # of any figure of a device, in its unit
 RATES = (*BYTES, "tf32", "fp4")  # data types that a rate may be of
+
+TRAINED_IN = ("bf16", "fp16", "fp32")
+"""What training runs in, where no data type is named: the first of them that the device has a peak of."""
+
+_MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel", "google", "apple")
+"""Words before a name that may be left out, as drivers of different years do."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,17 @@ class Device:
     bandwidth_gbs
         10^9 bytes a second to and from the memory, in every size that is sold.
     tdp_w
-        Thermal design power, in watts.
+        Thermal design power of the device alone, in watts.
     system_power_w
-        Watts that published training runs drew for each device, with its part of the host.
+        Watts that training runs drew for each device, with its part of the host.
     system_power_source
         Which runs these are.
     interconnect
         How devices are linked.
+    names
+        What else it is called, as by `torch.cuda.get_device_name()`.
+    family
+        Whose published runs say how fast and how hungry it is.
     note
         What else is to be known.
 
@@ -72,7 +83,14 @@ class Device:
     system_power_w: tuple[float, ...] = ()
     system_power_source: str = ""
     interconnect: str = ""
+    names: tuple[str, ...] = ()
+    family: str = ""
     note: str = ""
+
+    @property
+    def trained_in(self) -> str:
+        """The data type of training, where none is named."""
+        return next((own for own in TRAINED_IN if own in self.peak_tflops), TRAINED_IN[0])
 
     @property
     def cited(self) -> str:
@@ -120,18 +138,17 @@ def device(name: object) -> Device:
         return name
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
-    known = {_plain(own): found for own, found in devices().items()}
-    if _plain(name) in known:
-        return known[_plain(name)]
-    wanted = set(_plain(name).split())
-    found = [own for own in devices() if wanted <= set(_plain(own).split())]
-    if len(found) == 1:
-        return devices()[found[0]]
-    if found:
-        raise InputError(f"{shown(name)} may be {' or '.join(map(repr, found))}; name one of them")
+    if found := _squeezed().get(_squeeze(name)):
+        return devices()[found]
+    wanted = set(_words(name))
+    several = sorted({own for own, spelling in _spellings() if wanted and wanted <= set(_words(spelling))}, key=_place)
+    if len(several) == 1:
+        return devices()[several[0]]
+    if several:
+        raise InputError(f"{shown(name)} may be {' or '.join(map(repr, several))}; name one of them")
     if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
         return _from_file(name)
-    hint = nearest(name, devices()) or _near_words(name)
+    hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)
     more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
     raise InputError(f"no device is called {shown(name)}{hint or more}")
 
@@ -142,9 +159,33 @@ def _near_words(name: str) -> str:
     return nearest(name, words)
 
 
-def _plain(name: str) -> str:
-    """A name without case and without what joins words."""
-    return " ".join(name.lower().replace("-", " ").replace("_", " ").replace("/", " ").split())
+@cache
+def _spellings() -> tuple[tuple[str, str], ...]:
+    """Every device's own name with each of its spellings, that name first."""
+    return tuple((own, spelling) for own, found in devices().items() for spelling in (own, *found.names))
+
+
+@cache
+def _squeezed() -> Mapping[str, str]:
+    return {_squeeze(spelling): own for own, spelling in _spellings()}
+
+
+def _place(own: str) -> int:
+    return list(devices()).index(own)
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name without case, and without its maker."""
+    words = re.findall(r"[a-z0-9.]+", name.lower())
+    return [word for word in words if word not in _MAKERS] or words
+
+
+def _squeeze(name: str) -> str:
+    """A name without case, its maker, and whatever joins words: RTX4090 is NVIDIA GeForce RTX 4090."""
+    joined = "".join(re.findall(r"[a-z0-9]+", name.lower()))
+    while made := next((maker for maker in _MAKERS if joined.startswith(maker) and joined != maker), ""):
+        joined = joined.removeprefix(made)
+    return joined
 
 
 def _from_file(name: str) -> Device:
@@ -169,6 +210,10 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
             checked[key] = tuple(_number(key, each, where) for each in several)
         elif key in ("tdp_w", "flash_gb"):
             checked[key] = _number(key, value, where)
+        elif key == "names":
+            if not isinstance(value, list) or not all(isinstance(own, str) and own.isprintable() for own in value):
+                raise InputError(f"{where}: names must be a list of lines of text, not {shown(value)}")
+            checked[key] = tuple(value)
         elif not isinstance(value, str) or not value.isprintable():
             raise InputError(f"{where}: {key} must be one line of text, not {shown(value)}")
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
+from learncost.devices import assumptions
+from learncost.devices.calibration import here, is_calibration, load
+from learncost.devices.device import Device, devices
+from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
-from learncost.hardware import assumptions
-from learncost.hardware.calibration import here, is_calibration, load
-from learncost.hardware.devices import Device, devices
-from learncost.hardware.devices import device as find_device
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import shown
 from learncost.readings.time import Curve, Grid, Rates
@@ -33,7 +33,7 @@ INTERVAL = (0.7, 2.0)
 _SIZES = tuple(2**power for power in range(15))
 
 
-def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operators") -> Rates:
+def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "operators") -> Rates:
     """What a device attains in a data type: products, bytes a second, seconds a call.
 
     Parameters
@@ -42,7 +42,8 @@ def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operator
         "here" for this machine after `learncost calibrate`, a file that this command wrote, a published device
         (`learncost list devices`), or a file that describes one.
     dtype
-        The data type of the products.
+        The data type of the products. By default that of training on a published device (bf16, fp16 or fp32, the first
+        that it has a peak of), and fp32 on one that was measured.
     engine
         operators: the step runs operator by operator, as PyTorch does it with autograd. kernels: it runs as the
         package's own engine does. A calibration without kernels uses its operators for both.
@@ -63,11 +64,13 @@ def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operator
     >>> found = lc.rates("A100-SXM-80GB", "bf16")
     >>> found.name, found.low, found.high
     ('NVIDIA A100 SXM 80GB', 0.7, 2.0)
-    >>> step = lc.cost("gpt2", dtype="bf16", on=found)
+    >>> step = lc.cost("gpt2", on=found)
     >>> step.timing.seconds > 0
     True
     """
     if isinstance(on, Rates):
+        if dtype and on.dtype and dtype != on.dtype:
+            raise InputError(f"these rates of {on.name} are those of {on.dtype}, not of {shown(dtype)}")
         return on
     if on == HERE:
         path = here()
@@ -81,16 +84,19 @@ def rates(on: str | Device | Rates, dtype: str = "fp32", engine: str = "operator
     return published(find_device(on), dtype, engine)
 
 
-def _measured(path: Path, dtype: str, engine: str) -> Rates:
+def _measured(path: Path, dtype: str | None, engine: str) -> Rates:
     found = load(path)
     types = found.rates.get(engine) or found.rates["operators"]
+    if dtype is None:
+        return types.get("fp32") or next(iter(types.values()))
     if dtype not in types:
         raise InputError(f"{shown(str(path))} was measured in {', '.join(types)}, not in {shown(dtype)}")
     return types[dtype]
 
 
-def published(device: Device, dtype: str, engine: str = "operators") -> Rates:
+def published(device: Device, dtype: str | None = None, engine: str = "operators") -> Rates:
     """The rates of a published device, with what is assumed where nothing is measured."""
+    dtype = dtype or device.trained_in
     if dtype not in device.peak_tflops or not device.bandwidth_gbs:
         has = ", ".join(device.peak_tflops) or "none"
         lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
@@ -116,6 +122,7 @@ def published(device: Device, dtype: str, engine: str = "operators") -> Rates:
         low=INTERVAL[0],
         high=INTERVAL[1],
         name=device.name,
+        dtype=dtype,
         source=source,
         watts=watts,
     )

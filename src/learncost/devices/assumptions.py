@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from learncost.hardware.devices import Device
-from learncost.hardware.figure import Figure
+from learncost.devices.device import Device
+from learncost.devices.figure import Figure
 
 # Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, table 3: GPT-3 21.3 %, Megatron-Turing 30.2 %, Gopher 32.5 %,
 # PaLM 46.2 %. Llama 3 405B reports 38 to 43 % (arXiv 2407.21783, table 4), in the midst of which the default lies.

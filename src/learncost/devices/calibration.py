@@ -80,13 +80,15 @@ def calibration(row: Mapping[str, Any], where: str) -> Calibration:
         if engine not in ENGINES:
             raise InputError(f"{where}: rates are of {' or '.join(ENGINES)}, not {shown(engine)}")
         own = _table(row["rates"], engine, where)
-        engines[engine] = {dtype: _rates(_table(own, dtype, where), where, texts["name"], source) for dtype in types}
+        engines[engine] = {
+            dtype: _rates(_table(own, dtype, where), where, texts["name"], dtype, source) for dtype in types
+        }
     if "operators" not in engines or not engines["operators"]:
         raise InputError(f"{where} has no rates of operators; `learncost calibrate` measures them")
     return Calibration(**texts, rates=engines, threads=threads)
 
 
-def _rates(row: Mapping[str, Any], where: str, name: str, source: str) -> Rates:
+def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: str) -> Rates:
     products = {way: _grid(_table(row, "products", where), way, where) for way in ORIENTATIONS}
     words = {
         _text(word, "words", where): _number(value, f"words.{word}", where, 0.0)
@@ -112,6 +114,7 @@ def _rates(row: Mapping[str, Any], where: str, name: str, source: str) -> Rates:
         threads=_whole(row.get("threads"), "threads", where),
         operators=row["operators"],
         name=name,
+        dtype=dtype,
         source=source,
         launch=small["launch"],
         launch_backward=small["launch_backward"],

@@ -235,7 +235,7 @@ def test_refusals(book, model, more, message, capsys):
 
 
 def test_images_have_no_head_over_words():
-    with pytest.raises(lc.InputError, match="language models with their head: vit-b-16 has none$"):
+    with pytest.raises(lc.InputError, match=r"language models with their head: vit-b-16 has none$"):
         lc.cost("vit-b-16", price_book="megatron")
 
 

@@ -111,3 +111,10 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "bad.table").write_text("bad(X) -> Y\n  Y[M] = nosuchword(X[M])\n")
     with pytest.raises(InputError, match="nosuchword"):
         explain(str(tmp_path / "bad.table"))
+    for name, said in (
+        ("x" * 300, "no layer is called"),
+        ("x" * 300 + ".table", "cannot be read"),
+        ("\0.table", "path"),
+    ):
+        with pytest.raises(InputError, match=said):
+            explain(name)

@@ -258,6 +258,17 @@ def test_every_plan_finds_something_to_do(model):
         assert planned(table, text).lines != table.lines, plan.name
 
 
+@pytest.mark.parametrize("model", ["gpt2", "deberta-v3-xsmall"])
+def test_flash_runs_the_scores_once_more_under_explicit_jacobians_too(model):
+    plain, flash = (
+        lc.cost(model, price_book="paper", seq_len=64, plan=plan, train_layers="0", dropout=0.1)
+        for plan in (None, "flash")
+    )
+    again = flash.macro_operations["recomputation"][1].maccs
+    assert again > 0
+    assert flash.total.maccs == plain.total.maccs + again
+
+
 def test_plans_are_applied_in_the_order_of_the_registry():
     names = [plan.name for plan, _ in plan_of(",".join(reversed([plan.spelling for plan in PLANS.values()])))]
     assert names == list(PLANS)

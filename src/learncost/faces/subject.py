@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, layer, named, shipped
+from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
@@ -68,9 +70,8 @@ def read_layer(name: str) -> Layer:
     plain = name.replace("-", "_")
     if plain in shipped():
         return named(plain)
-    path = Path(name)
-    if name.endswith(".table") or path.is_file():
-        return _read(path)
+    if name.endswith(".table") or os.path.isfile(name):
+        return _read(Path(name))
     near = difflib.get_close_matches(plain, layers(), n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     raise InputError(
@@ -83,6 +84,8 @@ def _read(path: Path) -> Layer:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file in UTF-8") from None
+    except ValueError:
+        raise InputError(f"not a path: {shown(str(path))}") from None  # a null character in it
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     return layer(text)
@@ -93,11 +96,11 @@ def _optimizer(name: str) -> Layer:
     chosen = optimizer(name)
     word = entry(chosen.word)
 
-    def shown(given: str) -> str:
+    def term(given: str) -> str:
         return f"{given}[]" if given in chosen.scalars else f"{given}[n_parameters]"
 
-    left = " ".join(map(shown, word.outputs))
+    left = " ".join(map(term, word.outputs))
     others = " ".join(given for given in word.inputs if given != "W")
     head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
-    body = f"{left} = {word.name}({', '.join(map(shown, word.inputs))})"
+    body = f"{left} = {word.name}({', '.join(map(term, word.inputs))})"
     return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")

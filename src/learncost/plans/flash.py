@@ -73,6 +73,14 @@ def _scores(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> bool:
     return not pairs.keys().isdisjoint(line.makes)
 
 
+def _of_pairs(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> list[str]:
+    """The pairs that a line makes or reads, or whose gradients it does: through an explicit Jacobian these have more
+    axes, and are no pairs themselves.
+    """
+    names = [name if name in pairs else name.removeprefix("d") for name in (*line.makes, *line.reads)]
+    return [name for name in names if name in pairs]
+
+
 def _kernels(
     lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: Names
 ) -> tuple[Statement, ...]:
@@ -82,7 +90,7 @@ def _kernels(
 
     def close() -> None:
         if group:
-            turns, queries = next(pairs[name] for line in group for name in (*line.makes, *line.reads) if name in pairs)
+            turns, queries = next(pairs[name] for line in group for name in _of_pairs(line, pairs))
             wish = f"{group[0].tag.layer or 'attention'}_scores"
             if any(line.tag.macro == "backward" for line in group):
                 wish = f"{wish}_backward"
@@ -94,7 +102,7 @@ def _kernels(
         if isinstance(line, Repeat):
             close()
             result.append(replace(line, lines=_kernels(line.lines, pairs, names)))
-        elif any(name in pairs or name.removeprefix("d") in pairs for name in (*line.makes, *line.reads)):
+        elif _of_pairs(line, pairs):
             group.append(line)
         else:
             close()

@@ -93,6 +93,31 @@ def test_chinchilla(seed):
     assert all(row.maccs == 0 for row in softmax)
 
 
+# Hoffmann et al. 2022, table A4: parameters, layers, d_model, ffw_size, heads, k/q size, FLOPs over 6 N D.
+A4 = [
+    ("73M", 10, 640, 2560, 10, 64, 1.03),
+    ("305M", 20, 1024, 4096, 16, 64, 1.10),
+    ("552M", 24, 1280, 5120, 10, 128, 1.08),
+    ("1.1B", 26, 1792, 7168, 14, 128, 1.04),
+    ("1.6B", 28, 2048, 8192, 16, 128, 1.03),
+    ("6.8B", 40, 3584, 14336, 28, 128, 0.99),
+]
+
+
+@pytest.mark.parametrize(("named", "layers", "d", "ffw", "heads", "k", "ratio"), A4)
+def test_chinchilla_table_a4(named, layers, d, ffw, heads, k, ratio):
+    """The ratios to 6 N D at 2048 tokens, without embeddings and logits; N with the rows and relative positions."""
+    vocab, tokens = 32_000, 2048
+    parameters = 13 * layers * d * d + vocab * d
+    assert float(named[:-1]) == pytest.approx(parameters / {"M": 1e6, "B": 1e9}[named[-1]], rel=0.04)
+    sizes = {"hidden_size": d, "num_hidden_layers": layers, "intermediate_size": ffw, "vocab_size": vocab}
+    sizes |= {"num_attention_heads": heads, "head_dim": k, "seq_len": tokens}
+    found = {book: lc.cost("decoder", price_book=book, **sizes).total.flops for book in formulas() if book[0] == "c"}
+    assert round(found["chinchilla-table-a4"] / (6 * parameters * tokens), 2) == ratio
+    ends = 3 * 2 * 2 * tokens * vocab * d
+    assert found["chinchilla"] - found["chinchilla-table-a4"] == ends
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", ["decoder", "encoder"])
 def test_megatron(seed, model):
@@ -158,17 +183,15 @@ def test_palm_utilization():
     assert round(100 * per_token * 238.3e3 / (6144 * 275e12), 1) == 46.2
 
 
-# Brown et al. 2020, table D.1: parameters in millions, FLOPs of 300 billion tokens, petaflop/s-days. The heads of two
-# sizes are printed wider than the model in table 2.1 (24 of 128 for a width of 2048, width 5140 for 40 of 128); table
-# D.1 counts them as wide as it.
+# Brown et al. 2020, table D.1: parameters in millions, FLOPs of 300 billion tokens, petaflop/s-days.
 D1 = [
     ("gpt3-small", {}, 125, 2.25e20, 2.60),
     ("gpt3-medium", {}, 356, 6.41e20, 7.42),
     ("gpt3-large", {}, 760, 1.37e21, 15.8),
-    ("gpt3-xl", {"num_attention_heads": 16, "head_dim": 128}, 1_320, 2.38e21, 27.5),
+    ("gpt3-xl", {}, 1_320, 2.38e21, 27.5),
     ("gpt3-2.7b", {}, 2_650, 4.77e21, 55.2),
     ("gpt3-6.7b", {}, 6_660, 1.20e22, 139),
-    ("gpt3-13b", {"hidden_size": 5120, "intermediate_size": 20480}, 12_850, 2.31e22, 268),
+    ("gpt3-13b", {}, 12_850, 2.31e22, 268),
     ("gpt3-175b", {}, 174_600, 3.14e23, 3640),
 ]
 
@@ -195,7 +218,8 @@ def test_training_of_gpt3(model, sizes, millions, flops, days):
         ("megatron", "transformer-base", (), "one stack of blocks.*has an encoder and a decoder"),
         ("palm", "transformer-base", (), "one stack"),
         ("megatron", "bert-base", (), "with their head: bert-base has none"),
-        ("megatron", "gpt3-xl", (), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072 together"),
+        ("megatron", "bert-base", (), "; --architecture BertForMaskedLM has one"),
+        ("megatron", "gpt3-xl", ("--n-head", "24"), "as wide as the model.*gpt3-xl has a width of 2048, heads of 3072"),
         ("kaplan", "gpt2", ("--procedure", "pepita"), "says nothing of pepita"),
         ("gpt3", "gpt2", ("--train", "head"), "gpt3 is a formula of models that learn as a whole"),
         ("palm", "gpt2", ("--lora", "attention"), "palm is a formula of models that learn as a whole"),
@@ -208,6 +232,11 @@ def test_refusals(book, model, more, message, capsys):
     assert not out
     assert len(err.splitlines()) == 1
     assert re.search(message, err), err
+
+
+def test_images_have_no_head_over_words():
+    with pytest.raises(lc.InputError, match=r"language models with their head: vit-b-16 has none$"):
+        lc.cost("vit-b-16", price_book="megatron")
 
 
 def test_lines_have_no_price_in_a_formula():

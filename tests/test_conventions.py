@@ -36,8 +36,9 @@ SUBJECTS = {
     "gpt2": ("gpt2", {}),
     "bert": ("bert-base", {"seq_len": 32, "architecture": "BertForMaskedLM"}),
     "encoder alone": ("bert-base", {"seq_len": 32}),
+    "no vocabulary": ("vit-b-16", {}),
     "two sides": ("transformer-base", {"seq_len": 24, "target_len": 10}),
-    "heads wider than the model": ("gpt3-xl", {"seq_len": 64, "batch_size": 3}),
+    "heads wider than the model": ("gpt3-xl", {"seq_len": 64, "batch_size": 3, "n_head": 24}),
     "grouped": (configuration(GROUPED | SMALL), {"seq_len": 32}),
     "windows": (configuration(SLIDING | SMALL | {"sliding_window": 8}), {"seq_len": 32}),
 }

@@ -452,7 +452,7 @@ def test_errata_are_whole() -> None:
     of_paper = [f"E{number}" for number in range(1, 29)]
     of_others = [
         name + letter
-        for name, letters in (("001", "abcde"), ("002", "abcdefghi"), ("004", "abcde"))
+        for name, letters in (("001", "abcde"), ("002", "abcdefghi"), ("004", "abcde"), ("005", "ab"), ("006", "a"))
         for letter in letters
     ]
     assert list(BY_ID) == of_paper + of_others
@@ -465,8 +465,8 @@ def test_errata_name_layers_and_macro_operations_of_the_paper() -> None:
         assert row.layer is None or (row.layer, row.macro_operation) in LAYERS, row.id
 
 
-def test_only_two_errata_are_mended() -> None:
-    for row in errata():
+def test_only_two_errata_of_the_paper_are_mended() -> None:
+    for row in (row for row in errata() if row.id < "005" or row.id.startswith("E")):
         right = "mended" if row.id in ("E2", "E3") else "printed"
         assert row.books == {"paper": "printed", "paper-corrected": right}, row.id
 

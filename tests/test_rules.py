@@ -12,6 +12,7 @@ from learncost.faces.rules import rules as command
 from learncost.ledger.rules import rules
 from learncost.ledger.show_rules import as_csv, as_html, as_markdown, as_text
 from learncost.ledger.thumbs import evaluate, thumbs
+from learncost.models.configuration import configure
 
 GENERIC = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "vocab_size": 11, "seq_len": 5}
 MODELS = {
@@ -36,6 +37,27 @@ def test_parts_sum_to_the_error(model):
             if rule.thumb.key in ("6nd", "8nd", "products") or rule.thumb.key.startswith("block"):
                 assert sum(part.amount for part in case.parts) == case.rule - case.exact, rule.thumb.key
             assert case.error == pytest.approx(float(case.rule) / float(case.exact) - 1)
+
+
+KINDS = ("llama-3.2-1b", "gemma-2-2b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v2-lite", "albert-base-v2",
+         "whisper-tiny", "vit-b-16", "bloom-560m")  # fmt: skip
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_kind_of_block_is_held_against_the_rules(model):
+    """A block is the mean of those in its repeat: together they are the ledger's parameters, operations and softmax."""
+    found, ledger = rules(model), lc.cost(model, price_book="matmul", by="layer")
+    assert all(rule.cases and all(case.exact for case in rule.cases) for rule in found.rules)
+    assert {"block", "block_parameters", "elementwise", "softmax"} <= {rule.thumb.key for rule in found.rules}
+    for rule in found.rules:
+        if rule.thumb.key.startswith("block"):
+            assert all(sum(part.amount for part in case.parts) == case.rule - case.exact for case in rule.cases)
+    own = {case.subject: case.exact for case in found["block"].cases}
+    if len(own) == 1:
+        blocks = configure(model).sizes["num_hidden_layers"]
+        inside = [row.flops for row in ledger.rows if row.macro_operation == "forward" and row.block]
+        assert sum(own.values()) * blocks == sum(inside)
+    as_text(found)
 
 
 @pytest.mark.parametrize("model", MODELS)

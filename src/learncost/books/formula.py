@@ -12,6 +12,7 @@ from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Product, Word, walk
 from learncost.layers.products import matrix_maccs
+from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.readings.active import active_parameters, choices
 from learncost.readings.price import Book, Row, kind, parameters
@@ -234,7 +235,8 @@ def _other_widths(reading: Reading) -> str:
 
 
 def _no_head(reading: Reading) -> str:
-    return "" if reading.model.learns else "has none"
+    words = (isinstance(line, Product) and "v" in line.left[0].loops for line, _ in reading.lines)
+    return "" if reading.model.learns and any(words) else f"has none{instead(reading.model.configuration.family)}"
 
 
 _NEEDS: Mapping[str, Callable[[Reading], str]] = {

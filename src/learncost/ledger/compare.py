@@ -15,6 +15,7 @@ from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
+from learncost.models.families import instead
 from learncost.procedures.procedure import PROCEDURES
 from learncost.readings.price import Book
 
@@ -216,13 +217,7 @@ def compare(
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, dtype, sizes, names, wanted, plan)
     left_out = ""
     if not names:
-        all_of_them = run.model.learns and wanted is None
-        names = tuple(name for name in PROCEDURES if all_of_them or name in ("bp", "recompute"))
-        if len(names) < len(PROCEDURES):
-            others = " and ".join(name for name in PROCEDURES if name not in names)
-            left_out = f"{others} need a model with an output to learn from, as gpt2 or `encoder` has"
-            if wanted is not None:
-                left_out = f"{others} update every weight; nothing is frozen or adapted in them"
+        names, left_out = _possible(run, wanted is not None)
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     together = run.model.two_sided and target_len is None and not any(s in sizes for s in ("M", "target_length"))
@@ -231,6 +226,28 @@ def compare(
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
     found = tuple(_overtaking(run, books, names, together, learned))
     return Comparison(run.book.name, costs, found, varied, learned, left_out)
+
+
+def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
+    """The procedures that the model can be trained by under the book, and why not by the others."""
+    refused: dict[str, str] = {}
+    for name in PROCEDURES:
+        try:
+            run.rows(name, run.book)
+        except InputError as error:
+            refused[name] = str(error)
+    names = tuple(name for name in PROCEDURES if name not in refused)
+    if not names:
+        raise InputError(next(iter(refused.values())))
+    if not refused:
+        return names, ""
+    others = " and ".join(refused)
+    if adapted:
+        return names, f"{others} update every weight; nothing is frozen or adapted in them"
+    if not run.model.learns:
+        other = instead(run.model.configuration.family)
+        return names, f"{others} need a model with an output to learn from, as gpt2 or `encoder` has{other}"
+    return names, f"{others} are left out: {next(iter(refused.values()))}"
 
 
 def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:

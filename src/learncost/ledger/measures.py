@@ -9,21 +9,25 @@ from functools import cached_property
 
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
-from learncost.equation.table import Product, Term, walk
+from learncost.equation.table import Line, Product, Repeat, Term, Word, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.cost import Run
 from learncost.readings.price import Row
 
-COUNTS = {"n_layer": "", "n_enc": "encoder ", "n_dec": "decoder "}  # of repeats, and what a block of one is called
-
 
 @dataclass(frozen=True)
 class Block:
-    """One kind of block: the count of its repeat, what it is called, the axis of its tokens."""
+    """The blocks of one repeat: the size that says how often it turns, what a block is called, its tokens' axis.
+
+    `number` is how many blocks there are in all turns, and `kinds` how many stand in one. A count of a block is the
+    mean of them.
+    """
 
     count: str
     title: str
     axis: str
+    number: int
+    kinds: int
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,22 @@ class Measures:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The kinds of block that the model has."""
-        counts = [count for count in COUNTS if any(count in turns for _, turns in walk(self.run.model.table.lines))]
-        return tuple(Block(count, f"{COUNTS[count]}block", "N" if count == "n_enc" else "M") for count in counts)
+        """The blocks that the model has, a repeat each: those of an encoder before those of a decoder."""
+        found: list[Block] = []
+        repeats = [line for line in self.run.model.table.lines if isinstance(line, Repeat)]
+        for repeat in repeats:
+            softmaxes = [(line, turns) for line, turns in walk([repeat]) if _chooses(line)]
+            kinds, number = len(softmaxes), self.at(total(Count.of(turns) for _, turns in softmaxes))
+            if not kinds:
+                continue
+            side = softmaxes[0][0].tag.block if self.run.model.two_sided else ""
+            first = sum(own.number for own in found if own.title.startswith(side or "block"))
+            title = f"{side} block".strip()
+            if len(repeats) > (2 if side else 1):
+                title += f" {first}" if number == 1 else f"s {first} to {first + number - 1}"
+            title += f", the mean of {kinds} kinds" if kinds > 1 else ""
+            found.append(Block(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
+        return tuple(found)
 
     def rows(self, procedure: str, book: str) -> tuple[Row, ...]:
         """The priced lines of one step."""
@@ -48,34 +65,40 @@ class Measures:
 
     def flops(
         self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
-    ) -> int:
-        """FLOPs of one step, of the lines that are kept; with `block`, of one block of that kind."""
+    ) -> int | Fraction:
+        """FLOPs of one step, of the lines that are kept; with `block`, of one block of those."""
         return self._sum(procedure, book, keep, block, maccs=False)
 
     def maccs(
         self, procedure: str, book: str, keep: Callable[[Row], bool] = lambda row: True, block: Block | None = None
-    ) -> int:
+    ) -> int | Fraction:
         """MACCs likewise."""
         return self._sum(procedure, book, keep, block, maccs=True)
 
-    def _sum(self, procedure: str, book: str, keep: Callable[[Row], bool], block: Block | None, maccs: bool) -> int:
+    def _sum(
+        self, procedure: str, book: str, keep: Callable[[Row], bool], block: Block | None, maccs: bool
+    ) -> int | Fraction:
         rows = [row for row in self.rows(procedure, book) if keep(row) and (block is None or inside(row, block))]
         value = self.at(total(row.maccs if maccs else row.flops for row in rows))
-        return value if block is None else value // self.run.axes[block.count]
+        return value if block is None else _mean(value, block.number)
 
     @cached_property
     def parameters(self) -> int:
         """What is trained, tied weights once."""
         return self.at(self.run.model.parameters)
 
-    def block_parameters(self, block: Block) -> tuple[int, int]:
-        """The parameters of one block: those of its matrices, and all."""
+    def block_parameters(self, block: Block) -> tuple[int | Fraction, int | Fraction]:
+        """The parameters that one block reads, shared ones too: those of its matrices, and all."""
         table = self.run.model.table
-        own = [name for name in table.weights if block.count in table.axes[name]]
-        products = [line for line, _ in walk(table.lines) if isinstance(line, Product) and matrix_maccs(line)]
-        read = {name for line in products for name in line.reads}
-        each = {name: self.at(Count.of(table.axes[name])) // self.run.axes[block.count] for name in own}
-        return sum(size for name, size in each.items() if name in read), sum(each.values())
+        (repeat,) = (line for line in table.lines if isinstance(line, Repeat) and line.count == block.count)
+        turns = {count for _, counts in walk([repeat]) for count in counts}
+        lines = [line for line, _ in walk([repeat])]
+        read = {name for line in lines for name in line.reads}
+        own = [name for name in table.weights if name in read or block.count in table.axes[name]]
+        each = {name: self.at(Count.of(axis for axis in table.axes[name] if axis not in turns)) for name in own}
+        multiplied = {name for line in lines if isinstance(line, Product) and matrix_maccs(line) for name in line.reads}
+        matrices = sum(size for name, size in each.items() if name in multiplied)
+        return _mean(matrices, block.kinds), _mean(sum(each.values()), block.kinds)
 
     @cached_property
     def additions(self) -> tuple[int, int]:
@@ -89,10 +112,10 @@ class Measures:
                 results += Count.of((*left.loops, *turns))
         return self.at(multiplied), self.at(multiplied) - self.at(results)
 
-    def overtaking(self, block: Block | None = None) -> Fraction:
+    def overtaking(self, block: Block | None = None) -> Fraction | None:
         """The length at which the products that grow with its square cost as much as those that grow with it.
 
-        With an encoder and a decoder both lengths are this one.
+        With an encoder and a decoder both lengths are this one. None where nothing grows with the square.
         """
         sums = {1: 0, 2: 0}
         for row in self.rows("bp", "matmul"):
@@ -102,7 +125,22 @@ class Measures:
                 power = monomial.count("M")  # 0 where a product is made once a sequence, as in a pooler
                 rest = Count({tuple(name for name in monomial if name != "M"): coefficient})
                 sums[power] = sums.get(power, 0) + self.at(rest)
-        return Fraction(sums[1], sums[2])
+        return Fraction(sums[1], sums[2]) if sums[2] else None
+
+
+def _mean(value: int, number: int) -> int | Fraction:
+    mean = Fraction(value, number)
+    return int(mean) if mean.denominator == 1 else mean
+
+
+def _chooses(line: Line) -> bool:
+    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
+    return isinstance(line, Word) and line.word.startswith("softmax") and attends(line.tag.layer)
+
+
+def attends(layer: str) -> bool:
+    """Whether a layer is an attention of a sequence to itself, by the name that the layer has."""
+    return "attention" in layer and "cross" not in layer
 
 
 def inside(row: Row, block: Block) -> bool:

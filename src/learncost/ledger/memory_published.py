@@ -15,6 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.ledger.cost import prepare
 from learncost.ledger.sheet import Row, Sheet, number
 from learncost.models.configuration import Configuration
+from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.procedure import step
 from learncost.readings.live import levels
@@ -182,7 +183,10 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     stacks = {letter: axes[count] for letter, count in STACKS.items() if count in axes}
     name = model.configuration.name
     if not model.learns or set(stacks) not in ({"n"}, {"E", "D"}) or not {"d", "h", "k", "f", "v"} <= set(axes):
-        raise InputError(f"{name} is none of those that the convention counts: stacks of equal blocks, and a head")
+        other = "" if model.learns else instead(model.configuration.family)
+        raise InputError(
+            f"{name} is none of those that the convention counts: stacks of equal blocks, and a head{other}"
+        )
     attentions = sum(stacks.values()) + stacks.get("D", 0)
     matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
     network = 2 * axes["d"] * axes["f"] * sum(stacks.values())

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from learncost.books.book import book as find_book
+from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import named
 from learncost.ledger.cost import prepare
-from learncost.ledger.measures import Block, Measures, backward, forward
-from learncost.ledger.thumbs import Case, Part, Rule, Rules, Thumb, evaluate, thumbs
+from learncost.ledger.measures import Block, Measures, attends, backward, forward
+from learncost.ledger.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Row, price
 
 __all__ = ["Rules", "rules"]
 
 _ALL = "the whole model"
+_WITH_THE_WIDTH = re.compile(r"intermediate_size|ffn_dim|(attention|key_value)_heads")
+"""The sizes of a configuration that grow with its width: a feed-forward network's own, and how many heads there are."""
 
 
 def rules(
@@ -68,12 +72,13 @@ def rules(
         target_len=made.axes["M"] if two_sided else None,
         tokens=tokens_in_all,
         parameters=measures.parameters,
-        rules=(*(_rule(key, cases) for key, cases in found), *_gpt3()),
+        rules=(*(rule for key, cases in found if (rule := _rule(key, cases)).cases), *_gpt3()),
     )
 
 
 def _rule(key: str, cases: Iterable[Case]) -> Rule:
-    return Rule(thumbs()[key], tuple(cases))
+    """A rule with what it is held against; an error relative to nothing is none."""
+    return Rule(thumbs()[key], tuple(case for case in cases if case.exact))
 
 
 _Found = Iterator[tuple[str, list[Case]]]
@@ -122,8 +127,8 @@ def _blocks(measures: Measures) -> _Found:
         yield key, cases
     yield "block_parameters", [_block_parameters(measures, block) for block in measures.blocks]
     crossing = thumbs()["overtakes"].at(h=axes["d"])
-    cases = [Case(block.title, crossing, measures.overtaking(block), "matmul") for block in measures.blocks]
-    yield "overtakes", [*cases, Case("the whole model", crossing, measures.overtaking(), "matmul")]
+    own = {**{block.title: measures.overtaking(block) for block in measures.blocks}, _ALL: measures.overtaking()}
+    yield "overtakes", [Case(title, crossing, exact, "matmul") for title, exact in own.items() if exact is not None]
 
 
 def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tuple[Part, ...]:
@@ -132,13 +137,16 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
     procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
 
-    def exact(wanted: Any) -> int:
+    def exact(wanted: Callable[[Row], bool]) -> Number:
         return measures.flops(procedure, "matmul", lambda row: keep(row) and wanted(row), block)
 
+    def rest(row: Row) -> bool:
+        return not (attends(row.layer) or _is_network(row) or row.layer == "cross_attention")
+
     mine = {
-        "projections": exact(lambda row: row.layer == "attention" and row.kind == "linear"),
-        "feed_forward": exact(lambda row: row.layer.startswith("feed_forward")),
-        "scores": exact(lambda row: row.layer == "attention" and row.kind == "attention"),
+        "projections": exact(lambda row: attends(row.layer) and row.kind != "attention"),
+        "feed_forward": exact(_is_network),
+        "scores": exact(lambda row: attends(row.layer) and row.kind == "attention"),
     }
     titles = {
         "projections": "heads that are together not as wide as the model",
@@ -146,7 +154,12 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
         "scores": "products of queries, keys and values of another width",
     }
     parts = [Part(titles[name], evaluate(thumb.parts[name], letters) - value) for name, value in mine.items()]
-    return _nonzero([*parts, Part("cross-attention", -exact(lambda row: row.layer == "cross_attention"))])
+    cross = Part("cross-attention", -exact(lambda row: row.layer == "cross_attention"))
+    return _nonzero([*parts, cross, Part("products of other layers", -exact(rest))])
+
+
+def _is_network(row: Row) -> bool:
+    return "feed_forward" in row.layer or "expert" in row.layer
 
 
 def _block_parameters(measures: Measures, block: Block) -> Case:
@@ -190,14 +203,16 @@ def _convolution(axes: Mapping[str, int]) -> list[Case]:
     return _twice("a convolution of width 3", once, sum(others), "matmul")
 
 
-def _twice(title: str, once: int, twice: int, book: str) -> list[Case]:
-    return [Case(title, thumbs()["backward"].at(), Fraction(twice, once), book)] if once and twice else []
+def _twice(title: str, once: Number, twice: Number, book: str) -> list[Case]:
+    return [Case(title, thumbs()["backward"].at(), Fraction(twice) / once, book)] if once and twice else []
 
 
 def _products(measures: Measures) -> _Found:
     axes = measures.run.axes
     width, head = axes["d"], axes["k"]
-    wide = {**axes, "d": 8192, "f": 8192 * axes["f"] // width, "h": max(1, 8192 // head)}
+    expressions = measures.run.model.rules
+    grown = {axis for axis, rule in expressions.items() if _WITH_THE_WIDTH.search(rule) and "/" not in rule}
+    wide = {**axes, **{axis: max(1, 8192 * axes[axis] // width) for axis in ("d", *grown)}}
     cases = []
     for sizes, title in ((axes, f"width {width:,}"), (wide, "width 8,192")):
         own = Measures(replace(measures.run, axes=sizes))
@@ -205,28 +220,29 @@ def _products(measures: Measures) -> _Found:
             once = own.flops("bp", "run", lambda row: forward(row) and row.kind == "elementwise", block)
             other = own.flops("bp", "run", lambda row: forward(row) and row.kind != "elementwise", block)
             rule = thumbs()["elementwise"].at(h=sizes["d"])
-            cases.append(Case(f"{block.title}, {title}", rule, Fraction(once, other), "run"))
+            cases.append(Case(f"{block.title}, {title}", rule, Fraction(once) / other, "run"))
     yield "elementwise", cases
     cases = []
     for book in ("paper", "run"):
         for block in measures.blocks:
             once = measures.flops("bp", book, _is_softmax, block)
             other = measures.flops("bp", "matmul", lambda row: forward(row) and row.kind == "attention", block)
-            cases.append(Case(block.title, thumbs()["softmax"].at(k=head), Fraction(once, other), book))
+            cases.append(Case(block.title, thumbs()["softmax"].at(k=head), Fraction(once) / other, book))
     yield "softmax", cases
     multiplied, added = measures.additions
     rule = thumbs()["products"].at(P=multiplied)
     parts = (Part("an addition less in each sum", multiplied - added),)
     yield "products", [Case("matrix products, forward", rule, multiplied + added, "", parts)]
     if measures.run.model.learns:
-        less, more = (measures.maccs(name, "paper") for name in ("pepita", "mempepita"))
-        yield "third", [Case("MACCs", thumbs()["third"].at(), Fraction(more, less), "paper")]
+        try:
+            less, more = (measures.maccs(name, "paper") for name in ("pepita", "mempepita"))
+        except InputError:
+            return  # a model that they cannot train
+        yield "third", [Case("MACCs", thumbs()["third"].at(), Fraction(more) / less, "paper")]
 
 
 def _is_softmax(row: Row) -> bool:
-    return (
-        forward(row) and row.layer in ("attention", "cross_attention") and row.text.split("(")[0].count("softmax") > 0
-    )
+    return forward(row) and "attention" in row.layer and "softmax" in row.text.partition("(")[0]
 
 
 def _gpt3() -> tuple[Rule, ...]:

@@ -146,6 +146,12 @@ class Family:
         return len(self.blocks) > 1
 
     @property
+    def says_words(self) -> str:
+        """The class whose one head is over the vocabulary, as every procedure and formula takes it; "" without one."""
+        lines = {own.name: self.heads[own.head].get("lines", "") for own in self.architectures}
+        return next((name for name, text in lines.items() if " head(" in text and text.count("loss(") == 1), "")
+
+    @property
     def derived(self) -> Mapping[str, str]:
         """The sizes that follow from others where a configuration says nothing or null, each with its expression."""
         return {name: value for name, value in self.sizes.items() if isinstance(value, str)}
@@ -162,6 +168,12 @@ def family(name: str) -> Family:
     if name.startswith("_") or not name.replace("-", "_").isidentifier() or not (FOLDER / f"{name}.toml").is_file():
         raise KeyError(name)
     return _family(name, _read(name))
+
+
+def instead(name: str) -> str:
+    """The end of a refusal of a class without a head over the vocabulary: which one of the family has it."""
+    other = family(name).says_words if name in names() else ""
+    return f"; --architecture {other} has one" if other else ""
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from learncost.layers.derive import Derived
 from learncost.layers.layer import named
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
+from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.backpropagation import backpropagation, repeats
 from learncost.vocabulary import entry
@@ -54,7 +55,7 @@ def forward_learning(model: Model, memory_efficient: bool, mode: str = "paper") 
     if not model.learns:
         raise InputError(
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
-            "pepita and mempepita need one, as gpt2 or `encoder` has"
+            f"pepita and mempepita need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
         )
     if any(isinstance(inner, Repeat) for line in model.table.lines if isinstance(line, Repeat) for inner in line.lines):
         name = model.configuration.name
@@ -113,7 +114,7 @@ class _Schedule:
             name, counted = self.model.configuration.name, self.model.configuration.counted
             raise InputError(
                 f"the output of {name} (counted: {counted}) is not over the vocabulary: pepita and mempepita add its "
-                "error to the one-hot tokens; bp does without"
+                f"error to the one-hot tokens; bp does without{instead(self.model.configuration.family)}"
             )
 
     def error_lines(self) -> tuple[Line, ...]:

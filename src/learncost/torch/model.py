@@ -16,6 +16,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import evaluate
+from learncost.models.families import instead
 from learncost.models.model import Model, build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
@@ -69,7 +70,8 @@ class ModelModule(TableModule):
         """
         loss = targets is not None or "targets" in inputs
         if loss and "targets" not in self.table.inputs:
-            raise InputError(f"{self.configuration.name} reads no targets: it gives {', '.join(self.table.outputs)}")
+            given = f"{', '.join(self.table.outputs)}{instead(self.configuration.family)}"
+            raise InputError(f"{self.configuration.name} reads no targets: it gives {given}")
         padded = mask is not None or encoder_mask is not None
         passes = self.passes((loss, padded, self.training and self._drops))
         sides = {"encoder": (encoder_tokens, encoder_mask), "": (tokens, mask)}

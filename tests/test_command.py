@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -205,7 +206,14 @@ def test_lists_come_from_the_registries(capsys):
     found = json.loads(capsys.readouterr().out)
     for entry in found:
         assert main(["list", entry["what"], "--json"]) == 0
-        assert len(json.loads(capsys.readouterr().out)) == int(entry["how many"]) > 0
+        listed = json.loads(capsys.readouterr().out)
+        assert len(listed) == entry["count"] > 0
+        keys = {key for one in listed for key in one}
+        assert all(re.fullmatch(r"[a-z][a-z0-9_]{0,14}", key) for key in keys), keys
+        numbers = [value for one in listed for value in one.values() if isinstance(value, str)]
+        assert not any(re.fullmatch(r"[\d,.]+", value) for value in numbers), "numbers are no strings"
+        assert main(["list", entry["what"]]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_errata_as_data(capsys):

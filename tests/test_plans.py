@@ -313,7 +313,7 @@ def test_the_commands_take_a_plan(capsys):
     assert [cost.macro_operations["recomputation"][1].flops > 0 for cost in beside.values()] == [True, False]
     assert main(["list", "plans", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [row["plan"] for row in listed] == [plan.spelling for plan in PLANS.values()]
+    assert [row["name"] for row in listed] == [plan.spelling for plan in PLANS.values()]
     assert main(["emit", "gpt2", "--plan", "recompute=gelu"]) == 0
     assert "under recompute=gelu" in capsys.readouterr().out
 

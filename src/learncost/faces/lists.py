@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as to_json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Switch, chosen
@@ -36,26 +38,44 @@ def listing(
         Devices with their peaks, for other programs.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
     if what is None:
-        heading, columns = "learncost list WHAT", ("what", "how many")
-        rows = [(name, str(len(make()[1]))) for name, make in _REGISTRIES.items()]
+        found = Listed([{"what": name, "count": len(make().entries)} for name, make in _REGISTRIES.items()])
+        found.columns.update({"what": _field("what"), "how many": lambda one: str(one["count"])})
+        heading = "learncost list WHAT"
     elif what in _REGISTRIES:
-        columns, rows = _REGISTRIES[what]()
-        heading = f"{len(rows)} {what.replace('-', ' ')}"
+        found = _REGISTRIES[what]()
+        heading = f"{len(found.entries)} {what.replace('-', ' ')}"
     else:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if wanted == "json":
-        return to_json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False)
-    numbers = {"parameters", "how many", "GB", "W", "kg CO2e/kWh"}
-    left = frozenset(place for place, column in enumerate(columns) if column not in numbers)
-    sheet = Sheet(heading, columns, tuple(Row(row) for row in rows), (), left)
+        return to_json.dumps(found.entries, indent=2, ensure_ascii=False)
+    rows = tuple(Row(tuple(cell(one) for cell in found.columns.values())) for one in found.entries)
+    left = frozenset(place for place, name in enumerate(found.columns) if name not in _NUMBERS)
+    sheet = Sheet(heading, tuple(found.columns), rows, (), left)
     return sheet.markdown() if wanted == "md" else sheet
 
 
-Listed = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""Columns and rows."""
+Known = dict[str, Any]
+"""What is known of one thing, under short names, as the JSON has it: numbers are numbers."""
+
+Cell = Callable[[Known], str]
+
+
+def _field(name: str) -> Cell:
+    """The cell that shows a field as it is."""
+    return lambda one: str(one[name])
+
+
+_NUMBERS = frozenset({"parameters", "how many", "GB", "W", "kg CO2e/kWh"})
+"""Columns of numbers, which stand at the right."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The things of a list, and by the headings of a table the cells of each."""
+
+    entries: list[Known]
+    columns: dict[str, Cell] = field(default_factory=dict)
 
 
 def _models() -> Listed:
@@ -64,116 +84,183 @@ def _models() -> Listed:
     from learncost.models.model import build
     from learncost.models.presets import presets
 
-    rows: list[tuple[str, ...]] = []
+    entries: list[Known] = []
     for preset in presets():
         model = build(configure(preset.name))
-        also = f"; also {', '.join(preset.aliases)}" if preset.aliases else ""
-        rows.append((preset.name, f"{model.parameters.at(model.sizes):,}", f"{preset.title}{also}"))
-    rows += [(name, "-", f"generic {name}: all sizes as flags") for name in GENERIC]
-    return ("model", "parameters", "what it is"), rows
+        parameters = int(model.parameters.at(model.sizes))
+        own = {"name": preset.name, "parameters": parameters, "title": preset.title, "aliases": list(preset.aliases)}
+        entries.append(own)
+    for name in GENERIC:
+        title = f"generic {name}: all sizes as flags"
+        entries.append({"name": name, "parameters": None, "title": title, "aliases": []})
+    columns: dict[str, Cell] = {
+        "model": _field("name"),
+        "parameters": lambda one: "-" if one["parameters"] is None else f"{one['parameters']:,}",
+        "what it is": lambda one: "; also ".join(part for part in (one["title"], ", ".join(one["aliases"])) if part),
+    }
+    return Listed(entries, columns)
 
 
 def _families() -> Listed:
     from learncost.models.families import FAMILIES
 
-    rows: list[tuple[str, ...]] = []
+    entries: list[Known] = []
     for found in FAMILIES.values():
-        classes = ", ".join(architecture.name for architecture in found.architectures if architecture.name)
-        rows.append((found.name, classes or f"{found.architectures[0].counted}, all sizes as flags"))
-    return ("model type", "the classes that can be counted, the usual one first"), rows
+        classes = [architecture.name for architecture in found.architectures if architecture.name]
+        entries.append({"name": found.name, "classes": classes, "counted": found.architectures[0].counted})
+    columns: dict[str, Cell] = {
+        "model type": _field("name"),
+        "the classes that can be counted, the usual one first": lambda one: (
+            ", ".join(one["classes"]) or f"{one['counted']}, all sizes as flags"
+        ),
+    }
+    return Listed(entries, columns)
 
 
 def _sizes() -> Listed:
     from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 
-    rows: list[tuple[str, ...]] = [
-        (
-            f"--{size.name.replace('_', '-')}",
-            size.symbol,
-            f"{size.meaning}; also {', '.join(size.spellings)}".removesuffix("; also "),
-        )
+    entries: list[Known] = [
+        {
+            "flag": f"--{size.name.replace('_', '-')}",
+            "symbol": size.symbol,
+            "meaning": size.meaning,
+            "spellings": list(size.spellings),
+        }
         for size in (*RUN_SIZES, *MODEL_SIZES)
     ]
-    return ("flag", "symbol", "what it is, and its other spellings"), rows
+    columns: dict[str, Cell] = {
+        "flag": _field("flag"),
+        "symbol": _field("symbol"),
+        "what it is, and its other spellings": lambda one: "; also ".join(
+            part for part in (one["meaning"], ", ".join(one["spellings"])) if part
+        ),
+    }
+    return Listed(entries, columns)
 
 
 def _price_books() -> Listed:
     from learncost.books.book import every
 
-    return ("price book", "what it counts"), [(book.name, f"{book.title}; {book.source}") for book in every().values()]
+    entries: list[Known] = [
+        {"name": book.name, "title": book.title, "source": book.source} for book in every().values()
+    ]
+    return Listed(entries, {"price book": _field("name"), "what it counts": _told})
+
+
+def _told(one: Known) -> str:
+    """What it is, and who says so."""
+    return f"{one['title']}; {one['source']}"
 
 
 def _procedures() -> Listed:
     from learncost.procedures.procedure import CONTROLS, PROCEDURES
 
-    rows: list[tuple[str, ...]] = []
-    for found in (*PROCEDURES.values(), *CONTROLS.values()):
-        passes = ", ".join(f"{times} {macro.replace('_', ' ')}" for macro, times in found.passes.items())
-        rows.append((found.name, f"{found.title}: {passes}. {found.source}"))
-    return ("procedure", "what it is, and its passes in a step"), rows
+    entries: list[Known] = [
+        {"name": found.name, "title": found.title, "passes": dict(found.passes), "source": found.source}
+        for found in (*PROCEDURES.values(), *CONTROLS.values())
+    ]
+
+    def told(one: Known) -> str:
+        passes = ", ".join(f"{times} {macro.replace('_', ' ')}" for macro, times in one["passes"].items())
+        return f"{one['title']}: {passes}. {one['source']}"
+
+    return Listed(entries, {"procedure": _field("name"), "what it is, and its passes in a step": told})
 
 
 def _optimizers() -> Listed:
     from learncost.procedures.optimizer import OPTIMIZERS
     from learncost.vocabulary import entry
 
-    rows: list[tuple[str, ...]] = [(name, entry(found.word).source) for name, found in OPTIMIZERS.items()]
-    return ("optimizer", "source"), rows
+    entries: list[Known] = [{"name": name, "source": entry(found.word).source} for name, found in OPTIMIZERS.items()]
+    return Listed(entries, {"optimizer": _field("name"), "source": _field("source")})
 
 
 def _plans() -> Listed:
     from learncost.plans.plan import PLANS
 
-    return ("plan", "what it does"), [(plan.spelling, f"{plan.title}; {plan.source}") for plan in PLANS.values()]
+    entries: list[Known] = [
+        {"name": plan.spelling, "title": plan.title, "source": plan.source} for plan in PLANS.values()
+    ]
+    return Listed(entries, {"plan": _field("name"), "what it does": _told})
 
 
 def _layers() -> Listed:
     from learncost.layers.layer import named, shipped
 
-    return ("layer", "source"), [(name, named(name).source) for name in shipped()]
+    entries: list[Known] = [{"name": name, "source": named(name).source} for name in shipped()]
+    return Listed(entries, {"layer": _field("name"), "source": _field("source")})
 
 
 def _words() -> Listed:
     from learncost.vocabulary import entries
 
-    return ("word", "kind", "source"), [(word.name, word.kind, word.source) for word in entries()]
+    known: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
+    return Listed(known, {"word": _field("name"), "kind": _field("kind"), "source": _field("source")})
 
 
 def _devices() -> Listed:
     from learncost.devices.device import devices
 
-    rows: list[tuple[str, ...]] = []
-    for found in devices().values():
-        peaks = ", ".join(f"{kind} {rate:g}" for kind, rate in found.peak_tflops.items())
-        memory = " or ".join(f"{size:.3g}" for size in found.memory_gb)
-        power = "" if found.tdp_w is None else f"{found.tdp_w:g}"
-        rows.append((found.name, memory, power, peaks))
-    return ("device", "GB", "W", "dense peak, TFLOP/s"), rows
+    entries: list[Known] = [
+        {
+            "name": found.name,
+            "memory_gb": list(found.memory_gb),
+            "bandwidth_gbs": list(found.bandwidth_gbs),
+            "tdp_w": found.tdp_w,
+            "peak_tflops": dict(found.peak_tflops),
+            "source": found.source,
+        }
+        for found in devices().values()
+    ]
+    columns: dict[str, Cell] = {
+        "device": _field("name"),
+        "GB": lambda one: " or ".join(f"{size:.3g}" for size in one["memory_gb"]),
+        "W": lambda one: "" if one["tdp_w"] is None else f"{one['tdp_w']:g}",
+        "dense peak, TFLOP/s": lambda one: ", ".join(f"{kind} {rate:g}" for kind, rate in one["peak_tflops"].items()),
+    }
+    return Listed(entries, columns)
 
 
 def _countries() -> Listed:
     from learncost.hardware.grid import countries
 
-    rows: list[tuple[str, ...]] = []
+    entries: list[Known] = []
     for found in countries().values():
         year = max(found.by_year)
-        rows.append((found.code, found.name, f"{found.by_year[year]:.3f}", f"{year}; from {min(found.by_year)} on"))
-    return ("code", "country", "kg CO2e/kWh", "year"), rows
+        own = {"code": found.code, "name": found.name, "kg_per_kwh": found.by_year[year], "year": year}
+        entries.append({**own, "from": min(found.by_year)})
+    columns: dict[str, Cell] = {
+        "code": _field("code"),
+        "country": _field("name"),
+        "kg CO2e/kWh": lambda one: f"{one['kg_per_kwh']:.3f}",
+        "year": lambda one: f"{one['year']}; from {one['from']} on",
+    }
+    return Listed(entries, columns)
 
 
 def _runs() -> Listed:
     from learncost.hardware.published import published_runs
     from learncost.hardware.show import published
 
-    return ("run", "what is printed, and its inputs multiplied again"), [
-        (found.name, published(found)) for found in published_runs()
-    ]
+    told = {found.name: published(found) for found in published_runs()}
+    entries: list[Known] = []
+    for found in published_runs():
+        products = {"mwh": (found.energy, 1e3), "t": (found.co2, 1e3), "usd": (found.price, 1.0)}
+        own = {name: figure.value / scale for name, (figure, scale) in products.items() if figure is not None}
+        entries.append({**asdict(found), "computed": own})
+    columns: dict[str, Cell] = {
+        "run": _field("name"),
+        "what is printed, and its inputs multiplied again": lambda one: told[one["name"]],
+    }
+    return Listed(entries, columns)
 
 
 def _commands() -> Listed:
     from learncost.faces.command import COMMANDS
 
-    return ("command", "what it does"), [(name, about) for name, (_, about) in COMMANDS.items()]
+    entries: list[Known] = [{"name": name, "about": about} for name, (_, about) in COMMANDS.items()]
+    return Listed(entries, {"command": _field("name"), "what it does": _field("about")})
 
 
 _REGISTRIES: Mapping[str, Callable[[], Listed]] = {

@@ -16,6 +16,7 @@ WIDTH = 80
 """Columns of text where nothing says how many there are."""
 
 _GAP = "  "
+_NARROW = 16  # a column of words is not made narrower
 
 
 @dataclass(frozen=True)
@@ -52,38 +53,67 @@ class Sheet:
         return sum(self.widths) + len(_GAP) * (len(self.columns) - 1)
 
     def lines(self, width: int = WIDTH) -> Iterator[tuple[str, str]]:
-        """Lines of text with their styles; a last column of words and the notes are broken to the width."""
-        widths = list(self.widths)
-        last = len(self.columns) - 1
-        if last in self.left:
-            widths[last] = max(16, min(widths[last], width - sum(widths[:last]) - len(_GAP) * last))
+        """Lines of text with their styles, none longer than the width.
+
+        Columns of words and the notes are broken; where the numbers still need more, their columns stand in blocks,
+        one below the other, each beside the first column.
+        """
         for part in textwrap.wrap(self.title, width):
             yield part, "bold"
-        if self.columns:
+        widths = self._narrowed(width)
+        for places in self._blocks(widths, width) if self.columns else ():
             yield "", ""
             if any(self.columns):
-                yield self._line(self.columns, widths), "dim"
-        for row in self.rows:
-            cells = ("  " * row.depth + row.cells[0], *row.cells[1:]) if row.cells else ()
-            parts = textwrap.wrap(cells[last], widths[last]) if last in self.left and len(cells) > last else []
-            if len(parts) > 1:
-                yield self._line((*cells[:last], parts[0]), widths), row.style
-                for part in parts[1:]:
-                    yield self._line((*("" for _ in cells[:last]), part), widths), row.style
-            else:
-                yield self._line(cells, widths), row.style
+                yield from self._row(Row(self.columns, "dim"), widths, places)
+            for row in self.rows:
+                yield from self._row(row, widths, places)
         if self.notes:
             yield "", ""
         for note in self.notes:
             for part in textwrap.wrap(note, width, break_on_hyphens=False):
                 yield part, "dim"
 
-    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
-        parts = [
-            cell.ljust(width) if place in self.left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=False))
-        ]
-        return _GAP.join(parts).rstrip()
+    def _narrowed(self, width: int) -> list[int]:
+        """The widths of the columns, those of words made narrower where it takes that: the last one first."""
+        widths, last = list(self.widths), len(self.columns) - 1
+
+        def over() -> int:
+            return sum(widths) + len(_GAP) * last - width
+
+        if last in self.left:
+            widths[last] = max(min(widths[last], _NARROW), widths[last] - max(0, over()))
+        while over() > 0 and (wide := [place for place in self.left if place <= last and widths[place] > _NARROW]):
+            widths[max(wide, key=lambda place: widths[place])] -= 1
+        return widths
+
+    def _blocks(self, widths: Sequence[int], width: int) -> list[list[int]]:
+        """The columns of each block; the first column is in all of them."""
+        blocks = [[0]]
+        for place in range(1, len(widths)):
+            needed = sum(widths[own] + len(_GAP) for own in blocks[-1]) + widths[place]
+            if needed > width and len(blocks[-1]) > 1:
+                blocks.append([0])
+            blocks[-1].append(place)
+        return blocks
+
+    def _row(self, row: Row, widths: Sequence[int], places: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """The row in as many lines as its longest cell of words needs."""
+        cells = []
+        for place in places:
+            text = row.cells[place] if place < len(row.cells) else ""
+            indent = "  " * row.depth if place == 0 else ""
+            if place in self.left and len(indent + text) > widths[place]:
+                hanging = indent + ("  " if place == 0 else "")
+                cells.append(textwrap.wrap(text, widths[place], initial_indent=indent, subsequent_indent=hanging))
+            else:
+                cells.append([indent + text])
+        for turn in range(max(map(len, cells), default=0)):
+            parts = (cell[turn] if turn < len(cell) else "" for cell in cells)
+            made = (
+                part.ljust(widths[place]) if place in self.left else part.rjust(widths[place])
+                for place, part in zip(places, parts, strict=True)
+            )
+            yield _GAP.join(made).rstrip(), row.style
 
     def text(self, width: int = WIDTH) -> str:
         """The sheet as plain text."""

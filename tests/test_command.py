@@ -250,7 +250,7 @@ def test_cost_imports_little():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
-    assert "879,072,664,832" in done.stdout
+    assert "880,690,382,336" in done.stdout
 
 
 def test_a_reader_that_goes_away():
@@ -299,6 +299,6 @@ def test_a_terminal(colour):
     os.close(ours)
     assert process.wait() == 0
     text = shown.decode()
-    assert "879,072,664,832" in text
+    assert "880,690,382,336" in text
     assert "\x1b[1m" in text  # bold is no colour
     assert "\x1b[3" not in text

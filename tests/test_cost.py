@@ -114,8 +114,10 @@ def test_equal_layers_are_merged_and_counted():
 def test_defaults():
     found = lc.cost("gpt2")
     assert (found.procedure, found.price_book, found.batch_size, found.seq_len) == ("bp", "run", 1, 1024)
-    assert (found.dtype, found.optimizer, found.target_len) == ("fp32", "sgd", None)
+    assert (found.dtype, found.optimizer, found.target_len) == ("fp32", "adamw", None)
     assert found.parameters == 124_439_808
+    assert {lc.cost("gpt2", price_book=book).optimizer for book in ("paper", "paper-corrected")} == {"sgd"}
+    assert lc.cost("gpt2", price_book="paper", optimizer="momentum").optimizer == "momentum"
     assert "training" not in found.to_dict()
     assert lc.cost("encoder-decoder", **TWO_SIDED).target_len == TWO_SIDED["seq_len"]
     assert lc.cost("encoder-decoder", target_len=9, **TWO_SIDED).target_len == 9

@@ -302,7 +302,7 @@ def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
 
 def test_the_commands_take_a_plan(capsys):
     text = "head,at-once,recompute=gelu+norm"
-    table = planned(step(build(configure("gpt2")), "bp"), text)
+    table = planned(step(build(configure("gpt2")), "bp", "adamw"), text)
     found = lc.cost("gpt2", batch_size=2, plan=text)
     sizes = run_sizes(build(configure("gpt2")), 2, None, None)
     assert found.total.flops == lc.price(table, sizes, lc.book("run")).flops

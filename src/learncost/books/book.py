@@ -116,6 +116,7 @@ BOOKS: Mapping[str, Book] = {
             _UNPRICED,
             {("attention", "JS"): "E3", ("cross_attention", "JS"): "E3"},
             _ONE_HOT,
+            optimizer="sgd",
         ),
         Book(
             "paper-corrected",
@@ -127,6 +128,7 @@ BOOKS: Mapping[str, Book] = {
             _OVERRIDES,
             _UNPRICED,
             one_hot=_ONE_HOT,
+            optimizer="sgd",
         ),
     )
 }

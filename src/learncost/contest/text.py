@@ -15,6 +15,7 @@ from learncost.engines.weights import initial_weights
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.procedures.optimizer import DEFAULT
 from learncost.training import corpus
 from learncost.training.tokenizer import tokenizer
 
@@ -68,7 +69,7 @@ def text(
         validation=checked,
         classes=own.size,
         begin=lambda seed: initial_weights(built.table, built.sizes, seed),
-        optimizer="adamw",
+        optimizer=DEFAULT,
         batch_size=8,
         facts=f"{len(training):,} bytes learned from; {checked.right.size:,} of {len(validation):,} others validate",
         fixed=fixed,

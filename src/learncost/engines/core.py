@@ -17,6 +17,7 @@ from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
 from learncost.procedures.clipping import with_clipping
 from learncost.procedures.forward_learning import MODES
+from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
@@ -31,7 +32,7 @@ class Settings:
     """How a training learns. `learning_rate` is all that may change from step to step, by `Core.learning_rate`."""
 
     procedure: str = "bp"
-    optimizer: str = "sgd"
+    optimizer: str = DEFAULT
     learning_rate: float = 0.01
     momentum: float = 0.9
     betas: tuple[float, float] = (0.9, 0.999)

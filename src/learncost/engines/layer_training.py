@@ -14,6 +14,7 @@ from learncost.equation.table import Table, windows
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model
+from learncost.procedures.optimizer import DEFAULT
 from learncost.readings.run import infer_sizes
 
 
@@ -32,7 +33,7 @@ class LayerTraining(Core):
     procedure
         bp, recompute, pepita or mempepita.
     optimizer
-        sgd, momentum or adamw.
+        adamw (the default), sgd or momentum.
     projected
         Inputs or embeddings to which PEPITA adds the output's error, through a fixed random matrix that is drawn from
         the seed.
@@ -64,7 +65,7 @@ class LayerTraining(Core):
         layer: Layer | Model,
         weights: Mapping[str, Any],
         procedure: str = "bp",
-        optimizer: str = "sgd",
+        optimizer: str = DEFAULT,
         *,
         projected: tuple[str, ...] = (),
         **settings: Any,

@@ -16,6 +16,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
+from learncost.procedures.optimizer import DEFAULT
 
 
 class Training(Core):
@@ -31,7 +32,7 @@ class Training(Core):
     procedure
         bp, recompute, pepita or mempepita.
     optimizer
-        sgd, momentum or adamw.
+        adamw (the default), sgd or momentum.
     learning_rate
         The rate of the first step; the attribute `learning_rate` may be changed between steps.
     momentum
@@ -83,7 +84,7 @@ class Training(Core):
         self,
         model: str | Configuration,
         procedure: str = "bp",
-        optimizer: str = "sgd",
+        optimizer: str = DEFAULT,
         *,
         learning_rate: float = 0.01,
         momentum: float = 0.9,

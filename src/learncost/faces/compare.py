@@ -39,7 +39,7 @@ def compare(
     seq_len: Number | None = None,
     target_len: Number | None = None,
     tokens: Number | None = None,
-    optimizer: Name = "sgd",
+    optimizer: Name | None = None,
     dropout: Number = "0",
     dtype: Name = "fp32",
     train: Name | None = None,

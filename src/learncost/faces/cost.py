@@ -43,7 +43,7 @@ def cost(
     target_len: Number | None = None,
     context: Number | None = None,
     tokens: Number | None = None,
-    optimizer: Name = "sgd",
+    optimizer: Name | None = None,
     dropout: Number = "0",
     dtype: Name | None = None,
     train: Name | None = None,

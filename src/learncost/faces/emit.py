@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from learncost import __version__
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Table
+from learncost.equation.table import Table
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.subject import read_layer
 from learncost.layers.derive import derive
@@ -27,8 +27,8 @@ from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
+from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_gradients
 from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.optimizer import with_optimizer, without_gradients
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings.emit import BACKENDS, program
@@ -69,7 +69,7 @@ def emit(
     procedure
         Of a model: bp by default, recompute, pepita or mempepita.
     optimizer
-        sgd, momentum or adamw; none gives a program that returns the gradients, as a layer's does.
+        adamw (the default of a model), sgd or momentum; none (of a layer) gives a program that returns the gradients.
     plan
         Of a model: rewritings of its step, such as head,at-once,recompute=gelu+norm (`learncost list plans`).
     macro
@@ -124,7 +124,7 @@ def emit(
     if isinstance(subject, Model):
         if macro != "step":
             raise InputError(f"--macro {macro} is for layers; a model's program is its step")
-        table, about = _model(subject, procedure or "bp", optimizer or "sgd", plan or "")
+        table, about = _model(subject, procedure or "bp", optimizer or DEFAULT, plan or "")
         constants = subject.sizes
     elif procedure is not None:
         raise InputError("--procedure is for models; a layer is differentiated as it stands")
@@ -187,11 +187,10 @@ def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
 def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Table, str]:
     """The step of a model: with an optimizer it returns new weights, without one gradients."""
     found = find_procedure(procedure)
-    table = step(model, procedure, "sgd" if optimizer == "none" else optimizer)
     if optimizer == "none":
-        table, end = _without_optimizer(table), "gradients"
+        table, end = step(model, procedure), "gradients"
     else:
-        table, end = without_gradients(table), f"optimizer {optimizer}"
+        table, end = without_gradients(step(model, procedure, optimizer)), f"optimizer {optimizer}"
     table = planned(table, plan, model.sizes)
     configuration = model.configuration
     under = f" under {plan}" if plan else ""
@@ -199,20 +198,6 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
     if found.title != procedure:
         about += f"\n\n{found.title[:1].upper()}{found.title[1:]}: {found.source}."
     return table, f"{about}\nCounted as {configuration.counted}." if configuration.counted else about
-
-
-def _without_optimizer(table: Table) -> Table:
-    """The step without its last lines, and without what only these read or make."""
-    lines = tuple(line for line in table.lines if not isinstance(line, Line) or line.tag.macro != "optimizer_step")
-    made = {term.name for line in table.lines if line not in lines and isinstance(line, Line) for term in line.left}
-    read = {name for line in lines for name in line.reads}
-    scalars = find_optimizer("sgd").scalars
-    return replace(
-        table,
-        lines=lines,
-        inputs=tuple(name for name in table.inputs if name in read or name not in scalars),
-        outputs=tuple(name for name in table.outputs if name not in made),
-    )
 
 
 def _layer(layer: Layer, optimizer: str, macro: str) -> tuple[Table, str]:
@@ -267,8 +252,8 @@ def command(
     procedure
         For a model, how it learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        What updates the weights: sgd, momentum, adamw, or none, which returns the gradients. The default is sgd for a
-        model and none for a layer.
+        What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for
+        a model and none for a layer.
     plan
         For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (learncost list plans).
     macro

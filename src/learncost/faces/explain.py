@@ -22,7 +22,7 @@ def explain(
     *,
     price_book: str = "run",
     jacobian: bool | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     format: Format = "text",
 ) -> Explanation:
     """A layer's forward, backward and weight update line by line, with costs and what must be kept between them.
@@ -36,7 +36,8 @@ def explain(
     jacobian
         Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        For the layer optimizer, what updates the weights: sgd, momentum or adamw.
+        For the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and sgd
+        under the paper's price books.
     format
         How the result is written: text, markdown, latex or json.
 

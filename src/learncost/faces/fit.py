@@ -33,7 +33,7 @@ def fit(
     flash: Number | None = None,
     procedure: Name = "inference,bp,recompute,pepita,mempepita",
     seq_len: Number | None = None,
-    optimizer: Name = "sgd",
+    optimizer: Name | None = None,
     dtype: Name = "fp32",
     plan: Name | None = None,
     engine: Name = "",
@@ -56,7 +56,7 @@ def fit(
     procedure
         What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
     optimizer
-        sgd, momentum, adamw, adam8bit, adafactor, lion or muon.
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     dtype
         fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan

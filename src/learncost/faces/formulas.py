@@ -222,7 +222,7 @@ def formulas(
     price_book: str = "run",
     procedure: Procedure = "bp",
     jacobian: bool | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     format: Format = "text",
 ) -> Formulas:
     """MACCs and FLOPs of a layer's macro-operations, in the symbols of Pau & Aymone 2024.
@@ -238,7 +238,8 @@ def formulas(
     jacobian
         Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        For the layer optimizer, what updates the weights: sgd, momentum or adamw.
+        For the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and sgd
+        under the paper's price books.
     format
         How the result is written: text, latex, mathml or json.
 

@@ -169,11 +169,21 @@ def _procedures() -> Listed:
 
 
 def _optimizers() -> Listed:
-    from learncost.procedures.optimizer import OPTIMIZERS
+    from learncost.procedures.optimizer import DEFAULT, OPTIMIZERS
+    from learncost.procedures.optimizer_state import STATES
     from learncost.vocabulary import entry
 
-    entries: list[Known] = [{"name": name, "source": entry(found.word).source} for name, found in OPTIMIZERS.items()]
-    return Listed(entries, {"optimizer": _field("name"), "source": _field("source")})
+    entries: list[Known] = []
+    for name, state in STATES.items():
+        step = name in OPTIMIZERS
+        known = "every command" if step else "memory and fit: its state alone"
+        source = entry(name).source if step else state.source
+        entries.append({"name": name, "default": name == DEFAULT, "known_to": known, "source": source})
+    return Listed(entries, {"optimizer": _field("name"), "known to": _knowing, "source": _field("source")})
+
+
+def _knowing(entry: Known) -> str:
+    return f"{entry['known_to']}{', the default' if entry['default'] else ''}"
 
 
 def _plans() -> Listed:

@@ -37,7 +37,7 @@ def memory(
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
-    optimizer: Name = "adamw",
+    optimizer: Name | None = None,
     dropout: Number = "0",
     dtype: Name = "fp32",
     plan: Name | None = None,
@@ -58,7 +58,7 @@ def memory(
     Parameters
     ----------
     optimizer
-        sgd, momentum, adamw, adam8bit, adafactor, lion or muon.
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     dropout
         The probability of dropout. Above 0 the masks are there.
     dtype

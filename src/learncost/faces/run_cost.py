@@ -50,7 +50,7 @@ def run_cost(
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
-    optimizer: Name = "adamw",
+    optimizer: Name | None = None,
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -85,7 +85,7 @@ def run_cost(
     batch_size
         How many sequences are in one step. It matters to price books that count the optimizer.
     optimizer
-        sgd, momentum or adamw; for price books that count it.
+        adamw, sgd or momentum, for price books that count it. The default is adamw, and sgd under the paper's books.
     dtype
         The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
     mfu

@@ -13,7 +13,7 @@ from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, layer, named, shipped
 from learncost.models.wording import shown
-from learncost.procedures.optimizer import optimizer
+from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
 
@@ -43,12 +43,14 @@ class Subject:
         return frozenset(self.derived.step.axes if self.derived else self.layer.table.axes)
 
 
-def subject(name: str, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str = "sgd") -> Subject:
+def subject(
+    name: str, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str | None = None
+) -> Subject:
     """The layer of that name (hyphens accepted), or of that file in the notation, with its macro-operations' tables."""
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
     if name == "optimizer":
-        step = _optimizer(optimizer_name)
+        step = _optimizer(optimizer_name or default_optimizer(chosen))
         return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
     found = read_layer(name)
     table = found.table

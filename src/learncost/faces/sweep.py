@@ -31,7 +31,7 @@ def sweep(
     price_book: Name = "run",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
     by: Name = "total",
-    optimizer: Name = "sgd",
+    optimizer: Name | None = None,
     dropout: Number = "0",
     skip_invalid: Switch = False,
     **sizes: Value,

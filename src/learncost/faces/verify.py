@@ -70,7 +70,7 @@ def verify(
     procedure
         With --engine, how the model learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        With --engine, what updates the weights: sgd (the default), momentum or adamw.
+        With --engine, what updates the weights: adamw (the default), sgd or momentum.
     batch_size
         With --engine, how many sequences are in the step. The default is 2.
     seq_len

@@ -226,7 +226,7 @@ def run_cost(
     given.check_together(typed, country, year)
     place = _place(typed, country, year)
     machine = find_device(on)
-    sizes = {"optimizer": "adamw", "by": "macro-operation", **sizes}
+    sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
     useful = step
     if procedure == "recompute" and "hfu" not in typed:  # what is run again is no part of MFU

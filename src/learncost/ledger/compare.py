@@ -137,7 +137,7 @@ class Comparison:
     def _one(self, cost: Cost, book: str) -> dict[str, Any]:
         whole = cost.to_dict()
         ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
-        own = ("total", "macro_operations", "training")
+        own = ("optimizer", "total", "macro_operations", "training")
         return {key: whole[key] for key in own if key in whole} | {"ratio_to_bp": ratios}
 
     def __rich__(self) -> Any:
@@ -164,7 +164,7 @@ def compare(
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     tokens: int | str | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     dropout: float | str = 0.0,
     dtype: str = "fp32",
     train: object = None,

@@ -178,7 +178,7 @@ def conventions(
     >>> [(reason.what, reason.amount.whole.flops) for reason in found["causal-half"].reasons]
     [('causal attention in half', -57982058496)]
     """
-    run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, "sgd", 0.0, "fp32", sizes, ("bp",))
+    run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
     plain = run.rows("bp", run.book)
     found = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
     two_sided = run.model.two_sided

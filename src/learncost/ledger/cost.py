@@ -18,6 +18,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
+from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import (
     CONTROLS,
@@ -87,12 +88,16 @@ def _under(plan: str, table: Table) -> Table:
 
 
 def rows_of(
-    model: Model, name: str, book: str | Book, optimizer: str = "sgd", mode: str = "paper", plan: str = ""
+    model: Model, name: str, book: str | Book, optimizer: str | None = None, mode: str = "paper", plan: str = ""
 ) -> tuple[Row, ...]:
-    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes."""
-    if name in ("pepita", "mempepita") and not model.learns:
-        step(model, name)  # refuses with its own message
+    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
+
+    optimizer  where it is None, the book's (`default_optimizer`)
+    """
     found = find_book(book)
+    optimizer = optimizer or default_optimizer(found)
+    if name in ("pepita", "mempepita") and not model.learns:
+        step(model, name, optimizer)  # refuses with its own message
     if found.rule == "formula":
         if plan:
             raise InputError(f"price book {found.name} is a formula of whole models; a plan rewrites their lines")
@@ -113,7 +118,7 @@ def cost(
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     tokens: int | str | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     dropout: float | str = 0.0,
     dtype: str | None = None,
     by: str = "layer",
@@ -150,7 +155,7 @@ def cost(
     tokens
         Tokens of a whole training run; the result then has the whole run beside one step.
     optimizer
-        sgd, momentum or adamw.
+        adamw, sgd or momentum. The default is adamw; under the paper's books it is sgd, as the paper has it.
     dropout
         The probability of a zero. Above 0 the products with the masks are counted.
     dtype
@@ -249,7 +254,7 @@ class Run:
     model: Model
     axes: Mapping[str, int]
     book: Book
-    optimizer: str
+    optimizer: str | None
     dtype: str
     tokens: int | None
     trained: str = "all"
@@ -272,7 +277,8 @@ class Run:
             from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
 
             timed = timing(rows, self.axes, on, self.dtype, book)
-        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, self.optimizer, book.name, timed)
+        optimizer = self.optimizer or default_optimizer(book)
+        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
         return replace(found, trained=trained, plan=self.plan)
 
 
@@ -283,7 +289,7 @@ def prepare(
     seq_len: Any,
     target_len: Any,
     tokens: Any,
-    optimizer: str,
+    optimizer: str | None,
     dropout: Any,
     dtype: str,
     sizes: Mapping[str, Any],
@@ -298,7 +304,8 @@ def prepare(
     _check_choice("dtype", dtype, BYTES)
     probability = check_probability("dropout", dropout)
     book = find_book(price_book)
-    find_optimizer(optimizer)
+    if optimizer is not None:
+        find_optimizer(optimizer)
     for name in procedures:
         find_procedure(name)
     if isinstance(model, Configuration):

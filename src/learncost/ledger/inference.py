@@ -41,7 +41,7 @@ def cost_of_inference(
     on        a device: adds the time of the step there
     Raises `InputError`.
     """
-    silent = {"tokens": None, "optimizer": "sgd", "dropout": training["dropout"]}
+    silent = {"tokens": None, "optimizer": None, "dropout": training["dropout"]}
     if check_probability("dropout", training["dropout"]):
         silent["dropout"] = None
     for name, value in training.items():
@@ -59,7 +59,7 @@ def cost_of_inference(
     if decodes:
         given = {tokens: 1} | given
     batch_size, seq_len, target_len = (given.get(name) for name in ("batch_size", "seq_len", "target_len"))
-    run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, "sgd", 0, dtype, left, ())
+    run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())
     new = run.axes["M"]
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
     sides = _Sides(run, seq_len)

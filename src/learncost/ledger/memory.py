@@ -13,6 +13,7 @@ from learncost.ledger.memory_types import bytes_of, format_of
 from learncost.models.configuration import Configuration
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.accumulation import GATHERED
+from learncost.procedures.optimizer import DEFAULT
 from learncost.readings.live import Held, Moment
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
@@ -144,7 +145,7 @@ def memory(
     batch_size: int | str = 1,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     dropout: float | str = 0.0,
     dtype: str = "fp32",
     *,
@@ -166,7 +167,7 @@ def memory(
     Parameters
     ----------
     optimizer
-        sgd, momentum, adamw, or one whose state alone is known: adam8bit, adafactor, lion, muon.
+        adamw (the default), sgd, momentum, or one whose state alone is known: adam8bit, adafactor, lion, muon.
     dtype
         fp32 and fp64 are one type for all. bf16, fp16 and fp8 have fp32 master weights beside them; int8 is int8
         throughout.
@@ -206,10 +207,8 @@ def memory(
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
     kind = format_of(dtype)
-    run = prepare(
-        model, "run", *lengths, None, "sgd", dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan
-    )
-    step = Step(run, procedure, kind, optimizer, accumulate, budget=limit, planner=planner)
+    run = prepare(model, "run", *lengths, None, None, dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan)
+    step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner)
     if engine:
         from learncost.ledger.memory_engine import executed_by  # only where it is asked for: start-up counts
 

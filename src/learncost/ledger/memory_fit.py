@@ -13,10 +13,11 @@ from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory import measured
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import Format, bytes_of, format_of, state_of
+from learncost.ledger.memory_types import Format, bytes_of, format_of
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.plans.executed import TYPES, executed
+from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, PROCEDURES
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
@@ -146,7 +147,7 @@ def fit(
     flash: int | str | None = None,
     procedures: str = "inference,bp,recompute,pepita,mempepita",
     seq_len: int | str | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     dtype: str = "fp32",
     *,
     plan: str | None = None,
@@ -192,7 +193,7 @@ def fit(
     """
     room, store = bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash)
     kind = format_of(dtype)
-    state_of(optimizer)
+    optimizer = state_of(optimizer or DEFAULT).name
     if engine:
         named_one("engine", engine, {"numpy": None})
         if dtype not in TYPES or flash is not None:
@@ -209,7 +210,7 @@ def fit(
         ways: list[Way] = []
         for text in (plan,) if plan is not None else (SERVED if name == NAME else PLANS):
             learned = () if name == NAME else (name,)
-            run = prepare(model, "run", 1, seq_len, None, None, "sgd", 0, "fp32", sizes, learned, wanted, text)
+            run = prepare(model, "run", 1, seq_len, None, None, None, 0, "fp32", sizes, learned, wanted, text)
             try:
                 way = _serving(run, kind, store) if name == NAME else _learning(run, name, kind, optimizer, store)
             except InputError as error:

@@ -160,7 +160,7 @@ def published_memory(
     Raises `InputError` for a model that the convention does not speak of.
     """
     own = conventions()[convention]
-    run = prepare(model, "run", 1, seq_len, target_len, None, "sgd", 0, "fp32", sizes, PROCEDURES)
+    run = prepare(model, "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes, PROCEDURES)
     letters = _letters(run.model, run.axes)
     rows = []
     for name in PROCEDURES:

@@ -11,12 +11,12 @@ from learncost.equation.count import Count, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.ledger.cost import Run
-from learncost.ledger.memory_types import INDEX, Format, state_of
+from learncost.ledger.memory_types import INDEX, Format
 from learncost.models.model import run_sizes
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, stored
 from learncost.procedures.accumulation import GATHERED, accumulated
-from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import step, trained_by
 from learncost.readings.live import Live, levels, live
 
@@ -34,7 +34,7 @@ class Step:
         run: Run,
         procedure: str,
         kind: Format,
-        optimizer: str = "sgd",
+        optimizer: str,
         accumulate: Any = 1,
         in_flash: bool = False,
         budget: int | None = None,

@@ -172,7 +172,7 @@ class Cost:
     rows: tuple[LedgerRow, ...]
     by: str = "layer"
     dtype: str = "fp32"
-    optimizer: str = "sgd"
+    optimizer: str = ""
     tokens: int | None = None
     tokens_per_step: int = 0
     counted: str = ""

@@ -59,7 +59,7 @@ def rules(
     >>> rule.thumb.formula, f"{rule.cases[0].error:+.2%}"
     ('6 N D', '-12.62%')
     """
-    made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, "sgd", 0.0, "fp32", sizes, ())
+    made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
     measures = Measures(made)
     per_step = made.axes["B"] * made.axes["M"]
     tokens_in_all = per_step if made.tokens is None else made.tokens
@@ -261,7 +261,7 @@ def _gpt3() -> tuple[Rule, ...]:
 
 
 def _whole(name: str, tokens: str) -> Measures:
-    return Measures(prepare(name, "matmul", 1, None, None, tokens, "sgd", 0.0, "fp32", {}, ()))
+    return Measures(prepare(name, "matmul", 1, None, None, tokens, None, 0.0, "fp32", {}, ()))
 
 
 def _always(row: Row) -> bool:

@@ -113,13 +113,21 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
     first = comparison.first
     heading = title(first).replace(f"one step of {first.procedure}", "one step")
     notes = ["Rounded; --format json has every digit."] if power != 0 else []
-    notes += [f"{convention(comparison.price_book)}. Optimizer: {first.optimizer}."]
+    notes += [f"{convention(comparison.price_book)}. {_optimizers(comparison)}."]
     notes.append(f"{first.parameters:,} parameters{active(first)}{learning(first)}. Counted: {first.counted}.")
     if first.training:
         notes.append(f"Training on {first.training['tokens']:,} tokens takes {first.training['steps']:,} steps.")
     if comparison.left_out:
         notes.append(f"{comparison.left_out}.")
     return Sheet(heading, ("", *costs), tuple(rows), tuple(notes))
+
+
+def _optimizers(comparison: Comparison) -> str:
+    """The optimizer, and the books that have another one."""
+    own = comparison.first.optimizer
+    found = {name: next(iter(costs.values())).optimizer for name, costs in comparison.costs.items()}
+    others = (f"; under {name} {one}" for name, one in found.items() if one != own)
+    return f"Optimizer: {own}{''.join(others)}"
 
 
 def _ratios(comparison: Comparison) -> Sheet:

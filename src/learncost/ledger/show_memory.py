@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from learncost.ledger.memory_types import FORMATS, STATES
+from learncost.ledger.memory_types import FORMATS
 from learncost.ledger.sheet import Row, Sheet, number, size_of
+from learncost.procedures.optimizer import state_of
 
 if TYPE_CHECKING:
     from learncost.ledger.memory import Memory
@@ -61,7 +62,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         notes.append(f"{text}.")
     if memory.engine:
         return (*notes, memory.convention)
-    kind, state = FORMATS[memory.dtype], STATES[memory.optimizer]
+    kind, state = FORMATS[memory.dtype], state_of(memory.optimizer)
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
     notes.append(
         "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in "

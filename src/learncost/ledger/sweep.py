@@ -159,7 +159,7 @@ def sweep(
     grid: bool = True,
     skip_invalid: bool = False,
     by: str = "total",
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     dropout: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
     **sizes: Any,
@@ -211,7 +211,8 @@ def sweep(
     """
     names = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
     books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)
-    find_optimizer(optimizer)
+    if optimizer is not None:
+        find_optimizer(optimizer)
     if by not in BY:
         raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
     probability = check_probability("dropout", dropout)
@@ -235,7 +236,7 @@ def sweep(
 _Wanted = tuple[str, str, str | None, tuple[Count, Count]]
 
 
-def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str, by: str) -> list[_Wanted]:
+def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer: str | None, by: str) -> list[_Wanted]:
     """For every series the polynomials of its MACCs and its FLOPs."""
     result: list[_Wanted] = []
     for name, book in itertools.product(names, books):

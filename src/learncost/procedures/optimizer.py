@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.errors import named_one
+from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word
+from learncost.procedures.optimizer_state import STATES, State
+from learncost.readings.price import Book
 from learncost.vocabulary import entry
 
 
@@ -26,9 +28,26 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 }
 
 
+DEFAULT = "adamw"
+"""Of a model, where no optimizer is named; a layer has none."""
+
+
+def default_optimizer(book: Book | None = None) -> str:
+    """The optimizer of a model where none is named: that of who wrote the price book, where the book says it."""
+    return (book.optimizer if book else "") or DEFAULT
+
+
 def optimizer(name: str) -> Optimizer:
     """An optimizer by its name; an unknown one is refused with those that exist."""
-    return named_one("optimizer", name, OPTIMIZERS)
+    if state_of(name).name not in OPTIMIZERS:
+        others = ", ".join(OPTIMIZERS)
+        raise InputError(f"of {name} only the state is known, to memory and fit; its step is not (there are {others})")
+    return OPTIMIZERS[name]
+
+
+def state_of(name: str) -> State:
+    """What an optimizer remembers; an unknown one is refused with all that exist."""
+    return named_one("optimizer", name, STATES)
 
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:

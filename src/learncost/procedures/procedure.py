@@ -94,15 +94,18 @@ def trained_by(model: Model, name: str) -> Model:
     return head_only(model)
 
 
-def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = False, mode: str = "paper") -> Table:
-    """One training step as a table: passes, updates, optimizer.
+def step(
+    model: Model, name: str, optimizer_name: str | None = None, jacobian: bool = False, mode: str = "paper"
+) -> Table:
+    """One training step as a table: passes, updates and, where one is named, the optimizer.
 
     Its inputs are the model's, the gradients of its outputs where nothing else says what to learn, and the scalars of
-    the procedure and the optimizer; its outputs the model's, the weights' updates, the new weights and states.
+    the procedure and the optimizer; its outputs the model's, the weights' updates and, with an optimizer, the new
+    weights and states.
     jacobian   backward through explicit Jacobians, as the paper prices it
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
     """
-    chosen, found = procedure(name), optimizer(optimizer_name)
+    chosen, found = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = trained_by(model, name)
     if chosen.name in ("pepita", "mempepita"):
         if model.trained is not None:
@@ -117,4 +120,4 @@ def step(model: Model, name: str, optimizer_name: str = "sgd", jacobian: bool = 
         derived = backpropagation(model, jacobian)
         table = recomputed(derived) if chosen.name == "recompute" else derived.step
         gradients = dict(derived.gradients)
-    return with_optimizer(table, gradients, found)
+    return with_optimizer(table, gradients, found) if found else table

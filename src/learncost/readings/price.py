@@ -85,6 +85,8 @@ class Book:
         "blocks" that a kernel takes.
     again
         Whether the backward pass of attention computes its scores once more, as flash attention does.
+    optimizer
+        The optimizer of who wrote it, which a step has where none is named; empty where they say none.
 
     Examples
     --------
@@ -105,6 +107,7 @@ class Book:
     one_hot: frozenset[str] = frozenset()
     causal: str = "full"
     again: bool = False
+    optimizer: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
+from learncost.procedures.optimizer import DEFAULT
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64", "bf16": "float32"}
 """What weights are kept in, as NumPy calls it. bf16 is arithmetic alone: master weights and the optimizer are fp32."""
@@ -42,7 +43,7 @@ class Options:
     engine: str | None = None
     procedure: str = "bp"
     mode: str = "stable"
-    optimizer: str = "adamw"
+    optimizer: str = DEFAULT
     dtype: str = "fp32"
     batch_size: int | None = None
     accumulate: int = 1

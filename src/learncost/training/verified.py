@@ -18,7 +18,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
-from learncost.procedures.optimizer import renewed, without_gradients
+from learncost.procedures.optimizer import DEFAULT, renewed, without_gradients
 from learncost.proof import engine_in_place as in_place
 from learncost.proof import engine_operators as operators
 from learncost.proof.engine import Lines
@@ -40,7 +40,7 @@ def verify_engine(
     *,
     plan: str | None = None,
     procedure: str = "bp",
-    optimizer: str = "sgd",
+    optimizer: str = DEFAULT,
     batch_size: int = BATCH_SIZE,
     seq_len: int = SEQ_LEN,
     sizes: Mapping[str, Any] | None = None,

@@ -54,7 +54,7 @@ class LayerTraining(Core):
     ...   E[B] = P[B] - T[B]
     ...   loss[] = E[B] E[B]
     ... ''')
-    >>> training = lc.LayerTraining(regression, {"w": np.zeros(2)}, learning_rate=0.1)
+    >>> training = lc.LayerTraining(regression, {"w": np.zeros(2)}, optimizer="sgd", learning_rate=0.1)
     >>> X = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> [round(training.step(X=X, T=np.array([1.0, 2.0])), 3) for _ in range(3)]
     [5.0, 3.2, 2.048]

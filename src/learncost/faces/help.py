@@ -35,7 +35,7 @@ SHARED: Mapping[str, str] = {
     "number of positions that the model has.",
     "target_len": "How many tokens are in a sequence of the decoder of an encoder-decoder. The default is --seq-len.",
     "tokens": "How many tokens a whole training has, such as 3e11. Its steps and its total are then shown too.",
-    "optimizer": "What updates the weights: adamw, sgd or momentum. The default is adamw; under the paper's price books "
+    "optimizer": "What updates the weights: adamw, sgd or momentum. The default is adamw; under the paper's books "
     "it is sgd, as the paper has it.",
     "dropout": "The probability of dropout. Above 0 the products with masks are counted.",
     "train": "What learns: all, none, head, embeddings, biases, or names of weights and modules with commas between. "

@@ -7,6 +7,7 @@ Everything here is read off the layers' tables, the price books and the data fil
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from learncost.books.formula import formulas as formula_books
 from learncost.equation.count import base
 from learncost.faces.emit import LIBRARIES, emit
 from learncost.faces.explain import explain
+from learncost.faces.explanation import Explanation, Part
 from learncost.faces.formulas import formulas
 from learncost.faces.subject import Subject, layers, subject
 from learncost.models.configuration import configure
@@ -100,36 +102,104 @@ def layers_page() -> str:
 
 
 def layer_page(name: str) -> str:
-    """A layer: its table, its formulas under every book, its passes line by line."""
-    found = subject(name)
-    explained = explain(name).markdown(mathml=True)
-    heading, _, rest = explained.partition("\n## ")
+    """A layer: its equations and what forward costs; behind a click every pass under every book, and line by line."""
+    found, explained = subject(name), explain(name)
+    table_of = found.layer.table if found.layer.table.lines else next(iter(found.tables.values()))
     parts = [
-        heading.rstrip(),
-        "## The table",
-        f"```text\n{found.layer.text}\n```",
-        "## Cost",
-        costs(name),
-        f"## {rest}".rstrip(),
-        f"The same on the command line: `learncost explain {name}`, `learncost formulas {name}`.",
+        f"# {name}",
+        plain(explained.source),
+        f'<div class="equations">\n{print_reading.mathml(table_of)}\n</div>',
+        "In the [notation](../notation.md):",
+        f"```text\n{written(found)}\n```",
+        f"## {first_pass(explained)}",
+        costs_of(name, next(iter(explained.parts)).macro_operation),
+        "More of it on the command line, or in a click below:",
+        f"```sh\nlearncost explain {name}\nlearncost formulas {name} --price-book paper\n```",
+        folded("Every pass under every price book", costs(name)),
+        *(folded(f"{part.title}, line by line", lines_of(explained, part)) for part in explained.parts),
     ]
-    return "\n\n".join(parts) + "\n"
+    if explained.kept:
+        parts.append(folded("Kept between the passes", kept_of(explained)))
+    notes = " ".join(plain(note) for note in explained.notes)
+    return "\n\n".join([*parts, f"In the lines, and in what is kept: {notes}"]) + "\n"
+
+
+def written(found: Subject) -> str:
+    """The layer as it is written, its remarks aside: they stand above."""
+    text = found.layer.text or str(next(iter(found.tables.values())))
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("%"))
+
+
+def first_pass(explained: Explanation) -> str:
+    """The heading of the first macro-operation's costs."""
+    return f"{next(iter(explained.parts)).title} cost"
+
+
+def folded(title: str, text: str) -> str:
+    """What is shown by a click on its title."""
+    return f"<details>\n<summary>{title}</summary>\n\n{text.strip()}\n\n</details>"
+
+
+def lines_of(explained: Explanation, part: Part) -> str:
+    """The lines of a macro-operation: number, line and formula, MACCs, FLOPs."""
+    if not part.steps:
+        return "Nothing."
+    rows = []
+    for one in part.steps:
+        line = f"{code(one.text)}<br>{one.mathml}" if one.latex else one.text
+        counts = (print_reading.breakable(explained.written(c)) for c in (one.maccs, one.flops))
+        rows.append((one.equation, line, *counts))
+    sums = (print_reading.breakable(explained.written(c)) for c in (part.maccs, part.flops))
+    return table(("", "line", "MACCs", "FLOPs"), [*rows, ("", "**total**", *sums)])
+
+
+def code(text: str) -> str:
+    """A line of the notation, which may be broken between its terms but not within one."""
+    return "`" + re.sub(r"\[[^\]]*\]", lambda axes: axes[0].replace(" ", "\u00a0"), text) + "`"
+
+
+def kept_of(explained: Explanation) -> str:
+    """The values that forward keeps, and the lines that read them."""
+    rows = [
+        (
+            code(kept.text) + (" (input)" if kept.given else ""),
+            print_reading.breakable(explained.written(kept.elements)),
+            ", ".join(f"`{reader}`" for reader in kept.readers) or "later turns",
+        )
+        for kept in explained.kept
+    ]
+    whole = ("**total**", print_reading.breakable(explained.written(explained.kept_total)), "")
+    return table(("value", "elements", "read by"), [*rows, whole])
+
+
+def costs_of(name: str, macro: str) -> str:
+    """MACCs and FLOPs of one macro-operation, price books that agree in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for book in BOOKS:
+        found = formulas(name, price_book=book)
+        row = next(row for row in (*found.rows, found.total) if row.macro_operation == macro or row is found.total)
+        counts = tuple(print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
+        rows.setdefault(counts, []).append(f"`{book}`")
+    times = "Per sequence; a batch of B sequences costs B times as much." if found.per_sequence else ""
+    shown = ((", ".join(books), *counts) for counts, books in rows.items())
+    return f"{table(('[price book](../conventions.md)', 'MACCs', 'FLOPs'), shown)}\n{times}".rstrip()
 
 
 def costs(name: str) -> str:
-    """MACCs and FLOPs of every macro-operation under every book."""
-    parts = []
+    """MACCs and FLOPs of every macro-operation under every book; of books that agree once."""
+    parts: dict[str, list[str]] = {}
     for book in BOOKS:
         found = formulas(name, price_book=book)
         rows = []
         for row in (*found.rows, *found.others, found.total) if len(found.rows) > 1 else found.rows:
             label = f"{row.title} {row.subtitle}".strip()
-            counts = (print_reading.mathml(found.written(c), display=False) for c in (row.maccs, row.flops))
+            counts = (print_reading.breakable(found.written(c)) for c in (row.maccs, row.flops))
             rows.append((f"**{label}**" if row is found.total else label, *counts))
-        head = (f"price book `{book}`", "MACCs", "FLOPs")
-        times = "Per sequence; a batch of B sequences costs B times as much.\n" if found.per_sequence else ""
-        parts.append(f"{table(head, rows)}\n{times}")
-    return "\n".join(parts).rstrip()
+        parts.setdefault(table(("", "MACCs", "FLOPs"), rows), []).append(book)
+    return "\n".join(
+        f"Price book{'s' if len(books) > 1 else ''} {', '.join(f'`{book}`' for book in books)}:\n\n{text}"
+        for text, books in parts.items()
+    )
 
 
 def totals(found: Subject) -> list[tuple[str, int, int]]:
@@ -163,7 +233,7 @@ def books_page() -> str:
             each = ("" if n is None else str(n) for n in (own.body, own.gradient, own.jacobian))
             words.setdefault((f"`{word}`", *each, own.source), []).append(f"`{book.name}`")
         for (layer, line), said in book.overrides.items():
-            counts = (print_reading.mathml(c, display=False) for c in (said.maccs, said.flops))
+            counts = (print_reading.breakable(c) for c in (said.maccs, said.flops))
             lines.setdefault((layer, f"`{line}`", *counts, said.source), []).append(f"`{book.name}`")
     books = ((f"`{b.name}`", b.title, b.source) for b in every().values())
     rows = (

@@ -104,6 +104,7 @@ def section(name: str) -> str:
     text = re.split(r"^\w+\n-{3,}$", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
     parts = [f"# {name}", f"```python\n{_heading(name)}\n```", summary(name)]
     parts += [linked(text, name)] if text else []
+    parts += [f"```pycon\n{example_of(name)}\n```"]
     if takes := parameters(name):
         about = described(name)
         listed = [(own, about[own]) for own in takes]
@@ -117,8 +118,6 @@ def section(name: str) -> str:
         parts += ["## Returns", f"{kind_of}: {linked(said.returns.description, name)}"]
     if said.raises:
         parts += ["## Errors", _definitions([(e.type_name or "", e.description or "") for e in said.raises], name)]
-    if example := example_of(name):
-        parts += ["## Example", f"```pycon\n{example}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

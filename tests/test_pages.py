@@ -37,7 +37,16 @@ def commands(page):
                 yield line
 
 
-COMMAND_LINES = [(page.name, line) for page in documentation.PAGES for line in commands(page)]
+def spoken(page):
+    """The command lines within sentences and tables that are whole, with no PLACE for something else."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for line in re.findall(r"`(learncost [a-z-]+ [^-`][^`]*)`", text):
+        words = line.split()
+        if not any(re.fullmatch(r"[A-Z|.]{2,}|FILE.*|run-1|.*\.\.\.", word) for word in words):
+            yield " ".join(words)
+
+
+COMMAND_LINES = sorted({(page.name, line) for page in documentation.PAGES for line in (*commands(page), *spoken(page))})
 
 
 def arguments(line):
@@ -57,7 +66,7 @@ def test_a_screen(screen):
 def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""
     given = arguments(line)
-    application(given[0]).parse_args(given, exit_on_error=False, print_error=False)
+    application().parse_args(given, exit_on_error=False, print_error=False)
     if given[0] in SLOW:
         return
     monkeypatch.chdir(tmp_path)
@@ -88,6 +97,16 @@ def test_a_training_as_the_page_has_it(tmp_path, monkeypatch, capsys):
 def test_commands_that_are_named_exist(page):
     for name in re.findall(r"`learncost ([a-z-]+)", page.read_text(encoding="utf-8")):
         assert name in COMMANDS, name
+
+
+def test_the_index_has_ten_tasks_each_with_a_command_and_a_page():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert len(blocks(ROOT / "docs" / "index.md", "sh")) == 1
+    assert len(list(documentation.screens(ROOT / "docs" / "index.md"))) == 1
+    tasks = text.partition("## I want to ...")[2].partition("\n## ")[0]
+    rows = [line for line in tasks.splitlines() if re.match(r"\| [a-z]", line)]
+    assert len(rows) == 10
+    assert all(re.fullmatch(r"\| [^|]+ \| `learncost [^|]+` \| \[[^|]+\]\(\S+\.md\) \|", row) for row in rows)
 
 
 @pytest.mark.parametrize("page", documentation.PAGES, ids=lambda page: page.name)

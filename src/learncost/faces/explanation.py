@@ -239,12 +239,11 @@ class Explanation:
         grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
         return grid
 
-    def markdown(self, mathml: bool = False) -> str:
-        """The explanation as Markdown with formulas in LaTeX between dollars, or in MathML, which needs no script."""
+    def markdown(self) -> str:
+        """The explanation as Markdown with formulas in LaTeX between dollars."""
 
         def formula(count: Count) -> str:
-            written = self.written(count)
-            return write.mathml(written, display=False) if mathml else f"${write.latex(written)}$"
+            return f"${write.latex(self.written(count))}$"
 
         lines = [f"# {self.layer}", "", self.source, ""]
         for part in self.parts:
@@ -254,7 +253,7 @@ class Explanation:
                 continue
             lines += ["| equation | line | | MACCs | FLOPs |", "| --- | --- | --- | --- | --- |"]
             for step in part.steps:
-                written = step.mathml if mathml else f"${step.latex}$" if step.latex else ""
+                written = f"${step.latex}$" if step.latex else ""
                 text = f"`{step.text}`" if step.latex else step.text
                 cells = (step.equation, text, written, formula(step.maccs), formula(step.flops))
                 lines.append(f"| {' | '.join(cells)} |")

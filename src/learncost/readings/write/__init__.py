@@ -10,11 +10,13 @@ from learncost.layers.layer import Layer
 from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python
 from learncost.readings.write.lines import equation, line_node
 from learncost.readings.write.tables import aligned, rows_of
+from learncost.readings.write.tree import Mark, Row
 from learncost.readings.write.tree import latex as _latex
 from learncost.readings.write.tree import mathml as _mathml
 
 __all__ = [
     "SYMBOLS",
+    "breakable",
     "divided",
     "equation",
     "in_symbols",
@@ -59,6 +61,9 @@ def mathml(what: Printable, known: Collection[str] | None = None, display: bool 
         return _wrapped(_mathml(line_node(what, known)), display)
     rows = []
     for left, right, number in rows_of(what, known):
+        if right == Row(()):  # the heading of a repeat
+            rows.append(f'<mtr><mtd columnspan="3" style="text-align: left">{_mathml(left)}</mtd></mtr>')
+            continue
         cells = (
             f'<mtd style="text-align: right">{_mathml(left)}</mtd><mtd style="text-align: left">{_mathml(right)}</mtd>'
         )
@@ -74,6 +79,18 @@ def size(axis: str) -> Count:
 def mathml_inner(count: Count) -> str:
     """A count in MathML without the `math` element around it, to stand in a larger formula."""
     return _mathml(node(count))
+
+
+def breakable(count: Count) -> str:
+    """A count in MathML, a `math` element for each term, so that a line of text may end between two of them."""
+    tree = node(count)
+    text, sign = "", ""
+    for part in tree.parts if isinstance(tree, Row) else (tree,):
+        if isinstance(part, Mark):
+            sign = "−" if part.text == "-" else part.text
+            continue
+        text += (f" {sign}\u00a0" if text else sign) + _wrapped(_mathml(part), display=False)
+    return text
 
 
 def _wrapped(inner: str, display: bool) -> str:

@@ -76,6 +76,65 @@ REFUSED = [
     ),
 ]
 
+# What people write first, and what they are told to write.
+ATTEMPTS = [
+    ("t(X) -> Y", "Y[B,M,d] = X[B,M,d]", "axes are parted by blanks: write Y[B M d]"),
+    ("t(X) -> Y", "Y[B] = 2 X[B]", "write 2[] X[B]"),
+    ("t(X) -> Y", "Y[B] = 1.5e-3 X[B]", "write 1.5e-3[] X[B]"),
+    ("t(X; W) -> Y", "Y[M f] = gelu(X[M d] W[d f])", "first H[M f] = X[M d] W[d f], then Y[M f] = gelu(H[M f])"),
+    ("t(X; W) -> Y", "Y[M f] = gelu(X W)", "first H[M f] = X W, then Y[M f] = gelu(H[M f])"),
+    ("t(X; b) -> Y", "Y[M f] = relu(X[M f] + b[f])", "first H[M f] = X[M f] + b[f], then Y[M f] = relu(H[M f])"),
+    ("t(X) -> Y", "Y[B] = relu(gelu(X[B]))", "first H[B] = gelu(X[B]), then Y[B] = relu(H[B])"),
+    ("t(X) -> Y", "Y[B] = relu X[B]", "relu(X[B])"),
+    ("t(X; W b) -> Y", "Y[M f] = X[M d] W[d f] + b[f]", "first H[M f] = X[M d] W[d f], then Y[M f] = H[M f] + b[f]"),
+    ("t(H; W b) -> Y", "Y[M] = b[M] - H[M d] W[d]", "first G[M] = H[M d] W[d], then Y[M] = b[M] - G[M]"),
+    ("t(X) -> Y", "Y[d d] = X[M d] X[M d]", "write a second one as a prime (N and N')"),
+    ("t(X) -> Y", "Y[B] = X[B d]", "write Y[B] = 1[] X[B d] for the sum, Y[B] = #d^-1[] X[B d] for the mean"),
+    ("t(X) -> Y", "Y[B] = mean[d](X[B d])", "the mean over d is Y[M] = #d^-1[] X[M d]"),
+    ("t(X) -> Y", "Y[B] = sum[d](X[B d])", "the sum over d is Y[M] = 1[] X[M d]"),
+    ("t(X; W) -> Y", "Y[B f] = ∑ X[B d] W[d f]", "an axis that is not on the left is summed"),
+    ("t(X; W) -> Y", "Y = X W", "a value shows its axes"),
+    ("t(X; W) -> Y", "Y[B f] = X[B d] @ W[d f]", "factors stand side by side without a sign between them"),
+    ("t(X; W) -> Y", "Y[B f] = X[B d] * W[d f]", "factors stand side by side without a sign between them"),
+    ("t(X; W) -> Y", "Y = einsum('bd,df->bf', X, W)", "write its factors side by side"),
+    ("t(X; W) -> Y", "Y(B f) = X(B d) W(d f)", "axes stand in square brackets"),
+    ("t(X) -> Y", "Y[B] = X[B]^2", "a square is a product"),
+    ("t(X) -> Y", "Y[B] = X[B] / 2", "by a number it is a product, 0.5[] X[M]"),
+    ("t(X Z) -> Y", "Y[B] = (X[B] + Z[B])", "give the inner one a line of its own"),
+    ("t(X) -> Y", "Y[d B] = X.T[d B]", "write them in the order in which the value has them"),
+    ("t(X) -> Y", "Y[d B] = transpose(X[B d])", "write them in the order in which the value has them"),
+    ("t(X) -> Y", "Y[B N] = softmax(X[B N], dim=-1)", "softmax[N](S[M N])"),
+    ("t(X) -> Y", "Y[1 B] = X[B]", "an axis has a name"),
+    ("t(X) -> Y", "Y[B] := X[B]", "a line has one `=`"),
+    ("t(X) -> Y", "Y[B] = X[B] X[B]  # squares", "a remark is a line of its own that begins with %"),
+    ("t(X; W) -> Y", "return X[B d] W[d f]", "outputs are named in the header"),
+    ("t(X) -> Y", "Y[B] = GELU(X[B])", "the nearest is 'gelu'"),
+]
+
+# What is read with other axes than it has, sizes that nothing has, what a layer has no use for, what would not learn.
+MISFITS = [
+    ("t(X) -> Y", "v[] = X[B] X[B]\nY[B] = X[B] v[B]", "v[] is read with 1 axes"),
+    ("t(X) -> Y", "Y[B k] = X[B k] #q^-0.5[]", "#q is the size of no axis of t; write the size of one, such as #"),
+    ("t(X; d) -> Y", "Y[B f] = X[B d] d[d f]", "d is an axis and a name of the header: call one otherwise"),
+    (
+        "t(X; e) -> Y",
+        "Y[B d] = normalize[d](X[B d], e[])",
+        "normalize has no gradient for its operand e: give a",
+    ),
+    ("t(X a) -> Y", "Y[B d] = at_most(X[B d], a[])", "at_most has no gradient for its operand a: give a number"),
+    (
+        "t(X; w) -> Y",
+        "a[] = w[d] w[d]\nY[B d] = at_most(X[B d], a[])",
+        "at_most has no gradient for its operand a: give a number, as in at_most(X[B d], 1e-05[]), or an input that a",
+    ),
+    (
+        "t(X Z) -> Y",
+        "Y[B d] = append[d](X[B d], Z[B d])",
+        "append stands in tables that are derived; a layer has",
+    ),
+    ("t(X) -> Y", "I[d d'] = eye()", "eye stands in tables that are derived; a layer has no use"),
+]
+
 REPEATS = [
     ("X", "Y[a] = X[a] W[a]", "X is carried but never assigned"),
     ("Z", "X[a] = X[a] W[a]", "Z is carried but not defined before"),
@@ -88,9 +147,37 @@ HEADERS = [
     ("t(X) -> Z", "the output Z is never defined, in line: t"),
     ("t(X) -> X", "the output X is an input that no line changes, in line: t"),
     ("t(X Z) -> Y", "Z is declared in the header of t and never read"),
+    ("t(X) -> ", "the header names no output behind ->, in line: t(X) ->"),
+    ("t(X) -> Y;", "'Y;' is no name: letters, digits and _ are, in line: t(X) -> Y;"),
     ("t(X; X) -> Y", "X stands twice in the header, in line: t(X; X) -> Y"),
     ("t(X) -> Y Y", "Y stands twice in the header, in line: t(X) -> Y Y"),
 ]
+
+
+@pytest.mark.parametrize(("header", "line", "told"), ATTEMPTS, ids=[line for _, line, _ in ATTEMPTS])
+def test_a_first_attempt_is_told_what_to_write(header, line, told):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"{header}\n  {line}")
+    assert told in str(refused.value)
+    assert str(refused.value).endswith(f", in line: {line}")
+
+
+def test_what_first_attempts_are_told_to_write_can_be_read():
+    for text in (
+        "Y[M] = #d^-1[] X[M d]",
+        "Y[M] = 1[] X[M d]",
+        "Y[M d] = #d^-1[] X[M d]",
+        "Y[M d] = divide(X[M d], X[M d])",
+    ):
+        assert lc.check_layer(lc.layer(f"t(X) -> Y\n  {text}"))
+
+
+def test_an_input_named_under_constants_needs_no_gradient():
+    bounded = lc.layer("t(X a) -> Y\nconstants: a\n  Y[B d] = at_most(X[B d], a[])")
+    assert tuple(lc.derive(bounded).gradients) == ("X",)
+
+
+REFUSED += MISFITS
 
 
 @pytest.mark.parametrize(("header", "lines", "message"), REFUSED, ids=[message[:40] for *_, message in REFUSED])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from learncost.equation.attempts import advice, in_two_lines
 from learncost.equation.errors import NotationError
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
@@ -84,6 +85,11 @@ def parse_header(text: str) -> Header:
         raise NotationError("a layer begins with its header `name(inputs; weights) -> outputs`", text or "(empty)")
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
+    for one in (*inputs, *weights, *outputs):
+        if not one.replace(".", "_").isidentifier():
+            raise NotationError(f"{one!r} is no name: letters, digits and _ are", text)
+    if not outputs:
+        raise NotationError("the header names no output behind ->", text)
     for names in ((*inputs, *weights), outputs):
         if twice := [one for i, one in enumerate(names) if one in names[:i]]:
             raise NotationError(f"{twice[0]} stands twice in the header", text)
@@ -130,14 +136,8 @@ def parse_line(text: str) -> Line | Call:
         body = body[: match.start()]
     body, *conditions = _WHERE.split(body)
     where = tuple(_condition(c, text) for c in conditions)
-    reader = _Reader(body, text)
-    left = [reader.term()]
-    while not reader.take("="):
-        left.append(reader.term())
+    left, line = _read(body, where, text)
     tag = Tag(equation=equation)
-    line = reader.right(tuple(left), where)
-    if not reader.done:
-        raise NotationError(f"{reader.peek!r} is not expected", text)
     if isinstance(line, Line):
         if len(left) > 1 and not isinstance(line, Word):
             raise NotationError("several names on the left stand only before a word or a call", text)
@@ -145,6 +145,29 @@ def parse_line(text: str) -> Line | Call:
             raise NotationError("a name must stand on the left", text)
         return replace(line, tag=tag)
     return line
+
+
+def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | Call]:
+    """The left and the whole of a line; what is refused is refused with what to write instead."""
+    try:
+        reader = _Reader(body, text)
+        left = [reader.term()]
+        while not reader.take("="):
+            left.append(reader.term())
+        line = reader.right(tuple(left), where)
+        if not reader.done:
+            raise _RefusedError(f"{reader.peek!r} is not expected")
+    except _RefusedError as refused:
+        raise NotationError(f"{refused}{refused.advice or advice(body)}", text) from None
+    return left, line
+
+
+class _RefusedError(Exception):
+    """What a line has that cannot be read, and what to write instead where that is known already."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 def _condition(text: str, line: str) -> Condition:
@@ -170,8 +193,9 @@ class _Reader:
     """Reads the tokens of one line from left to right."""
 
     def __init__(self, body: str, text: str) -> None:
+        self.body = body
         self.text = text
-        self.tokens = list(_tokens(body, text))
+        self.tokens = list(_tokens(body))
         self.position = 0
 
     @property
@@ -190,9 +214,7 @@ class _Reader:
 
     def expect(self, mark: str) -> None:
         if not self.take(mark):
-            raise NotationError(
-                f"expected {mark!r}" + (f" before {self.peek!r}" if not self.done else " at the end"), self.text
-            )
+            raise _RefusedError(f"expected {mark!r}" + (f" before {self.peek!r}" if not self.done else " at the end"))
 
     def kind(self, ahead: int = 0) -> str:
         at = self.position + ahead
@@ -204,20 +226,20 @@ class _Reader:
 
     def name(self) -> str:
         if self.kind() != "name":
-            raise NotationError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}", self.text)
+            raise _RefusedError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
         self.position += 1
         return self.tokens[self.position - 1][1]
 
     def number(self) -> float:
         if self.kind() != "number":
-            raise NotationError("expected a number", self.text)
+            raise _RefusedError("expected a number")
         self.position += 1
         return float(self.tokens[self.position - 1][1])
 
     def term(self) -> Term:
         operand = self.operand()
         if isinstance(operand, Literal):
-            raise NotationError("a number cannot stand here", self.text)
+            raise _RefusedError("a number cannot stand here")
         return operand
 
     def operand(self) -> Operand:
@@ -236,14 +258,14 @@ class _Reader:
             return Literal(1.0, tuple(sizes), power)
         name = self.name()
         if name.endswith("'"):
-            raise NotationError(f"{name!r}: a prime belongs to an axis, not to a name", self.text)
+            raise _RefusedError(f"{name!r}: a prime belongs to an axis, not to a name")
         self.expect("[")
         axes: list[str | Read] = []
         while not self.take("]"):
             axis = self.name()
             axes.append(Read(axis, self.operand()) if self.take("=") else axis)
         if len({a for a in axes if isinstance(a, str)}) < sum(isinstance(a, str) for a in axes):
-            raise NotationError(f"an axis stands twice in {name}; write a second one as a prime (N and N')", self.text)
+            raise _RefusedError(f"an axis stands twice in {name}; write a second one as a prime (N and N')")
         return Term(name, tuple(axes))
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
@@ -268,11 +290,11 @@ class _Reader:
         if len(terms) == 1 and signs == [1]:
             while not self.done:
                 if self.peek in ("+", "-"):
-                    raise NotationError("a line is a product or a sum, not both", self.text)
+                    raise _RefusedError("a line is a product or a sum, not both", in_two_lines(self.body))
                 terms.append(self.operand())
             return Product(left, tuple(terms), where)
         if not self.done:
-            raise NotationError("a line is a product or a sum, not both", self.text)
+            raise _RefusedError("a line is a product or a sum, not both", in_two_lines(self.body))
         return Sum(left, tuple(terms), where, signs=tuple(signs))
 
     def _applied_with_axes(self) -> bool:
@@ -292,12 +314,13 @@ class _Reader:
         bare = self.kind() == "name" and self.value(1) in (",", ")", ";")
         if bare or self.peek == ";":
             if axes:
-                raise NotationError("a call takes names without axes before its parenthesis", self.text)
+                raise _RefusedError("a call takes names without axes before its parenthesis")
             return self.call(name, left, where)
         operands: list[Operand] = []
         while not self.take(")"):
             operands.append(self.operand())
-            self.take(",")
+            if not self.take(",") and self.peek != ")":
+                raise _RefusedError(f"{name} takes operands with commas between them")
         return Word(left, tuple(operands), where, word=name, axes=axes)
 
     def call(self, layer: str, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Call:
@@ -319,12 +342,12 @@ class _Reader:
         return Call(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
 
 
-def _tokens(body: str, text: str) -> Iterator[tuple[str, str]]:
+def _tokens(body: str) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(body.rstrip()):
         match = _TOKEN.match(body, position)
         if not match:
-            raise NotationError(f"{body[position]!r} is not expected", text)
+            raise _RefusedError(f"{body[position]!r} is not expected")
         kind, value = match.lastgroup or "", match.group(match.lastgroup or "")
         # A minus sign before a number is a sign between terms when a term ended just before it.
         if kind == "number" and value.startswith("-") and body[:position].rstrip().endswith("]"):

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from learncost.equation.attempts import advice
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Block, Call, Header, Parsed
-from learncost.equation.table import Carry, Condition, Line, Product, Read, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.table import (
+    Carry,
+    Condition,
+    Line,
+    Literal,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Term,
+    Word,
+    walk,
+)
 
 # Words that may act along an axis of a `where`: they read what is outside as minus infinity.
 UNDER_WHERE = frozenset(("softmax", "softmax_with_sink", "log_softmax", "max"))
@@ -35,6 +51,7 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
     for name in (*header.inputs, *header.weights):
         if name not in scope.axes and name not in scope.indices:
             raise NotationError(f"{name} is declared in the header of {header.name} and never read")
+    _check_names(header, lines)
     return Table(
         lines,
         scope.axes,
@@ -44,6 +61,20 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
         frozenset(scope.indices),
         title=header.name,
     )
+
+
+def _check_names(header: Header, lines: Iterable[Statement]) -> None:
+    """Refuse a size of no axis, and a name of the header that is an axis: sizes go by the names of axes."""
+    axes = {base(axis): line for line, _ in reversed([*walk(lines)]) for axis in line.loops}
+    for name in (*header.inputs, *header.weights):
+        if name in axes:
+            raise NotationError(f"{name} is an axis and a name of the header: call one otherwise", str(axes[name]))
+    for line, turns in walk(lines):
+        sizes = {base(size) for term in line.right if isinstance(term, Literal) for size in term.sizes}
+        if unknown := sorted(sizes - {*axes, *turns}):
+            near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
+            hint = f"; write the size of one, such as #{near[0]}" if near else ""
+            raise NotationError(f"#{unknown[0]} is the size of no axis of {header.name}{hint}", str(line))
 
 
 def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
@@ -102,7 +133,8 @@ class _Scope:
     def line(self, line: Line) -> Line:
         for name in line.reads:
             if name not in self.current:
-                raise NotationError(f"{name} is not defined before it is read", str(line))
+                hint = advice(str(line)) if "." in name else ""
+                raise NotationError(f"{name} is not defined before it is read{hint}", str(line))
         if not line.tag.local:
             line = replace(line, tag=replace(line.tag, local=line.name, locals=tuple(t.name for t in line.right)))
         line = replace(line, right=tuple(t.renamed(self.current) for t in line.right))
@@ -136,7 +168,7 @@ class _Scope:
         """Every name is read with as many axes as it has."""
         seen: dict[str, tuple[str, ...]] = {}
         for term in _terms(line):
-            declared = self.axes.get(term.name) or seen.setdefault(term.name, term.declared)
+            declared = self.axes[term.name] if term.name in self.axes else seen.setdefault(term.name, term.declared)
             if len(declared) != len(term.axes):
                 text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
                 raise NotationError(text, str(line))
@@ -310,12 +342,14 @@ def check_shape(line: Line) -> None:
     """Refuse a layer's line whose axes do not fit together."""
     left = set(line.left[0].loops)
     right = {axis for term in line.right for axis in term.loops}
-    if missing := sorted(left - right):
+    if (missing := sorted(left - right)) and line.right:
         raise NotationError(f"axis {missing[0]} on the left is not on the right", str(line))
     if isinstance(line, Product):
-        for axis in sorted(right - left):
+        numbers = [term for term in line.right if isinstance(term, Literal)]
+        reduces = len(line.right) == 2 and len(numbers) == 1  # a number beside one value says that the sum is meant
+        for axis in sorted(right - left) if not reduces else ():
             if sum(axis in term.loops for term in line.right) == 1:
-                raise NotationError(f"axis {axis} is summed but stands in one factor alone", str(line))
+                raise NotationError(f"axis {axis} is summed but stands in one factor alone{_reduced(line)}", str(line))
     elif isinstance(line, Sum):
         for term in line.right:
             if extra := sorted(set(term.loops) - left):
@@ -331,6 +365,15 @@ def check_shape(line: Line) -> None:
         raise NotationError("an index on the left stands before a product only", str(line))
     for condition in line.where:
         _check_condition(condition, line)
+
+
+def _reduced(line: Product) -> str:
+    """What to write for a sum or a mean over axes, where one value is all that stands on the right."""
+    (term, *more) = line.right
+    if more or line.left[0].indexed:
+        return ""
+    sizes = "".join(f"#{axis}" for axis in term.loops if axis not in line.left[0].loops)
+    return f"; write {line.left[0]} = 1[] {term} for the sum, {line.left[0]} = {sizes}^-1[] {term} for the mean"
 
 
 def _check_condition(condition: Condition, line: Line) -> None:

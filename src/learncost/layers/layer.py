@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.resources import files
 
+from learncost.equation.attempts import advice
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Call, parse_header, parse_lines, split_names
 from learncost.equation.scope import Axes, bind
-from learncost.equation.table import Line, Table, Term, Word, each_line, walk
+from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk
+from learncost.layers.reach import Reach
+from learncost.layers.spelling import differentiable
 from learncost.vocabulary import canonical, entry
 
 KEYS = "N"  # the axis of the keys' positions in a layer of attention
@@ -120,6 +123,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         constants=frozenset(constants) & frozenset(header.inputs),
         lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)),
     )
+    _check_gradients(table)
     made = {term.name for line, _ in walk(table.lines) for term in line.left}
     for name in cache:
         if name not in made or KEYS not in table.axes.get(name, ()):
@@ -136,6 +140,36 @@ def marked(layer: Layer) -> Table:
         return (replace(line, tag=replace(line.tag, cached=layer.table.axes[line.name].index(KEYS))),)
 
     return replace(layer.table, lines=each_line(layer.table.lines, mark)) if layer.cache else layer.table
+
+
+def _check_gradients(table: Table) -> None:
+    """Refuse a weight or an input that learns, or what is made of one, where a word has no gradient for it.
+
+    What `less` and `equal` say changes nowhere but in jumps: they have no gradient for any operand, and need none.
+    """
+    reach = Reach(frozenset(table.weights))
+    reach.needs(table.lines, {*table.inputs, *table.weights} - table.indices - table.constants)
+
+    def check(lines: Iterable[Statement], reach: Reach) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                check(line.lines, reach.inner[id(line)])
+            elif isinstance(line, Word) and entry(line.word).gradient:
+                may = {*differentiable(line), *map(line.given.index, entry(line.word).conditions)}
+                for place, term in enumerate(line.right):
+                    if place not in may and term.name in reach.needed:
+                        raise NotationError(
+                            f"{line.word} has no gradient for its operand {term.name}: give a number, as in "
+                            f"{_with_number(line, place)}, or an input that a line `constants: {term.name}` names",
+                            str(line),
+                        )
+
+    check(table.lines, reach)
+
+
+def _with_number(line: Word, place: int) -> str:
+    right = (*line.right[:place], Literal(1e-05), *line.right[place + 1 :])
+    return str(replace(line, right=right)).partition(" = ")[2]
 
 
 def _equations(line: str) -> dict[str, str]:
@@ -164,7 +198,9 @@ def _check_word(line: Line) -> Line:
     try:
         found = entry(line.word)
     except ValueError as error:
-        raise NotationError(str(error), str(line)) from None
+        raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
+    if found.kind == "constant":
+        raise NotationError(f"{found.name} stands in tables that are derived; a layer has no use for it", str(line))
     missing = len(found.inputs) - len(line.right)
     if missing < 0 or missing > len(found.defaults):
         raise NotationError(f"{found.name} takes {len(found.inputs)} operands, not {len(line.right)}", str(line))

@@ -23,6 +23,7 @@ class Entry:
     body      lines that compute the outputs; empty for a primitive
     gradient  lines that compute d<input> from d<output>, inputs, outputs and lines of the body
     jacobian  lines that compute J[_ n n'], the derivative of output n with respect to input n'
+    conditions  operands that hold or not at each element: they choose, and have no gradient
     outside   the value that an input has outside a `where` (minus infinity for a softmax)
     kind      of a primitive: elementwise, reduction, or constant
     """
@@ -34,6 +35,7 @@ class Entry:
     gradient_text: str = ""
     jacobian_text: str = ""
     defaults: tuple[Literal, ...] = ()
+    conditions: tuple[str, ...] = ()
     outside: float = 0.0
     kind: str = ""
     pointwise: bool = False
@@ -99,7 +101,7 @@ def entry(name: str) -> Entry:
     """The entry of a word; an unknown one is refused with the nearest known."""
     found = _entries.get(canonical(name))
     if found is None:
-        near = difflib.get_close_matches(name, [*_entries, *_aliases], n=1)
+        near = difflib.get_close_matches(name.lower(), [*_entries, *_aliases], n=1)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return found
 

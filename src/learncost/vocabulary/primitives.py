@@ -92,6 +92,7 @@ define(
         dX[_] = select(C[_], dY[_], 0[])
         dZ[_] = select(C[_], 0[], dY[_])
         """,
+        conditions=("C",),
         kind="elementwise",
         pointwise=True,
         source="X where C holds, Z elsewhere",

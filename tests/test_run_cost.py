@@ -125,7 +125,7 @@ def test_olmo_in_all():
 def test_llama_from_its_measured_rate():
     """Touvron et al. 2023, section 2.4: 380 tokens/s/GPU on 2048 A100s, 1.4T tokens in approximately 21 days.
 
-    Table 15: 1,022,362 GPU-hours, 449 MWh, 173 t, the power being the devices' design power, which is the default.
+    Table 15: 1,022,362 GPU-hours, 449 MWh, 173 t, the power being the design power of the devices alone.
     """
     found = lc.run_cost(
         "llama-1-65b",
@@ -133,6 +133,7 @@ def test_llama_from_its_measured_rate():
         "A100 SXM 80GB",
         2048,
         tokens_per_second=380 * 2048,
+        power=400,
         pue=1.1,
         carbon_intensity=0.385,
     )
@@ -142,7 +143,7 @@ def test_llama_from_its_measured_rate():
     assert found.figures["device_hours"].value == pytest.approx(1_022_362, rel=2e-3)
     assert found.energy_kwh == pytest.approx(449e3, rel=4e-3)
     assert found.co2_kg == pytest.approx(173e3, rel=4e-3)
-    assert found.figures["energy"].label == "modelled"
+    assert found.figures["energy"].label == "arithmetic"
     # 6 N + 12 L d T a token over 312 teraFLOP/s, N without the embedding, which is no product.
     per_token = 6 * (65_285_660_672 - 32_000 * 8192 - 161 * 8192) + 12 * 80 * 8192 * 2048
     assert found.figures["mfu"].value == pytest.approx(per_token * 380 / 312e12)
@@ -168,15 +169,15 @@ def test_flops_are_a_token_s_times_the_tokens():
 
 
 def test_intervals_are_the_outermost():
-    """Every factor at its worst and at its best, by hand: default MFU, PUE, design power, and the world's grid."""
+    """Every factor at its worst and at its best, by hand: default MFU, PUE, power, and the world's grid."""
     found = lc.run_cost("gpt2", 10**12, "RTX 4090")
     at_one = found.flops / 165.2e12 / 86_400
-    mfu, pue = assumptions.MFU, assumptions.PUE
+    device = lc.device("RTX 4090")
+    mfu, pue, power = assumptions.mfu(device), assumptions.PUE, assumptions.power(device)
     assert found.figures["time"].interval == pytest.approx((at_one / mfu.high, at_one / mfu.low))
     low, high = found.figures["energy"].interval
-    share = assumptions.DESIGN_POWER_SHARE
-    assert low == pytest.approx(at_one / mfu.high * 24 * 0.450 * share[0] * pue.low)
-    assert high == pytest.approx(at_one / mfu.low * 24 * 0.450 * share[1] * pue.high)
+    assert low == pytest.approx(at_one / mfu.high * 24 * power.low / 1000 * pue.low)
+    assert high == pytest.approx(at_one / mfu.low * 24 * power.high / 1000 * pue.high)
     assert low < found.energy_kwh < high
     assert found.figures["carbon_intensity"].label == "assumed"
     for name, figure in found.figures.items():
@@ -184,23 +185,40 @@ def test_intervals_are_the_outermost():
         assert figure.source, name
 
 
-def test_the_default_intervals_hold_what_was_measured():
-    """The shares of design power lie around all five runs of table 4; the MFU around those of PaLM's table 3."""
-    low, high = assumptions.DESIGN_POWER_SHARE
-    measured = {name: run for name, run in PUBLISHED.items() if run.power == "measured"}
-    assert len(measured) == 5
-    for run in measured.values():
-        design = 450 if run.device == "Google TPU v3" else lc.device(run.device).tdp_w
-        assert low <= run.power_w / design <= high
-    for mfu in (0.213, 0.325, 0.302, 0.462, 0.38, 0.43):
-        assert assumptions.MFU.low <= mfu <= assumptions.MFU.high
+def test_the_default_intervals_hold_what_was_published():
+    """PaLM's table 3, Llama 3's table 4, Patterson et al. 2021, table 4; MLPerf's servers."""
+    for name in ("V100", "A100 SXM 80GB", "H100 SXM", "TPU v3", "B200"):
+        found = assumptions.mfu(lc.device(name))
+        for mfu in (0.213, 0.325, 0.302, 0.462, 0.38, 0.43):
+            assert found.low <= mfu <= found.high
+        assert "published numbers of" in found.source
+    # Watts a device of servers with eight H100s: MLPerf Training v4.1, means of runs.
+    servers = assumptions.power(lc.device("H100 SXM"))
+    assert all(servers.low <= watts / 8 <= servers.high for watts in (6736.9, 7086.1, 7123.2, 7176.0, 7190.8))
+    assert assumptions.power(lc.device("V100")).value == pytest.approx(330)  # GPT-3, the middle one of three
+    tpu = assumptions.power(lc.device("TPU v3"))
+    assert all(tpu.low <= watts <= tpu.high for watts in (288, 289))
+    assert "fewer than 10" in tpu.source
 
 
-def test_a_device_whose_runs_were_measured():
-    """Patterson et al. 2021, table 4: TPU v3s drew 245, 288, 289 and 310 W; their range is the interval."""
-    power = lc.run_cost("gpt2", 10**9, "TPU v3").figures["power"]
-    assert (power.value, power.low, power.high, power.label) == (283, 245, 310, "published")
-    assert lc.run_cost("gpt2", 10**9, "V100").figures["power"].value == 330
+def test_the_host_is_told_apart_from_the_device():
+    """The energy is that of the device with its host; the device alone stands beside it, PUE apart from both."""
+    found = lc.run_cost("gpt2", 10**9, "H100 SXM").figures
+    assert found["device_power"].value == 700
+    assert found["power"].value > 800
+    assert found["energy"].value == pytest.approx(
+        found["device_hours"].value * found["power"].value / 1000 * found["pue"].value
+    )
+    given = lc.run_cost("gpt2", 10**9, "H100 SXM", power=700).figures
+    assert given["power"].value == 700
+    assert "device_power" not in given
+
+
+def test_a_device_of_ones_own_whose_power_was_measured(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text('peak_tflops = { bf16 = 10 }\nsystem_power_w = [90, 110]\nsystem_power_source = "a meter"\n')
+    power = lc.run_cost("gpt2", 10**9, str(path)).figures["power"]
+    assert (power.value, power.low, power.high, power.label) == (100, 90, 110, "published")
 
 
 def test_products_of_figures():

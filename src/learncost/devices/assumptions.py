@@ -1,20 +1,11 @@
-"""What is assumed where nothing is given: each default with its interval, and who says so."""
+"""What is assumed where nothing is given: each default with its interval, and on which published runs both rest."""
 
 from __future__ import annotations
 
 from learncost.devices.device import Device
+from learncost.devices.evidence import trusted, typical
 from learncost.devices.figure import Figure
-
-# Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, table 3: GPT-3 21.3 %, Megatron-Turing 30.2 %, Gopher 32.5 %,
-# PaLM 46.2 %. Llama 3 405B reports 38 to 43 % (arXiv 2407.21783, table 4), in the midst of which the default lies.
-MFU = Figure(
-    0.40,
-    "",
-    "assumed",
-    "as Llama 3 405B's 38 to 43 % (table 4 of its paper); from GPT-3's 21.3 % to PaLM's 46.2 % (table 3 of PaLM's)",
-    0.213,
-    0.462,
-)
+from learncost.devices.utilization import groups, power_groups, powers, utilizations
 
 # The PUE of LLaMA's and OLMo's tables and of GPT-3 in Patterson et al. 2021, table 4. The ends are Gopher's data centre
 # (OLMo's table) and the mean of all data centres that answered (Uptime Institute, Global Data Center Survey 2023).
@@ -27,16 +18,18 @@ PUE = Figure(
     1.58,
 )
 
-# What training runs drew over what the devices are designed for, Patterson et al. 2021, table 4: 245 W (Switch
-# Transformer) of a TPU v3's 450 W, 330 W (GPT-3, a share of the host with it) of a V100's 300 W.
-DESIGN_POWER_SHARE = (245 / 450, 330 / 300)
+
+def mfu(device: Device, fine_tuning: bool = False) -> Figure:
+    """The share of the peak that a whole run makes use of, recomputation left out."""
+    asked = groups(device.family, "fine-tuning" if fine_tuning else "whole runs")
+    usual, known = typical(utilizations(), asked), trusted(utilizations(), asked)
+    source = f"the median of {usual.many}; interval: {known.many}, {known.tested}"
+    return Figure(usual.middle, "", "assumed", source, *_around(usual.middle, known.low, known.high))
 
 
 def power(device: Device) -> Figure | None:
-    """Watts of a device in training, the best that is known of it; None where nothing is.
-
-    What published runs drew; otherwise the thermal design power, all of it, as LLaMA's, OPT's and BLOOM's tables charge
-    it, within the shares of it that were measured.
+    """Watts of a device in training with its share of the host (processors, memory, network, fans), the best that is
+    known of it; None where nothing is. The data centre's overhead (PUE) is not in it.
     """
     if device.system_power_w:
         several, mean = device.system_power_w, sum(device.system_power_w) / len(device.system_power_w)
@@ -44,13 +37,26 @@ def power(device: Device) -> Figure | None:
         return Figure(mean, "W", "published", f"drawn in training: {device.system_power_source}", *ends)
     if device.tdp_w is None:
         return None
-    low, high = DESIGN_POWER_SHARE
+    found = trusted(powers(), power_groups(device))
+    low, high = _around(found.middle, found.low, found.high)
     return Figure(
-        device.tdp_w,
+        device.tdp_w * found.middle,
         "W",
         "modelled",
-        f"thermal design power ({device.cited}) x 1, as LLaMA's table; measured runs drew from {low:.2f} of it (Switch "
-        f"Transformer, TPU v3) to {high:.2f} (GPT-3, V100 with its share of the host): Patterson et al. 2021, table 4",
+        f"{found.middle:.2f} x the design power of the device alone, the median of {found.many}; interval: "
+        f"x {low:.2f} to x {high:.2f}, {found.tested}",
         device.tdp_w * low,
         device.tdp_w * high,
     )
+
+
+def device_power(device: Device) -> Figure | None:
+    """Watts of the device alone: its thermal design power, as the tables of LLaMA, OPT and BLOOM charge it."""
+    if device.tdp_w is None:
+        return None
+    return Figure(device.tdp_w, "W", "published", f"thermal design power, without the host: {device.cited}")
+
+
+def _around(middle: float, low: float, high: float) -> tuple[float, float]:
+    """An interval that has its middle in it, which may come from another group."""
+    return min(low, middle), max(high, middle)

@@ -44,15 +44,25 @@ class Evidence:
     held: float
 
     @property
-    def said(self) -> str:
-        """What the numbers rest on, in a line for the screen."""
-        many = f"{self.rows:,} published {'run' if self.rows == 1 else 'runs'} of {self.sources} source"
-        text = f"{many}{'s' if self.sources > 1 else ''}, {self.group}"
-        if self.rows < FEWEST_ROWS:
-            text += f" (fewer than {FEWEST_ROWS}: little is known)"
-        if self.sources > 1:
-            text += f"; of sources set aside, the others' interval holds {self.held:.0%}"
-        return text + ("" if self.held >= NEEDED else ", less than nine in ten")
+    def trusted(self) -> bool:
+        """Whether there are enough rows and sources, and the interval holds what is set aside."""
+        return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.held >= NEEDED
+
+    @property
+    def many(self) -> str:
+        """How many rows there are of how many sources, and which."""
+        few = f" - fewer than {FEWEST_ROWS}, so that little is known" if self.rows < FEWEST_ROWS else ""
+        sources = "one source" if self.sources == 1 else f"{self.sources} sources"
+        return f"{self.rows:,} published number{'s' if self.rows > 1 else ''} of {sources} ({self.group}){few}"
+
+    @property
+    def tested(self) -> str:
+        """What the interval is worth."""
+        ends = "2.5th to 97.5th percentile"
+        if self.sources == 1:
+            return f"{ends}; with one source it cannot be tested on another"
+        short = "" if self.trusted else ", which is less than nine in ten"
+        return f"{ends}; of sources set aside that of the others holds {self.held:.0%}{short}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -96,13 +106,14 @@ def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
     return Evidence(group, middle, *ends(own), len(own), len(sources), held(own))
 
 
-def evidence(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
-    """What the narrowest group that is trusted says; where none is, the widest one."""
+def typical(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
+    """What the narrowest group says of which more is known than a few runs of one source; the widest has to do."""
     found = [one for one in (_of(rows, group) for group in groups) if one is not None]
-    trusted = (one for one in found if one.rows >= FEWEST_ROWS and one.sources >= FEWEST_SOURCES and one.held >= NEEDED)
-    return next(trusted, found[-1])
+    known = (one for one in found if one.rows >= FEWEST_ROWS or one.sources > 1)
+    return next(known, found[-1])
 
 
-def middle(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
-    """What the narrowest group says that has any row."""
-    return next(one for one in (_of(rows, group) for group in groups) if one is not None)
+def trusted(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
+    """What the narrowest group says that is trusted; where none is, the typical one."""
+    found = (one for one in (_of(rows, group) for group in groups) if one is not None)
+    return next((one for one in found if one.trusted), typical(rows, groups))

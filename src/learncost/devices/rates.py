@@ -72,6 +72,13 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
         if dtype and on.dtype and dtype != on.dtype:
             raise InputError(f"these rates of {on.name} are those of {on.dtype}, not of {shown(dtype)}")
         return on
+    return calibrated(on, dtype, engine) or published(find_device(on), dtype, engine)
+
+
+def calibrated(on: object, dtype: str | None = None, engine: str = "operators") -> Rates | None:
+    """What was measured: "here", a calibration's file, or rates; None where `on` is none of these."""
+    if isinstance(on, Rates):
+        return on
     if on == HERE:
         path = here()
         if not path.exists():
@@ -81,7 +88,7 @@ def rates(on: str | Device | Rates, dtype: str | None = None, engine: str = "ope
         row = read_path(on, "; `learncost calibrate --out FILE` makes one")
         if is_calibration(row):
             return _measured(Path(on), dtype, engine)
-    return published(find_device(on), dtype, engine)
+    return None
 
 
 def _measured(path: Path, dtype: str | None, engine: str) -> Rates:

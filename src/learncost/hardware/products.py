@@ -31,6 +31,11 @@ def days_at(tokens: Figure, rate: Figure) -> Figure:
     return computed("d", "tokens / tokens a second", [tokens], [rate], 1 / SECONDS_A_DAY)
 
 
+def days_of_steps(steps: Figure, step: Figure, devices: Figure) -> Figure:
+    """Days: steps, each on one device, that all devices take together."""
+    return computed("d", "steps x step / devices", [steps, step], [devices], 1 / SECONDS_A_DAY)
+
+
 def device_hours(time: Figure, devices: Figure) -> Figure:
     """Hours of all devices together."""
     return computed("h", "days x 24 x devices", [time, devices], (), HOURS_A_DAY)

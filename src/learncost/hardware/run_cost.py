@@ -11,6 +11,7 @@ from learncost.devices import assumptions
 from learncost.devices.device import RATES, Device
 from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
+from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
@@ -19,12 +20,18 @@ from learncost.models.configuration import Configuration
 from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.readings.price import Book
+from learncost.readings.time import Rates
 
 # The books that are shown beside the chosen one: exact products, and the formulas of the field.
 BESIDE = ("matmul", "causal-exact", "gpt3", "kaplan")
 
-# What is searched for in a device where no data type is named: what training runs in, the narrowest first.
-TRAINED_IN = ("bf16", "fp16", "fp32")
+# What makes the time of the run, by the name of the figure that it rests on.
+TOTALS = {
+    "tokens_per_second": "the tokens a second that are given",
+    "hfu": "the HFU that is given",
+    "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
+    "step": "the modelled step, on devices that do not wait for each other",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class RunCost:
     figures: Mapping[str, Figure]
     unknown: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, int] = field(default_factory=dict)
+    total_by: str = "mfu"
 
     @property
     def flops(self) -> int:
@@ -107,6 +115,7 @@ class RunCost:
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "unknown": dict(self.unknown),
             "flops_by_price_book": dict(self.beside),
+            "total_by": self.total_by,
         }
 
     def __rich__(self) -> Any:
@@ -128,7 +137,7 @@ class RunCost:
 def run_cost(
     model: str | Configuration,
     tokens: int | str | None = None,
-    on: str | Device | None = None,
+    on: str | Device | Rates | None = None,
     devices: int | str = 1,
     *,
     procedure: str = "bp",
@@ -225,7 +234,7 @@ def run_cost(
     typed = {name: given.figure(name, value) for name, value in flags.items() if value is not None}
     given.check_together(typed, country, year)
     place = _place(typed, country, year)
-    machine = find_device(on)
+    machine, attained = _machine(on)
     sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
     useful = step
@@ -236,10 +245,26 @@ def run_cost(
         figures["hardware_flops"] = _flops(step, count)
     figures["petaflop_s_days"] = products.petaflop_days(figures["flops"])
     figures["devices"] = number
-    kind = _time(figures, typed, machine, dtype)
+    kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
+    seconds = _step(model, procedure, sizes, attained or machine, kind)
+    if isinstance(seconds, Figure):
+        figures["steps"] = Figure(
+            count / step.tokens_per_step, "", "arithmetic", "tokens / tokens of a step", computed=True
+        )
+        _show_step(figures, seconds, step.tokens_per_step)
+    total_by = _time(figures, typed, machine, kind, sizes, attained is not None)
     figures["device_hours"] = products.device_hours(figures["time"], number)
-    unknown = _energy(figures, typed, machine, place) | _price(figures, typed)
-    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes))
+    unknown = {} if isinstance(seconds, Figure) else {"step": seconds}
+    unknown |= _energy(figures, typed, machine, place) | _price(figures, typed)
+    return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by)
+
+
+def _machine(on: str | Device | Rates) -> tuple[Device, Rates | None]:
+    """The device; and what it attains, where that was measured."""
+    found = calibrated(on)
+    if found is None:
+        return find_device(on), None
+    return Device(found.name, found.source, "measured here"), found
 
 
 def _flops(step: Cost, tokens: int) -> Figure:
@@ -247,10 +272,9 @@ def _flops(step: Cost, tokens: int) -> Figure:
     return Figure(round(exact), "FLOP", "counted", f"{step.procedure}, price book {step.price_book}, a token x tokens")
 
 
-def _time(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, dtype: str | None) -> str:
-    """Add the days, from measured tokens a second or from the peak and its utilization; the data type of that peak."""
-    found = next((kind for kind in TRAINED_IN if kind in machine.peak_tflops), TRAINED_IN[0])
-    kind = found if dtype is None else dtype
+def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, dtype: str | None) -> str:
+    """Add what is known of the peak; the data type whose peak it is."""
+    kind = machine.trained_in if dtype is None else dtype
     if kind not in RATES:
         raise InputError(f"dtype must be one of {', '.join(RATES)}, not {shown(kind)}")
     if "peak_tflops" in typed:
@@ -260,17 +284,64 @@ def _time(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
     if kind in machine.measured_tflops:
         best = machine.measured_tflops[kind]
         figures["best_product"] = Figure(best, "TFLOP/s", "published", f"measured matrix product: {machine.cited}")
+    return kind
+
+
+def _step(
+    model: str | Configuration, procedure: str, sizes: Mapping[str, Any], on: Device | Rates, dtype: str
+) -> Figure | str:
+    """Seconds of one step on one device, as `cost` models it there; or why they are not known."""
+    try:
+        timing = cost(model, procedure, "run", dtype=dtype, on=on, **sizes).timing
+    except InputError as error:
+        return str(error)
+    assert timing is not None  # it is on a device
+    return Figure(
+        timing.seconds,
+        "s",
+        "modelled",
+        f"as `learncost cost --on` says it. {timing.rates.source}",
+        timing.time.low,
+        timing.time.high,
+    )
+
+
+def _show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None:
+    """Add how many steps there are, a step's seconds, and the utilization that they mean."""
+    steps = figures["tokens"].value / tokens
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step", computed=True)
+    figures["step"] = seconds
+    if "peak" in figures:
+        own = figures["flops"].value * tokens / figures["tokens"].value
+        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], own * 1e-12)
+        figures["step_mfu"] = means
+
+
+def _time(
+    figures: dict[str, Figure],
+    typed: Mapping[str, Figure],
+    machine: Device,
+    kind: str,
+    sizes: Mapping[str, Any],
+    measured: bool,
+) -> str:
+    """Add the days: from measured tokens a second, from the peak and its utilization, or from the modelled step of a
+    machine that was measured. The figure that makes them."""
     if "tokens_per_second" in typed:
         _time_of_measured(figures, typed["tokens_per_second"], f"{machine.name} in {kind}")
-    elif "peak" in figures:
-        _time_of_utilization(figures, typed)
-    else:
-        has = ", ".join(machine.peak_tflops) or "none"
-        raise InputError(
-            f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
-            "--tokens-per-second as measured"
-        )
-    return kind
+        return "tokens_per_second"
+    if measured and "step" in figures and not typed.keys() & {"mfu", "hfu"}:
+        figures["time"] = products.days_of_steps(figures["steps"], figures["step"], figures["devices"])
+        return "step"
+    if "peak" in figures:
+        fine_tuning = any(sizes.get(name) is not None for name in ("train", "train_layers", "lora"))
+        _time_of_utilization(figures, typed, assumptions.mfu(machine, fine_tuning))
+        return "hfu" if "hfu" in typed else "mfu"
+    has = ", ".join(machine.peak_tflops) or "none"
+    raise InputError(
+        f"no peak rate of {machine.name} in {kind} is published (known: {has}); give --peak-tflops, or "
+        "--tokens-per-second as measured"
+    )
 
 
 def _time_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> None:
@@ -289,10 +360,10 @@ def _time_of_measured(figures: dict[str, Figure], rate: Figure, device: str) -> 
         )
 
 
-def _time_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure]) -> None:
-    """Add the utilization, an assumption where none is given, and the days that it means."""
+def _time_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure], usual: Figure) -> None:
+    """Add the utilization, the usual one where none is given, and the days that it means."""
     name = "hfu" if "hfu" in typed else "mfu"
-    figures[name] = typed.get(name) or assumptions.MFU
+    figures[name] = typed.get(name) or usual
     figures["time"] = products.days(figures["flops"], figures["devices"], figures["peak"], figures[name])
     if "hardware_flops" in figures:
         executed = [figures["mfu"], figures["hardware_flops"]]
@@ -301,10 +372,16 @@ def _time_of_utilization(figures: dict[str, Figure], typed: Mapping[str, Figure]
 
 def _energy(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Device, place: Figure) -> dict[str, str]:
     """Add energy and CO2, or say what they need."""
+    alone = None if "power" in typed else assumptions.device_power(machine)
+    if alone is not None:
+        figures["device_power"] = alone
     drawn = typed.get("power") or assumptions.power(machine)
     if drawn is None:
         return {"energy": f"no power of {machine.name} is published; give --power in watts"}
-    figures["power"], figures["pue"] = drawn, typed.get("pue") or assumptions.PUE
+    figures["power"] = drawn
+    if "step" in figures:
+        figures["step_energy"] = computed("J", "step x power with the host, without PUE", [figures["step"], drawn])
+    figures["pue"] = typed.get("pue") or assumptions.PUE
     figures["energy"] = products.energy(figures["device_hours"], drawn, figures["pue"])
     figures["carbon_intensity"] = place
     figures["co2"] = products.carbon(figures["energy"], place)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
-from learncost.hardware.run_cost import RunCost
-from learncost.ledger.sheet import Row, Sheet, significant
+from learncost.hardware.run_cost import TOTALS, RunCost
+from learncost.ledger.sheet import Row, Sheet, joules_of, seconds_of, significant
 from learncost.ledger.show import convention
 
 _NAMES = {
@@ -16,6 +16,11 @@ _NAMES = {
     "petaflop_s_days": "petaflop/s-days",
     "best_product": "best product",
     "tokens_per_second": "tokens a second",
+    "step": "a step",
+    "step_mfu": "MFU of that step",
+    "step_energy": "energy of a step",
+    "device_power": "power, device alone",
+    "power": "power, with host",
     "mfu": "MFU",
     "hfu": "HFU",
     "device_hours": "device-hours",
@@ -31,7 +36,7 @@ def sheet(run: RunCost) -> Sheet:
     """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
     rows = []
     for name, figure in run.figures.items():
-        write = _share if name in ("mfu", "hfu") else _written(figure.unit)
+        write = _share if name in ("mfu", "hfu", "step_mfu") else _written(figure.unit)
         between = _between(figure, write) if figure.interval else ""
         style = "bold" if name in _ANSWERS else ""
         rows.append(Row((_named(name), write(figure.value), between, figure.label), style))
@@ -66,8 +71,9 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     for name, figure in run.figures.items():
         if name not in derived and figure.label not in ("counted", "given"):
             notes.append(f"{_named(name)}, {figure.label}: {figure.source}.")
+    notes.append(f"The time of the run rests on {TOTALS[run.total_by]}.")
     notes += [f"{_named(name)}: {needed}." for name, needed in run.unknown.items()]
-    notes.append("Not in it: failures, evaluation, other trials, storage and network, making the machines.")
+    notes.append("Not in it: evaluation, other trials, storage and network, making the machines.")
     return tuple(notes)
 
 
@@ -110,7 +116,14 @@ def money(value: float) -> str:
     return f"{value:,.0f} USD" if value >= 1000 else f"{value:,.2f} USD"
 
 
-_UNITS: dict[str, Callable[[float], str]] = {"d": time, "kWh": energy, "kg": mass, "USD": money}
+_UNITS: dict[str, Callable[[float], str]] = {
+    "s": seconds_of,
+    "J": joules_of,
+    "d": time,
+    "kWh": energy,
+    "kg": mass,
+    "USD": money,
+}
 
 
 def _written(unit: str) -> Callable[[float], str]:

@@ -163,6 +163,15 @@ def test_missing_sizes_are_named():
         sweep("encoder", vocab_size=[5, 6], **sizes)
 
 
+def test_all_is_what_the_model_can_be_trained_by(capsys):
+    found = sweep("bert-base", "all", seq_len=[8])
+    assert [series.procedure for series in found.series] == ["bp", "recompute"]
+    assert "left out: pepita and mempepita; bert-base has no output to learn from" in found.left_out
+    command("bert-base", procedure="all", seq_len="8")
+    assert found.left_out in capsys.readouterr().err
+    assert sweep("gpt2", "all", seq_len=[8]).left_out == ""
+
+
 def test_invalid_combinations_can_be_left_out():
     found = sweep("gpt2", hidden_size=range(12, 40), seq_len=[8, 2000], skip_invalid=True)
     assert found.sizes["hidden_size"].tolist() == [12, 24, 36]

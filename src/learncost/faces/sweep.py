@@ -44,7 +44,8 @@ def sweep(
     Parameters
     ----------
     procedure
-        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all.
+        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all by which it
+        can learn.
     price_book
         What one operation costs: run, matmul, paper or others (learncost list price-books) with commas between, or all
         that price lines.
@@ -95,6 +96,8 @@ def notes(found: Sweep, output: Path | None) -> list[str]:
     result = []
     if output is not None:
         result.append(f"{len(found):,} rows of {found.configurations:,} configurations in {output}")
+    if found.left_out:
+        result.append(found.left_out)
     if found.dropped:
         result.append(f"invalid combinations that are left out: {found.dropped:,}")
     if found.inexact:

@@ -10,13 +10,12 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import Run, prepare
+from learncost.ledger.cost import Run, possible, prepare
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead
-from learncost.procedures.procedure import PROCEDURES
 from learncost.readings.price import Book
 
 SCHEMA = 1
@@ -230,15 +229,7 @@ def compare(
 
 def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
     """The procedures that the model can be trained by under the book, and why not by the others."""
-    refused: dict[str, str] = {}
-    for name in PROCEDURES:
-        try:
-            run.rows(name, run.book)
-        except InputError as error:
-            refused[name] = str(error)
-    names = tuple(name for name in PROCEDURES if name not in refused)
-    if not names:
-        raise InputError(next(iter(refused.values())))
+    names, refused = possible(lambda name: run.rows(name, run.book))
     if not refused:
         return names, ""
     others = " and ".join(refused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,23 @@ def rows_of(
         return _priced(_Structure(model), name, found.name, optimizer, mode, plan)
     table = _under(plan, step(model, name, optimizer, found.jacobian, mode))
     return price(table, {}, found).rows  # a book of the caller's own
+
+
+def possible(priced: Callable[[str], object]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The learning procedures that `priced` answers for, and why it refuses the others.
+
+    Raises `InputError` where it refuses all of them.
+    """
+    refused: dict[str, str] = {}
+    for name in PROCEDURES:
+        try:
+            priced(name)
+        except InputError as error:
+            refused[name] = str(error)
+    names = tuple(name for name in PROCEDURES if name not in refused)
+    if not names:
+        raise InputError(next(iter(refused.values())))
+    return names, refused
 
 
 def cost(

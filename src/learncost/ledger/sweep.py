@@ -18,7 +18,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import check_probability, rows_of
+from learncost.ledger.cost import check_probability, possible, rows_of
 from learncost.ledger.grid import Grid, grid_of
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 EXACT = 2.0**53  # every integer below it is a float64
 BLOCK = 2**13  # configurations at a time: their monomials stay in the processor's cache
 BY = ("total", "macro-operation")
+ALL = "all"
 UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
 
 
@@ -71,6 +72,8 @@ class Sweep:
         configuration.
     dropped
         How many combinations were left out as invalid.
+    left_out
+        Where "all" was asked for, the procedures that the model cannot be trained by, with the reason.
 
     Examples
     --------
@@ -87,6 +90,7 @@ class Sweep:
     parameters: NDArray[np.float64]
     series: tuple[Series, ...]
     dropped: int = 0
+    left_out: str = ""
 
     @property
     def configurations(self) -> int:
@@ -172,7 +176,7 @@ def sweep(
     Parameters
     ----------
     procedure
-        One or more of bp, recompute, pepita, mempepita; or "all".
+        One or more of bp, recompute, pepita, mempepita; or "all" that the model can be trained by.
     price_book
         One or more price books; "all" are those that price lines.
     batch_size
@@ -209,7 +213,7 @@ def sweep(
     >>> found.columns["maccs"][:2].astype(int).tolist()
     [64082018560, 131797352960]
     """
-    names = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
+    names: Sequence[str] = _chosen(procedure, PROCEDURES, lambda name: find_procedure(name).name)
     books = _chosen(price_book, BOOKS, lambda name: find_book(name).name)
     if optimizer is not None:
         find_optimizer(optimizer)
@@ -219,6 +223,10 @@ def sweep(
     lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     found = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
     built = build(found.configuration, dropout=probability > 0)
+    left_out = ""
+    if procedure in (ALL, [ALL]):
+        names, refused = possible(lambda name: rows_of(built, name, books[0], optimizer))
+        left_out = f"left out: {' and '.join(refused)}; {next(iter(refused.values()))}" if refused else ""
     wanted = _wanted(built, names, books, optimizer, by)
     unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
     counts = [parameters(built.table) + unread, *(count for _, _, _, pair in wanted for count in pair)]
@@ -230,7 +238,7 @@ def sweep(
     known = bounds[0] < EXACT
     if not known.all():
         series = tuple(replace(one, exact=one.exact & known) for one in series)
-    return Sweep(built.configuration.name, found.columns, found.fixed, values[0], series, found.dropped)
+    return Sweep(built.configuration.name, found.columns, found.fixed, values[0], series, found.dropped, left_out)
 
 
 _Wanted = tuple[str, str, str | None, tuple[Count, Count]]
@@ -319,7 +327,7 @@ def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], di
 def _chosen(given: str | Iterable[str], known: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
     """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
     names = given.split(",") if isinstance(given, str) else list(given)
-    if names == ["all"]:
+    if names == [ALL]:
         return list(known)
     if not names:
         raise InputError(f"nothing is chosen of {', '.join(known)}")

@@ -121,7 +121,11 @@ def layer_page(name: str) -> str:
     if explained.kept:
         parts.append(folded("Kept between the passes", kept_of(explained)))
     notes = " ".join(plain(note) for note in explained.notes)
-    return "\n\n".join([*parts, f"In the lines, and in what is kept: {notes}"]) + "\n"
+    page = "\n\n".join([*parts, f"In the lines, and in what is kept: {notes}"]) + "\n"
+    if "[n_parameters]" in page:
+        page = page.replace("[n_parameters]", "[n]").replace("<mi>n_parameters</mi>", "<mi>n</mi>")
+        page += "\nThe axis n counts the parameters.\n"
+    return page
 
 
 def written(found: Subject) -> str:
@@ -213,15 +217,22 @@ def totals(found: Subject) -> list[tuple[str, int, int]]:
 
 
 def example_page() -> str:
-    """One example priced under every book."""
+    """One example priced under every book; books that say the same of all layers share a column."""
+    priced = {book: [totals(subject(name, book)) for name in EXAMPLE_LAYERS] for book in BOOKS}
+    columns: dict[str, list[str]] = {}
+    for book, found in priced.items():
+        columns.setdefault(str(found), []).append(book)
+    together = [books[0] for books in columns.values()]
     rows = []
-    for name in EXAMPLE_LAYERS:
-        by_book = [totals(subject(name, book)) for book in BOOKS]
-        for macros in zip(*by_book, strict=True):
-            counts = [f"{maccs:,} / {flops:,}" for _, maccs, flops in macros]
-            rows.append((f"[{name}](layers/{name}.md)", macros[0][0], *counts))
+    for place, name in enumerate(EXAMPLE_LAYERS):
+        for macro, (label, *_) in enumerate(priced["run"][place]):
+            for quantity, unit in enumerate(("MACCs", "FLOPs"), start=1):
+                counts = (f"{priced[book][place][macro][quantity]:,}" for book in together)
+                first = (f"[{name}](layers/{name}.md)", label) if quantity == 1 else ("", "")
+                rows.append((*first, unit, *counts))
     sizes = ", ".join(f"{print_reading.SYMBOLS[a]} = {n:,}" for a, n in EXAMPLE.items())
-    return f"MACCs / FLOPs of one layer at {sizes}:\n\n{table(('layer', 'macro-operation', *BOOKS), rows)}"
+    heads = ("layer", "macro-operation", "", *(", ".join(books) for books in columns.values()))
+    return f"One layer at {sizes}:\n\n{table(heads, rows)}"
 
 
 def books_page() -> str:

@@ -3,41 +3,78 @@
     python -m tests.fuzz --tables 100000 --configurations 5000 --commands 5000 --calibrations 2000
 
 Each of the files fuzz_*.py has a function `fuzz(count, seed)`, which returns a line for each thing that went wrong.
-What is not named is not run; with nothing named all of the above are. Exit code 1 where anything went wrong.
+They run in pieces, on two processors. What is not named is not run; with nothing named all of the above are. Exit code
+1 where anything went wrong. Ctrl-C ends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from importlib import import_module
+from multiprocessing import Pool
 from pathlib import Path
 
-COUNTS = {"tables": 100_000, "configurations": 5_000, "commands": 5_000, "calibrations": 2_000}
-MODULES = {name: f"fuzz_{name.removesuffix('s')}" for name in COUNTS} | {
-    name: f"fuzz_{name}" for name in ("tables", "commands")
+from rich.console import Console
+from rich.progress import Progress
+
+FUZZED = {
+    "tables": ("fuzz_tables", 100_000),
+    "configurations": ("fuzz_configuration", 5_000),
+    "commands": ("fuzz_commands", 5_000),
+    "calibrations": ("fuzz_calibration", 2_000),
 }
+"""What is fuzzed: the file, and how often where nothing is named."""
+
 SHOWN = 20
-"""Lines of each kind that are printed."""
+"""Faults of each kind that are printed."""
+
+PIECE = 200
+"""Inputs that one process tries at a time; the seeds of pieces follow each other."""
+
+
+def tried(piece: tuple[str, int, int]) -> list[str]:
+    """What went wrong in one piece, with the seed that gives it again."""
+    module, count, seed = piece
+    return [f"seed {seed}: {fault}" for fault in import_module(module).fuzz(count, seed)]
+
+
+def _worker() -> None:
+    """A process of the pool leaves Ctrl-C to the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path.insert(0, str(Path(__file__).parent))  # these files import each other as pytest lets them
+
+
+def fuzz(name: str, count: int, seed: int) -> list[str]:
+    """What went wrong with so many of one kind."""
+    module = FUZZED[name][0]
+    pieces = [(module, min(PIECE, count - done), seed + done // PIECE) for done in range(0, count, PIECE)]
+    console = Console(stderr=True)
+    found: list[str] = []
+    with Pool(2, _worker) as pool, Progress(console=console, disable=not console.is_terminal) as bar:
+        for own in bar.track(pool.imap_unordered(tried, pieces), total=len(pieces), description=name):
+            found += own
+    return found
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser("python -m tests.fuzz", description=__doc__)
-    for name in COUNTS:
-        parser.add_argument(f"--{name}", type=int, default=None, metavar="N")
+    parser = argparse.ArgumentParser(
+        "python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in FUZZED:
+        parser.add_argument(f"--{name}", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     given = vars(parser.parse_args())
-    counts = {name: given[name] for name in COUNTS if given[name] is not None} or COUNTS
-    sys.path.insert(0, str(Path(__file__).parent))  # these files import each other as pytest lets them
+    named = {name: given[name] for name in FUZZED if given[name] is not None}
     wrong = 0
-    for name, count in counts.items():
+    for name, count in (named or {name: count for name, (_, count) in FUZZED.items()}).items():
         start = time.monotonic()
-        found = import_module(MODULES[name]).fuzz(count, given["seed"])
+        found = fuzz(name, count, given["seed"])
         print(f"{name}: {count:,} tried in {time.monotonic() - start:.0f} seconds, {len(found):,} wrong", flush=True)
-        for line in found[:SHOWN]:
-            print(f"    {line}")
+        print(*(f"    {line[:600]}\n" for line in found[:SHOWN]), sep="", end="")
         wrong += len(found)
     return 1 if wrong else 0
 

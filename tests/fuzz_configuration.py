@@ -79,6 +79,23 @@ def made(chance: random.Random) -> bytes:
     return text.encode("utf-8", errors="surrogatepass")
 
 
+def fuzz(count: int, seed: int = 0) -> list[str]:
+    """What went wrong with so many inputs; the same inputs for the same seed."""
+    chance = random.Random(seed)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, before[1]))
+    found = []
+    try:
+        for data in (made(chance) for _ in range(count)):
+            try:
+                target(data)
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error}: {data!r}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    return found
+
+
 def main(seconds: float, seed: int) -> None:
     """Make inputs until the time is over."""
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))

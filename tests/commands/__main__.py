@@ -2,6 +2,7 @@
 
     python -m tests.commands                 all of it, on two processors
     python -m tests.commands --only gpt2,t5  the presets and families named
+    python -m tests.commands --usual         presets under their usual class alone
     python -m tests.commands --part 3/20     every 20th command line, from the 3rd on
     python -m tests.commands --log sweep.jsonl   keep what is done in a file, and go on from it when called again
     python -m tests.commands --write         list anew what answers (answers.json), and say what does no more
@@ -137,6 +138,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser("python -m tests.commands", description=__doc__, formatter_class=_Raw)
     parser.add_argument("--only", default="", help="presets and families, with commas between")
+    parser.add_argument("--usual", action="store_true", help="usual classes alone")
     parser.add_argument("--part", default="1/1", help="K/N: every Nth command line, from the Kth on")
     parser.add_argument("--log", type=Path, help="a file that keeps what is done")
     parser.add_argument("--write", action="store_true", help="list anew what answers")
@@ -146,8 +148,8 @@ def main() -> int:
     first, every = (int(number) for number in given.part.split("/"))
     part = (first % every, every)
     models = [(place, own) for place, own in enumerate(subjects()) if not only or {own.name, own.family} & only]
-    work = [Work(place, own, given.screens, part) for place, own in models]
-    work += [] if only else [Work(len(work), Subject(), given.screens, part)]
+    work = [Work(place, own, given.screens, part) for place, own in models if own.usual or not given.usual]
+    work += [] if only or given.usual else [Work(len(work), Subject(), given.screens, part)]
     signal.signal(signal.SIGTERM, _end)
     start = time.monotonic()
     found: list[Line] = []

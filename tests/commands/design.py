@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 DESIGNS = tomllib.loads((FOLDER / "designs.toml").read_text(encoding="utf-8"))
 SUBJECTS = {"errata": ("", *(erratum.id for erratum in errata())), "layers": layers()}
 
-USUAL, OTHER = 4, 10
+USUAL, OTHER = 8, 16
 """One row in so many is dealt to a preset's usual class, and to its other classes; a plain call to all of them."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
+import fuzz_calibration
 import learncost as lc
 from learncost.devices.calibration import Calibration, calibration, here, load, save
 from learncost.devices.rates import rates
@@ -269,3 +270,7 @@ def test_kernels_run():
     bench.product("TN", 3, 4, 5)()
     names = {name for name, _, _ in bench.words()}
     assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add", "sum", "rms_normalize'"} <= names
+
+
+def test_damaged_files_are_refused_in_one_line():
+    assert fuzz_calibration.fuzz(40, seed=1) == []

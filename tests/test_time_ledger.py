@@ -16,7 +16,7 @@ def test_rows_add_up_to_the_time_of_the_step(by):
     rows, sizes = model_rows({"model_type": "gpt2", "n_positions": 32}, length=32)
     whole = time(rows, sizes, flat(launch=1e-6))
     found = lc.cost("gpt2", seq_len=32, n_positions=32, batch_size=2, optimizer="adamw", by=by, on=flat(launch=1e-6))
-    assert sum(row.seconds for row in found.rows) == pytest.approx(whole.total)
+    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(whole.total)
     assert found.timing.seconds == pytest.approx(whole.total)
 
 
@@ -26,7 +26,7 @@ def test_rows_add_up_to_the_time_of_the_step(by):
 def test_models_of_every_kind_have_a_time(model):
     length = 197 if model.startswith("vit") else 64
     found = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
-    assert sum(row.seconds for row in found.rows) == pytest.approx(found.timing.seconds)
+    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
     assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
     # No faster than its peak and the book of matrix products allow.
     floor = lc.cost(model, price_book="matmul", seq_len=length).total.flops / 989e12
@@ -43,6 +43,63 @@ def test_a_large_product_on_a_published_device_attains_what_its_source_measured(
     assert rates.products["NN"].rate(TILE, 2**14, 2**14) == pytest.approx(0.5 * 794.5e12, rel=0.02)
 
 
+# A preset of every kind, with the plan that fuses most where it has blocks that learn.
+KINDS = {
+    "gpt2": "flash,fused",
+    "llama-3.2-1b": "flash,fused",
+    "mixtral-8x7b": "flash,fused",
+    "deepseek-v2-lite": None,
+    "t5-small": None,
+    "bert-base": "fused",
+    "deberta-base": None,
+    "vit-b-16": None,
+}
+
+
+@pytest.mark.parametrize("by", ["equation", "layer"])
+@pytest.mark.parametrize("model", KINDS)
+def test_no_line_is_faster_than_the_device(model, by):
+    """A line inside of another one's kernel has no time of its own; the kernel's is whole, at one line, and no more
+    operations a second are done than at the peak: those of the line, and those of all of its kernel."""
+    peak = 989e12
+    for plan in {None, KINDS[model]}:
+        found = lc.cost(model, on="H100-SXM", by=by, plan=plan, seq_len=197 if model == "vit-b-16" else 256)
+        assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
+        for row in found.rows:
+            if row.seconds is None:
+                assert row.time.inside
+                assert (row.time.flops, row.time.bytes) == (0, 0)
+            elif row.flops:
+                assert row.flops / row.seconds <= peak, row
+                assert row.time.flops / row.seconds <= peak, row
+        whole = sum(row.time.flops for row in found.rows)
+        if plan is None:  # flash computes the blocks that are visible only
+            assert whole == pytest.approx(found.total.flops, rel=1e-6)
+
+
+def test_a_line_inside_a_kernel_says_which(capsys):
+    found = lc.cost("gpt2", on="H100-SXM", by="equation", seq_len=64)
+    rows = {(row.layer, row.macro_operation, row.line): row for row in found.rows}
+    product, bias = rows["attention", "forward", "Q.linear"], rows["attention", "forward", "Q"]
+    assert bias.seconds is None
+    assert bias.time.inside == ("attention.Q.linear",)
+    assert product.time.flops == product.flops + bias.flops
+    # X, W, b and the result, in bf16, of twelve blocks: what lies between them stays in the kernel.
+    assert product.time.bytes == 12 * 2 * (64 * 768 + 768 * 768 + 768 + 64 * 768)
+    command = ["cost", "gpt2", "--on", "H100-SXM", "--by", "equation", "--seq-len", "64"]
+    assert main([*command, "--json"]) == 0
+    (shown,) = (
+        row
+        for row in json.loads(capsys.readouterr().out)["rows"]
+        if (row["layer"], row["macro_operation"], row["line"]) == ("attention", "forward", "Q")
+    )
+    assert (shown["seconds"], shown["inside"]) == (None, "attention.Q.linear")
+    assert main([*command, "--format", "csv"]) == 0
+    assert ",,,0,0,attention.Q.linear," in capsys.readouterr().out
+    assert main(command) == 0
+    assert "in Q.linear" in capsys.readouterr().out
+
+
 def test_energy_is_time_times_power(capsys):
     found = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
     low, usual, high = found.timing.joules
@@ -53,7 +110,7 @@ def test_energy_is_time_times_power(capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["time"]["energy"]["joules"] == pytest.approx(usual)
     assert record["time"]["energy"]["label"] == "modelled"
-    assert sum(row["seconds"] for row in record["rows"]) == pytest.approx(record["time"]["seconds"])
+    assert sum(row["seconds"] or 0 for row in record["rows"]) == pytest.approx(record["time"]["seconds"])
 
 
 @pytest.mark.parametrize("form", ["table", "md", "csv", "latex"])
@@ -115,7 +172,7 @@ def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
 def test_inference_has_a_time(model, procedure):
     lengths = {"seq_len": 64} if procedure == "prefill" or model == "t5-small" else {"context": 63}
     found = lc.cost(model, procedure, dtype="bf16", on=lc.rates("H100-SXM", "bf16"), **lengths)
-    assert sum(row.seconds for row in found.rows) == pytest.approx(found.timing.seconds)
+    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
     assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
     low, usual, high = found.timing.joules
     assert low < usual < high
@@ -135,7 +192,7 @@ def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
     for found, batch in ((one, 1), (many, 8)):
         least = (weights + found.cache.bytes) / bandwidth
         assert least < found.timing.seconds < 1.05 * least, batch
-        assert {row.bound for row in found.rows if row.seconds > 1e-3} == {"memory"}
+        assert {row.bound for row in found.rows if (row.seconds or 0) > 1e-3} == {"memory"}
     assert many.timing.seconds < 2 * one.timing.seconds
 
 

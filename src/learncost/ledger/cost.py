@@ -417,13 +417,13 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
         "equation": ("layer", "block", "macro_operation", "line", "equation"),
         "kind": ("kind", "macro_operation"),
     }[by]
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
     for priced in whole.rows:
         own = tuple(_shown(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
-        groups.setdefault(own, []).append(priced)
+        kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
+        groups.setdefault((own, kernel), []).append(priced)
     result = []
-    for key, rows in groups.items():
-        seconds, bound = timed.of(rows) if timed else (None, "")
+    for (key, _), rows in groups.items():
         named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
         row = LedgerRow(
             layer=named.get("layer"),
@@ -437,8 +437,7 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
             equation=named.get("equation", ""),
             kind=named.get("kind", ""),
             outside_paper=any(row.outside_paper for row in part.rows),
-            seconds=seconds,
-            bound=bound,
+            time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
         )
         result.append(row)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from learncost.ledger.timing import Timing
+    from learncost.ledger.timing import RowTime, Timing
 
 SCHEMA = 1
 
@@ -27,8 +27,17 @@ class LedgerRow:
     equation: str = ""
     kind: str = ""
     outside_paper: bool = False
-    seconds: float | None = None  # on a device, where one is given
-    bound: str = ""  # by what most of them are: compute, memory or launch
+    time: RowTime | None = None  # on a device, where one is given
+
+    @property
+    def seconds(self) -> float | None:
+        """On the device; None where none is given, and where the row runs inside of other rows' kernels."""
+        return None if self.time is None else self.time.seconds
+
+    @property
+    def bound(self) -> str:
+        """What bounds most of its time: compute, memory or launch."""
+        return "" if self.time is None else self.time.bound
 
     def to_dict(self) -> dict[str, Any]:
         """The row as the JSON has it."""
@@ -43,8 +52,8 @@ class LedgerRow:
         if self.kind:
             row |= {"kind": self.kind}
         row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
-        if self.seconds is not None:
-            row |= {"seconds": self.seconds, "bound": self.bound}
+        if self.time is not None:
+            row |= self.time.to_dict()
         return row | ({"outside_paper": True} if self.outside_paper else {})
 
 

@@ -97,6 +97,9 @@ def _timed_cells(cost: Cost, rows: Sequence[LedgerRow]) -> dict[str, str]:
     bounds: dict[str, float] = {}
     for row in rows:
         bounds[row.bound] = bounds.get(row.bound, 0.0) + (row.seconds or 0.0)
+    inside = [name.partition(".")[2] for row in rows if row.time for name in row.time.inside]
+    if inside and all(row.seconds is None for row in rows):
+        return {"time": "", "energy": "", "bound": f"in {inside[0]}"}
     seconds = sum(bounds.values())
     watts = cost.timing.rates.watts
     return {

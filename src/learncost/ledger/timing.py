@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -12,12 +12,53 @@ from learncost.readings.time import Rates, Time, time
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """Lines that run at once. Their time is the kernel's, and stands at one of them: none has a time of its own.
+
+    seconds, bound  of all its turns, and what bounds it: compute, memory or launch
+    flops, bytes    what it computes, and what it reads and writes
+    main            the priced line that it stands at
+    """
+
+    main: Row
+    seconds: float
+    bound: str
+    flops: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RowTime:
+    """Seconds of priced rows together and of what bounds most of them; flops and bytes of the kernels they stand for.
+
+    None seconds: they run inside the kernels that stand at the lines `inside`, which other rows have.
+    """
+
+    seconds: float | None
+    bound: str
+    flops: int
+    bytes: int
+    inside: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it: a roofline's dot is kernel_flops over seconds, at kernel_flops over kernel_bytes."""
+        return {
+            "seconds": self.seconds,
+            "bound": self.bound,
+            "kernel_flops": self.flops,
+            "kernel_bytes": self.bytes,
+            "inside": ", ".join(self.inside) or None,
+        }
+
+
+@dataclass(frozen=True)
 class Timing:
     """The predicted time of a step on a device, with its interval; joules where watts are known."""
 
     rates: Rates
     time: Time
-    of_rows: Mapping[int, tuple[float, str]]  # by the identity of a priced row: seconds, and what bounds it
+    kernels: Mapping[int, Kernel]  # by the identity of every priced row that runs in one
+    shares: Mapping[int, float]  # and what share of the kernel's operations is the row's
 
     @property
     def seconds(self) -> float:
@@ -33,14 +74,22 @@ class Timing:
         low, usual, high = (time * watts for time, watts in zip(seconds, self.rates.watts, strict=True))
         return low, usual, high
 
-    def of(self, rows: Iterable[Row]) -> tuple[float, str]:
-        """The seconds of priced rows together, and by what most of them are bound."""
-        found: dict[str, float] = {}
-        for row in rows:
-            if id(row) in self.of_rows:
-                seconds, bound = self.of_rows[id(row)]
-                found[bound] = found.get(bound, 0.0) + seconds
-        return sum(found.values()), max(found, key=lambda name: found[name], default="")
+    def inside(self, row: Row) -> str:
+        """The line at which the time of a row's kernel stands, where that is another one's."""
+        kernel = self.kernels.get(id(row))
+        return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
+
+    def of_lines(self, rows: Sequence[Row]) -> RowTime:
+        """What lines take: a kernel's time stands whole at its main line, the others have none of their own."""
+        mine = [(self.kernels[id(row)], 1.0) for row in rows if id(row) in self.kernels and not self.inside(row)]
+        others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
+        found = _together(mine, others)
+        return replace(found, seconds=None) if others and not mine else found
+
+    def of(self, rows: Iterable[Row]) -> RowTime:
+        """What rows take together, that are all of a layer or a kind: of kernels that are not theirs alone the share of
+        the operations."""
+        return _together([(self.kernels[id(row)], self.shares[id(row)]) for row in rows if id(row) in self.kernels])
 
     def to_dict(self) -> dict[str, Any]:
         """The time as the JSON has it."""
@@ -59,9 +108,32 @@ class Timing:
         return result
 
 
+def _together(kernels: Sequence[tuple[Kernel, float]], inside: tuple[str, ...] = ()) -> RowTime:
+    """Kernels, or shares of them, together."""
+    bounds: dict[str, float] = {}
+    for kernel, share in kernels:
+        bounds[kernel.bound] = bounds.get(kernel.bound, 0.0) + share * kernel.seconds
+    return RowTime(
+        sum(bounds.values()),
+        max(bounds, key=lambda name: bounds[name], default=""),
+        round(sum(share * kernel.flops for kernel, share in kernels)),
+        round(sum(share * kernel.bytes for kernel, share in kernels)),
+        inside,
+    )
+
+
 def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: str, book: Book) -> Timing:
     """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run."""
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
     found = time(rows, sizes, rates, dtype)
-    return Timing(rates, found, {id(rows[place]): (own, str(bound)) for place, (own, bound) in found.of_rows().items()})
+    kernels: dict[int, Kernel] = {}
+    shares: dict[int, float] = {}
+    for part in found.parts:
+        lines, main = [rows[place] for place in part.rows], rows[part.main]
+        flops = [int(row.flops.at(sizes)) for row in lines]
+        kernel = Kernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
+        kernels |= dict.fromkeys(map(id, lines), kernel)
+        for row, own in zip(lines, flops, strict=True):
+            shares[id(row)] = own / sum(flops) if any(flops) else float(row is main)
+    return Timing(rates, found, kernels, shares)

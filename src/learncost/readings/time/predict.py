@@ -26,15 +26,18 @@ class Bound(StrEnum):
 class Seconds:
     """The time of what runs at once, all turns together.
 
-    rows    the places of its lines among the priced ones, and what `shares` of its time they make by their operations
+    rows    the places of its lines among the priced ones; `main`, of the one that the time stands at
+    moved   bytes that it reads and writes; `visible`, the share of its lines' operations that it computes
     """
 
     rows: tuple[int, ...]
-    shares: tuple[float, ...]
+    main: int
     compute: float
     memory: float
     launch: float
     fresh: float = 0.0  # that memory takes because it is new: the system's work, which nothing hides
+    moved: int = 0
+    visible: float = 1.0
 
     @property
     def total(self) -> float:
@@ -67,14 +70,6 @@ class Time:
     @property
     def high(self) -> float:
         return self.total * self.high_factor
-
-    def of_rows(self) -> dict[int, tuple[float, Bound]]:
-        """Seconds of each line by its place among the priced ones, and what bounds it."""
-        return {
-            row: (share * part.total, part.bound)
-            for part in self.parts
-            for row, share in zip(part.rows, part.shares, strict=True)
-        }
 
     @property
     def bounds(self) -> dict[Bound, float]:
@@ -112,11 +107,13 @@ def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Se
         launch = rates.launch
     return Seconds(
         work.rows,
-        work.shares,
+        work.main,
         work.turns * compute,
         work.turns * memory,
         work.turns * launch,
         work.turns * new * rates.fresh,
+        work.turns * sum(work.bytes.values()),
+        work.share,
     )
 
 

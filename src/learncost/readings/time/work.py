@@ -46,7 +46,7 @@ class MatrixProduct:
 class Work:
     """Lines that run at once: one kernel, one product, one operator. All numbers are of one turn.
 
-    rows      the places of its lines among the priced ones; `shares` of its time that they make, by their operations
+    rows      the places of its lines among the priced ones; `main`, of the one with the most operations
     turns     how often it runs in a step
     products  its matrix products; `share` of them and of the points lies inside of what is visible
     points    how often each word or primitive is computed
@@ -56,7 +56,7 @@ class Work:
     """
 
     rows: tuple[int, ...]
-    shares: tuple[float, ...]
+    main: int
     turns: int
     macro: str
     products: tuple[MatrixProduct, ...]
@@ -84,7 +84,7 @@ def works(
         of_lines = [_operations(line, group, sizes, known, operators) for _, line in group]
         matrix = tuple(own for products, _ in of_lines for own in products)
         points: Counter[str] = sum((own for _, own in of_lines), Counter())
-        weights = [1 + sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
+        weights = [sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
         lines = [line for _, line in group]
         moved = {name: own * BYTES[dtype] for name, own in _arrays(lines, leaves, sizes).items()}
         made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
@@ -95,7 +95,7 @@ def works(
                 matrix, share = _in_blocks(matrix, group, kernel.blocks, sizes)
         yield Work(
             rows=tuple(place for place, _ in group),
-            shares=tuple(weight / sum(weights) for weight in weights),
+            main=group[weights.index(max(weights))][0],
             turns=int(rows[group[0][0]].repeat.at(sizes)),
             macro=first.tag.macro,
             products=matrix,

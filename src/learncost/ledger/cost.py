@@ -449,15 +449,21 @@ def _shown(layer: str) -> str:
 
 
 def _repeat(part: Price, passes: int) -> int:
-    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass."""
-    times: dict[tuple[str, str], int] = {}
+    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
+
+    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted, and a merge of parts
+    where there is nothing else: then those of one name, which is given once in a block.
+    """
+    lines: dict[tuple[str, str], int] = {}
+    others: dict[tuple[str, str], int] = {}
     for row in part.rows:
-        # Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted.
-        several = isinstance(row.source, Line) and re.search(r"\+[0-9]+$|:", row.source.name)
-        if row.line not in ("merge", "") and row.layer != "optimizer" and not several:
-            line = row.layer, row.line
-            times[line] = times.get(line, 0) + row.repeat.at(part.sizes)
-    return max(1, max(times.values(), default=1) // max(1, passes))
+        if row.layer == "optimizer":
+            continue
+        name = row.source.name if isinstance(row.source, Line) else ""
+        alone = row.line not in ("merge", "") and not re.search(r"\+[0-9]+$|:", name)
+        times, line = (lines, (row.layer, row.line)) if alone else (others, (row.layer, name))
+        times[line] = times.get(line, 0) + row.repeat.at(part.sizes)
+    return max(1, max((lines or others).values(), default=1) // max(1, passes))
 
 
 def check_tokens(name: str, value: object) -> int:

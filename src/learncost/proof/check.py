@@ -172,6 +172,7 @@ def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[s
 def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> list[list[int]]:
     """FLOPs and MACCs of every line of the table, all turns together."""
     numbered: list[list[int]] = []
+    products: dict[str, int] = {}  # of each line: the products that it has made and not summed
 
     def number(line: Line) -> tuple[Line]:
         numbered.append([0, 0])
@@ -181,14 +182,25 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
         counts = numbered[int(line.tag.origin)]
         counts[0] += Tally.units
         counts[1] += Tally.maccs
-        Tally.units = Tally.maccs = 0
+        products[line.tag.origin] = Tally.products or products.get(line.tag.origin, 0)
+        if scattered := _added_up(line):  # a product that is added where an index says is a term of a sum
+            size = np.size(values[scattered])
+            counts[1] += size if products[line.tag.origin] == size else 0
+        Tally.units = Tally.maccs = Tally.products = 0
         for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
             values[term.name] = tallied(values[term.name])
 
     lowered = lower(replace(table, lines=each_line(table.lines, number)))
-    Tally.units = Tally.maccs = 0
+    Tally.units = Tally.maccs = Tally.products = 0
     execute(lowered, {key: tallied(array) for key, array in arrays.items()}, sizes, watch)
     return numbered
+
+
+def _added_up(line: Line) -> str:
+    """The array whose elements meet in others, as the left of the line says; empty where none do."""
+    left = line.left[0]
+    meets = left.indexed and {*left.loops} - {axis for axis in left.axes if isinstance(axis, str)}
+    return line.right[0].name if meets else ""
 
 
 def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Check:

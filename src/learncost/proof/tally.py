@@ -14,6 +14,7 @@ class Tally(np.ndarray[Any, Any]):
 
     units = 0
     maccs = 0  # the terms of matmuls alone
+    products = 0  # the elements of products of two arrays, element by element
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         plain = [_plain(value) for value in inputs]
@@ -29,6 +30,8 @@ class Tally(np.ndarray[Any, Any]):
             Tally.maccs += terms
         else:
             Tally.units += np.size(result)
+            if ufunc is np.multiply and all(isinstance(value, Tally) for value in inputs):
+                Tally.products = np.size(result)
         return tallied(result)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:

@@ -1,6 +1,7 @@
 """Price: MACCs, FLOPs and bytes of every line under a named book. No price of a layer is typed here or anywhere.
 
-A MACC is one term of a product that sums and costs two FLOPs; a product without a sum costs one FLOP a point.
+A MACC is one term of a product that sums, wherever it is added up, and costs two FLOPs; a product without a sum costs
+one FLOP a point.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from learncost.equation.table import (
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
-from learncost.layers.products import Scores, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
+from learncost.layers.products import Scores, direct, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
 from learncost.vocabulary import entry
 
 
@@ -301,10 +302,10 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
         return (replace(line, tag=replace(line.tag, origin=str(len(others) - 1))),)
 
     rest = replace(whole, lines=each_line(whole.lines, number))
-    parts: dict[str, list[tuple[Count, Count]]] = {}
+    parts: dict[str, list[Line]] = {}
     for line, _ in walk(lower(rest).lines):
-        parts.setdefault(line.tag.origin, []).append(executed(line))
-    counts = {id(line): _both(parts.get(str(i), ())) for i, line in enumerate(others)}
+        parts.setdefault(line.tag.origin, []).append(line)
+    counts = {id(line): _together(parts.get(str(i), ())) for i, line in enumerate(others)}
     shapes: dict[Hashable, tuple[_Once, str]] = {}
     in_all: dict[tuple[Hashable, tuple[str, ...]], tuple[_Counts, str]] = {}
     rows = []
@@ -319,11 +320,38 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _both(counts: Iterable[tuple[Count, Count]]) -> tuple[Count, Count]:
-    pairs = tuple(counts)
-    if len(pairs) == 1:
-        return pairs[0]
-    return total(maccs for maccs, _ in pairs), total(flops for _, flops in pairs)
+def _together(lines: Iterable[Line]) -> tuple[Count, Count]:
+    """MACCs and FLOPs of the lines of the normal form that one line has become."""
+    own = tuple(lines)
+    if len(own) == 1:
+        return executed(own[0])
+    pairs = [executed(line) for line in own]
+    return total((*(maccs for maccs, _ in pairs), _scattered(own))), total(flops for _, flops in pairs)
+
+
+def _scattered(lines: Iterable[Line]) -> Count:
+    """MACCs of products that are summed where an index says, as the gradients of experts' weights are: one a term.
+
+    The normal form multiplies in one line and adds at the index in another, a FLOP a term each.
+    """
+    products: set[str] = set()  # what was multiplied and not summed yet
+    found = ZERO
+    for line in lines:
+        if not isinstance(line, Product):
+            continue
+        left, factors = line.left[0], [term for term in line.right if isinstance(term, Term)]
+        multiplied = len(factors) > 1 or not products.isdisjoint(line.reads)
+        if not multiplied or set(line.loops) != set(left.loops) or not _covers(factors, left.loops):
+            continue
+        if not left.indexed:
+            products.add(line.name)
+        elif set(left.loops) - set(direct(left)):
+            found += Count.of(left.loops)
+    return found
+
+
+def _covers(factors: Iterable[Term], loops: Iterable[str]) -> bool:
+    return {axis for term in factors for axis in term.loops}.issuperset(loops)
 
 
 def executed(line: Line) -> tuple[Count, Count]:
@@ -424,7 +452,7 @@ def _printed_product(line: Product, book: Book, table: Table) -> tuple[Count, Co
 
 
 def _executed_alone(line: Line) -> tuple[Count, Count]:
-    return _both(executed(own) for own in lower_line(line))
+    return _together(lower_line(line))
 
 
 def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:

@@ -111,6 +111,43 @@ def test_equal_layers_are_merged_and_counted():
     assert {row.repeat for row in with_passes} == {12}
 
 
+MERGED = ("albert-base-v2", "bart-base", "deberta-v2-xlarge", "deepseek-v2-lite", "gemma-3-1b", "gpt2", "mixtral-8x7b")
+
+
+@pytest.mark.parametrize("model", [*MERGED, "phi-2", "t5-small", "vit-b-16"])
+def test_numbers_of_a_line_are_those_of_so_many_layers(model):
+    """Every row of `by="equation"` is `repeat` times something; one with no repeat is in no block."""
+    for row in lc.cost(model, by="equation").rows:
+        assert not any(count % row.repeat for count in (row.maccs, row.flops, row.bytes)), row
+
+
+def test_so_many_layers_have_so_many_times_the_numbers_of_one():
+    one, many = (
+        {(row.macro_operation, row.layer, row.line, row.equation): row for row in found.rows if row.block}
+        for found in (lc.cost("gpt2", by="equation", n_layer=layers) for layers in (1, 7))
+    )
+    assert one.keys() == many.keys()
+    for key, row in many.items():
+        first = one[key]
+        assert row.repeat == 7 * first.repeat, key
+        assert (row.maccs, row.flops) == (7 * first.maccs, 7 * first.flops), key
+    gradients = [row for key, row in many.items() if key[2] in ("dXQ", "dXK", "dXV")]
+    assert [row.repeat for row in gradients] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite", "gpt2", "t5-small"])
+@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
+def test_what_runs_has_the_maccs_of_its_matrix_products(model, procedure):
+    """A sum of products over tokens is a MACC wherever it is added up, at an expert's index as well."""
+    try:
+        run, matmul = (lc.cost(model, procedure, book).total for book in ("run", "matmul"))
+    except lc.InputError as refused:
+        assert "pepita" in procedure and "pepita" in str(refused)
+        return
+    assert matmul.maccs <= run.maccs
+    assert 2 * run.maccs <= run.flops
+
+
 def test_defaults():
     found = lc.cost("gpt2")
     assert (found.procedure, found.price_book, found.batch_size, found.seq_len) == ("bp", "run", 1, 1024)

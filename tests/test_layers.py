@@ -247,3 +247,18 @@ def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations()
     tokens, e = generator.integers(0, V, (1, N)), generator.standard_normal((1, M, V))
     projected = lc.run(named("error_projection"), {"tokens": tokens, "e": e})["F"][0]
     np.testing.assert_allclose(projected, printed.equation_48(np.eye(V)[tokens[0]], e[0]), rtol=1e-9)
+
+
+def test_products_that_are_added_at_an_index_are_maccs():
+    """Of an expert's gradient every token has a multiplication and an addition for each of the expert's weights."""
+    layer = lc.layer("experts(X own; W) -> Y\n  Y[B f] = X[B d] W[e=own[B] d f] 0.5[]")
+    sizes = {"B": 5, "d": 3, "f": 4, "e": 2}
+    rows = {row.line: row for row in lc.price(lc.derive(layer).step, sizes).rows}
+    terms = 5 * 3 * 4
+    assert [rows[line].maccs.at(sizes) for line in ("Y", "dX", "dW")] == [terms] * 3
+    assert rows["dW"].flops.at(sizes) == 3 * terms  # and each is multiplied by the number
+    # Where no two terms meet there is no sum, and what was summed before is not counted again.
+    apart = lc.layer("apart(X Z own) -> Y\n  Y[B v=own[B]] = X[B] Z[B]")
+    assert lc.price(apart, {"B": 5, "v": 3}).maccs == 0
+    before = lc.layer("before(X Z own) -> Y\n  Y[v=own[B]] = X[B d] Z[B d]")
+    assert lc.price(before, {"B": 5, "v": 3, "d": 7}).maccs == 35

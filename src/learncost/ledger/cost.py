@@ -421,7 +421,9 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
     for priced in whole.rows:
         own = tuple(_shown(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
-        groups.setdefault((own, kernel), []).append(priced)
+        # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
+        turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
+        groups.setdefault((own, kernel + turns), []).append(priced)
     result = []
     for (key, _), rows in groups.items():
         named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
@@ -451,19 +453,28 @@ def _shown(layer: str) -> str:
 def _repeat(part: Price, passes: int) -> int:
     """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
 
-    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted, and a merge of parts
-    where there is nothing else: then those of one name, which is given once in a block.
+    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
+    merges alone, a layer is told by the value that it reads: its parts, in one repeat, are those of one layer.
     """
-    lines: dict[tuple[str, str], int] = {}
-    others: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, ...], int] = {}
+    parts: dict[tuple[str, ...], int] = {}
+    merges: dict[tuple[str, ...], int] = {}
     for row in part.rows:
         if row.layer == "optimizer":
             continue
-        name = row.source.name if isinstance(row.source, Line) else ""
-        alone = row.line not in ("merge", "") and not re.search(r"\+[0-9]+$|:", name)
-        times, line = (lines, (row.layer, row.line)) if alone else (others, (row.layer, name))
-        times[line] = times.get(line, 0) + row.repeat.at(part.sizes)
-    return max(1, max((lines or others).values(), default=1) // max(1, passes))
+        name, times = row.source.name if isinstance(row.source, Line) else "", row.repeat.at(part.sizes)
+        if row.line in ("merge", ""):
+            merges[()] = max(merges.get((), 0), times)
+        elif several := re.search(r"\+[0-9]+$|:", name):
+            parts[row.layer, row.line, name[: several.start()], str(row.repeat)] = times
+        else:
+            lines[row.layer, row.line] = lines.get((row.layer, row.line), 0) + times
+    if lines or not parts:
+        return max(1, max((lines or merges).values(), default=1) // max(1, passes))
+    together: dict[tuple[str, ...], int] = {}
+    for (layer, line, *_), times in parts.items():
+        together[layer, line] = together.get((layer, line), 0) + times
+    return max(1, max(together.values()) // max(1, passes))
 
 
 def check_tokens(name: str, value: object) -> int:

@@ -68,7 +68,7 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
         if not isinstance(line, Line):
             return f"left out of the publication's total: {row.line}"
         if isinstance(line, Product) and matrix_maccs(line):
-            return "products with experts whose gradients are scattered"
+            return "matrix products"
         through = {jacobians[name] for name in (line.name, *line.reads) if name in jacobians}
         if through:
             return f"{_word(*through)} backward through the explicit Jacobian"

@@ -66,7 +66,28 @@ OWN = (
 MARKS = ("[", "]", "(", ")", "+", "-", "=", ",", ";", "->", "<=", "<", "#", "^", ":", "'", ".", "%", "*", "~", "@", "/")
 KEYWORDS = ("where", "repeat", "carry", "each", "keep", "shared", "constants:", "cache:", "gradients:", "n", "_", "_ n")
 NUMBERS = ("0", "1", "2", "-1", "0.5", "-inf", "inf", "1e400", "1e-5", "9", "0[]", "1[]", "-inf[]", "#d[]", "#d^-0.5[]")
-NAMES = ("X", "Y", "W", "dX", "dY", "X.2", "X*", "loss", "for", "np", "step", "B", "M", "M'", "N", "d", "d'", "v", "α", "Q")
+NAMES = (
+    "X",
+    "Y",
+    "W",
+    "dX",
+    "dY",
+    "X.2",
+    "X*",
+    "loss",
+    "for",
+    "np",
+    "step",
+    "B",
+    "M",
+    "M'",
+    "N",
+    "d",
+    "d'",
+    "v",
+    "α",
+    "Q",
+)
 LINES = (
     "constants: X", "cache: K V", "gradients: dX (1)", "  Y[B M d] = X[B M d]", "  Y[B d] = X[B d] W[d d']",
     "  T[] = Y[B M d] Y[B M d]", "  Y[B M d] = norm(X; ln)", "  Y[B M d] = attention(X, X, X; a, N = M')",

@@ -135,15 +135,16 @@ def test_so_many_layers_have_so_many_times_the_numbers_of_one():
     assert [row.repeat for row in gradients] == [7, 7, 7]
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite", "gpt2", "t5-small"])
-@pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
+@pytest.mark.parametrize(
+    ("model", "procedure"),
+    [
+        *((model, "bp") for model in ("mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite", "t5-small")),
+        *(("mixtral-8x7b", procedure) for procedure in ("recompute", "pepita", "mempepita")),
+    ],
+)
 def test_what_runs_has_the_maccs_of_its_matrix_products(model, procedure):
     """A sum of products over tokens is a MACC wherever it is added up, at an expert's index as well."""
-    try:
-        run, matmul = (lc.cost(model, procedure, book).total for book in ("run", "matmul"))
-    except lc.InputError as refused:
-        assert "pepita" in procedure and "pepita" in str(refused)
-        return
+    run, matmul = (lc.cost(model, procedure, book).total for book in ("run", "matmul"))
     assert matmul.maccs <= run.maccs
     assert 2 * run.maccs <= run.flops
 

@@ -187,10 +187,7 @@ def _words() -> tuple[str, ...]:
 def changed(chance: random.Random) -> str:
     """A text with some things changed."""
     kind = chance.random()
-    if kind < 0.3:
-        written = Writer(chance).write()
-    else:
-        written = chance.choice(OWN if kind < 0.5 else _texts())
+    written = Writer(chance).write() if kind < 0.3 else chance.choice(OWN if kind < 0.5 else _texts())
     for _ in range(chance.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         written = chance.choice((_piece, _piece, _piece, _name, _name, _line, _line, _repeat))(chance, written)
     return written

@@ -13,6 +13,11 @@ class LowRank(torch.nn.Module):
         self.A = torch.nn.Linear(narrow, rank, bias=False, dtype=base.weight.dtype, device=base.weight.device)
         self.B = torch.nn.Linear(rank, wide, bias=False, dtype=base.weight.dtype, device=base.weight.device)
 
+    @property
+    def weight(self):
+        """T5 looks at the type of its last projection's."""
+        return self.base.weight
+
     def forward(self, x):
         return self.base(x) + self.B(self.A(x)) * self.scale
 

@@ -323,3 +323,51 @@ def test_compare(capsys):
 def test_the_step_of_a_model_without_anything_trained_is_its_forward_pass():
     frozen = adapted(build(configure("gpt2", {})), adaptation("none"))
     assert step(frozen, "bp").lines == frozen.table.lines
+
+
+# Encoder-decoders, whose modules' names stand for several, and ALBERT, whose turns share their weights.
+
+TWO_SIDED = {"vocab_size": 31, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+ENDS = {
+    "bart": {
+        "q_proj,v_proj": ("q_proj", "v_proj"),
+        "encoder_attn.k_proj": ("encoder_attn.k_proj",),
+        "attention": ("q_proj", "k_proj", "v_proj", "out_proj"),
+        "all-linear": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+    },
+    "t5": {
+        "q,v": ("q", "v"),
+        "SelfAttention.o": ("SelfAttention.o",),
+        "all-linear": ("q", "k", "v", "o", "wi_0", "wi_1", "wo"),
+    },
+    "albert": {
+        "query,value": ("query", "value"),
+        "ffn,ffn_output": ("ffn", "ffn_output"),
+        "attention": ("query", "key", "value", "attention.dense"),
+    },
+}
+SHAPES = {
+    "bart": {"d_model": 12, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 3,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 14},
+    "t5": {"d_model": 12, "d_kv": 5, "num_layers": 2, "num_heads": 3, "d_ff": 20, "feed_forward_proj": "gated-gelu"},
+    "albert": {"hidden_size": 12, "embedding_size": 6, "num_hidden_layers": 6, "num_attention_heads": 3,
+               "intermediate_size": 20, "num_hidden_groups": 2, "inner_group_num": 2},
+}  # fmt: skip
+CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGeneration", "albert": "AlbertForMaskedLM"}
+
+
+@pytest.mark.parametrize(("family", "named"), [(family, named) for family, own in ENDS.items() for named in own])
+def test_lora_by_the_names_of_modules(family, named):
+    config = transformers.AutoConfig.for_model(family, **TWO_SIDED, **SHAPES[family])
+    config._attn_implementation, config.architectures = "eager", [CLASSES[family]]
+    module = adapt(module_of(config), ENDS[family][named], rank=3, alpha=6)
+    found, parameters = ours(config.to_dict(), lora=named, lora_rank=3, lora_alpha=6)
+    assert found == flops_of(module)
+    assert parameters == parameters_of(module)
+
+
+def test_a_module_of_an_encoder_decoder_that_learns_alone():
+    config = transformers.AutoConfig.for_model("bart", **TWO_SIDED, **SHAPES["bart"])
+    config._attn_implementation, config.architectures = "eager", [CLASSES["bart"]]
+    module = learn_only(module_of(config), lambda name: "encoder_attn.v_proj" in name)
+    assert ours(config.to_dict(), train="encoder_attn.v_proj") == theirs(module)

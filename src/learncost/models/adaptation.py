@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import isfinite
 
 from learncost.equation.errors import InputError
+from learncost.layers.nested import flat
 from learncost.layers.reach import Reach
 from learncost.layers.rewrite_lora import RANK, with_lora
 from learncost.layers.split import Part, split, unmarked
@@ -112,6 +113,7 @@ def adapted(model: Model, wanted: Adaptation) -> Model:
 
     Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
+    model = replace(model, table=flat(model.table, model.sizes))
     parts = Parts(model)
     table = with_lora(model.table, parts.projections(wanted.lora), wanted.alpha / wanted.rank)
     paths = set(table.weights) - set(model.table.weights)
@@ -123,9 +125,10 @@ def adapted(model: Model, wanted: Adaptation) -> Model:
     for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
         turns = parts.turns(repeat)
         stacks = learning & {outer for _, outer in repeat.each}
+        learns_here = bool(stacks or learning & {*repeat.shared})
         inside = [(max(a - before, 0), min(b - before, turns - 1)) for a, b in stretches or ((before, before + turns),)]
         before += turns
-        inside = [(a, b) for a, b in inside if a <= b and stacks]
+        inside = [(a, b) for a, b in inside if a <= b and learns_here]
         every = any(name in reach.needed for name in repeat.shared)
         alone = any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [

@@ -30,7 +30,7 @@ _ANY: Modules = {
 def modules_of(family: str) -> Modules:
     """The `[modules]` of a family: the end of a module's path in transformers -> our weights that it holds.
 
-    A module with several weights is one matrix there: its low-rank path has one A.
+    A module with several weights of one layer is one matrix there: its low-rank path has one A.
     """
     return FAMILIES[family].modules if family in FAMILIES else {}
 
@@ -47,21 +47,34 @@ def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
 
 
 def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Of the weights, those that one module holds together where all of them are there: a name, and the weights."""
+    """Of the weights, those that one module holds together where all of them are there: a name, and the weights.
+
+    A name stands for several modules too, `q_proj` for those of an encoder and of a decoder: they are told apart by
+    what stands in front of the weights' own names.
+    """
     chosen = set(weights)
     found = []
     for path, own in modules_of(family).items():
-        for first in sorted(chosen):
-            # In front of the names of a module's weights stands the same: nothing, or a kind of block.
-            front = first.removesuffix(own[0])
-            together = tuple(f"{front}{weight}" for weight in own)
-            if len(own) > 1 and first == f"{front}{own[0]}" and chosen.issuperset(together):
-                found.append((f"{front}{own[0].rpartition('.')[0]}.{path.rpartition('.')[2]}", together))
+        for group in _by_module(own):
+            for first in sorted(chosen):
+                # In front of the names of a module's weights stands the same: nothing, or a kind of block.
+                front = first.removesuffix(group[0])
+                together = tuple(f"{front}{weight}" for weight in group)
+                if len(group) > 1 and first == f"{front}{group[0]}" and chosen.issuperset(together):
+                    found.append((f"{front}{group[0].rpartition('.')[0]}.{path.rpartition('.')[2]}", together))
     return tuple(found)
+
+
+def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:
+    found: dict[str, list[str]] = {}
+    for weight in weights:
+        found.setdefault(weight.rpartition(".")[0], []).append(weight)
+    return found.values()
 
 
 def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """Every name that stands for a weight."""
     weights = tuple(weights)
-    ends = (path[place:] for path in modules_of(family) for place in (0, path.rfind(".") + 1))
+    there = [path for path, own in modules_of(family).items() if held(path, family, weights)]
+    ends = (path[place:] for path in there for place in (0, path.rfind(".") + 1))
     return tuple(dict.fromkeys((*ends, *(n for n in _ANY if held(n, family, weights)), *weights)))

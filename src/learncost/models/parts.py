@@ -12,9 +12,10 @@ from learncost.models.model import Model
 from learncost.models.modules import held, joint, names
 from learncost.models.wording import nearest, shown
 
-_HEAD, _EMBEDDINGS = ("head", "lm_head"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
+_HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
 _OUTPUT_LAYERS = ("head", "classifier", "score", "spans")
+_MOST_NAMES = 40  # of what is known, in one line that refuses another
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
 
@@ -151,7 +152,8 @@ class Parts:
         found = held(name, self.family, self.table.weights)
         if not found:
             known = (*words, *names(self.family, self.table.weights))
-            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+            several = ", ".join(known[:_MOST_NAMES]) + (", ..." if len(known) > _MOST_NAMES else "")
+            hint = nearest(name, known) or f"; there are {several}"
             raise InputError(f"{what}: {self.model.configuration.name} has no weights called {shown(name)}{hint}")
         return found
 

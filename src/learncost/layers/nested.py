@@ -1,0 +1,120 @@
+"""Repeats inside of repeats as one repeat for each group of layers, so that its turns can differ.
+
+Layers that turns share, as ALBERT has them, are groups, each of them turns, each of these layers: three repeats, one in
+another. Written out, a group is one repeat whose body has its layers one after the other and whose turns share weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+
+from learncost.equation.count import size_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Carry, Line, Repeat, Table
+
+
+def is_nested(repeat: Repeat) -> bool:
+    """Whether a repeat has others inside."""
+    return any(isinstance(line, Repeat) for line in repeat.lines)
+
+
+def flat(table: Table, sizes: Mapping[str, int]) -> Table:
+    """The table without repeats inside of repeats: the same lines, as often, on the same numbers.
+
+    A stack of weights of groups and layers becomes one weight for each of them: with two groups of one layer `attn.WQ`
+    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Raises `InputError` for nests of another
+    kind than groups of turns of layers that hand on one value.
+    """
+    for line in table.lines:
+        if isinstance(line, Repeat) and is_nested(line):
+            table = _Groups(table, line, sizes).table()
+    return table
+
+
+@dataclass
+class _Groups:
+    """One nest on its way; `made` are the new names of every stack."""
+
+    whole: Table
+    groups: Repeat
+    sizes: Mapping[str, int]
+    made: dict[str, list[str]] = field(default_factory=dict)
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nest = [self.groups]
+        while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Repeat):
+            nest.append(inner)
+        if len(nest) < 3 or is_nested(nest[2]) or any(len(one.carry) != 1 or one.keep for one in nest):
+            raise InputError("only groups of turns of layers are known as repeats inside of repeats")
+        _, self.turns, self.layers = nest
+        self.counts = [int(size_of(one.count, self.sizes)) for one in (self.groups, self.layers)]
+
+    def table(self) -> Table:
+        groups = tuple(self.group(number) for number in range(self.counts[0]))
+        at = next(place for place, line in enumerate(self.whole.lines) if line is self.groups)
+
+        def apart(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(new for name in names for new in self.made.get(name, (name,)))
+
+        kept = {name: axes for name, axes in self.whole.axes.items() if name not in self.made}
+        return changed(
+            self.whole,
+            lines=(*self.whole.lines[:at], *groups, *self.whole.lines[at + 1 :]),
+            axes={**kept, **self.axes},
+            inputs=apart(self.whole.inputs),
+            weights=apart(self.whole.weights),
+            indices=frozenset(apart(tuple(self.whole.indices))),
+            constants=frozenset(apart(tuple(self.whole.constants))),
+        )
+
+    def group(self, group: int) -> Repeat:
+        """One group: its layers as lines one after the other, its turns as the turns."""
+        (outer,), (inner,) = self.groups.carry, self.layers.carry
+        lines: list[Line] = []
+        axes: dict[str, tuple[str, ...]] = {}
+        each: list[tuple[str, str]] = []
+        start = handed = self.prefixed(inner.start, group, 0)
+        axes[start] = self.layers.axes[inner.start]
+        for layer in range(self.counts[1]):
+            names = {name: self.prefixed(name, group, layer) for name in self.layers.inside}
+            for inside, stack in self.layers.each:
+                new = self.stack(names[inside], stack, each)
+                axes |= {new: self.layers.axes[inside]} if (new, new) in each else {}
+            names[inner.start] = handed
+            for line in self.layers.lines:
+                assert isinstance(line, Line)  # the innermost repeat of the nest
+                lines.append(line.renamed(names))
+            sliced = {inside for inside, _ in self.layers.each}
+            axes |= {new: self.layers.axes[name] for name, new in names.items() if name not in sliced}
+            handed = names[inner.end]
+        before = outer.initial if group == 0 else self.final(group - 1)
+        self.axes[self.final(group)] = self.layers.axes[inner.end]
+        carry = Carry(start, handed, before, self.final(group))
+        return Repeat(self.turns.count, tuple(lines), axes, (carry,), tuple(each))
+
+    def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
+        """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""
+        own = dict(self.turns.each)
+        outside = dict(self.groups.each)[own.get(stack, stack)]
+        _, *inner = self.whole.axes[outside]
+        if stack in own:
+            each.append((new, new))
+            inner = [inner[0], *inner[2:]]
+        else:
+            inner = inner[1:]
+        self.axes[new] = tuple(inner)
+        self.made.setdefault(outside, []).append(new)
+        return new
+
+    def prefixed(self, name: str, group: int, layer: int) -> str:
+        groups, layers = self.counts
+        parts = ([f"group_{group}"] if groups > 1 else []) + ([f"layer_{layer}"] if layers > 1 else [])
+        return ".".join((*parts, name))
+
+    def final(self, group: int) -> str:
+        """What a group hands on, the last one under the name that the nest had."""
+        (outer,) = self.groups.carry
+        return outer.final if group == self.counts[0] - 1 else f"{outer.final}@{group}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.contest.emitted import Emitted
+from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
 from learncost.faces.command import main
 from learncost.ledger.memory_fit import fit, largest_batch
@@ -28,7 +28,7 @@ MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "v
 STEP = """
 import json, resource, sys
 import numpy as np
-from learncost.contest.emitted import Emitted
+from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

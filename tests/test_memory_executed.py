@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.special  # noqa: F401 - what a program imports while it runs would be counted
 
-from learncost.contest.emitted import Emitted
+from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes

@@ -67,5 +67,6 @@ def losses_of(folder):
     """Each line of the metrics without what a clock says, or the operating system of memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {name: value for name, value in line.items() if "second" not in name and name != "memory"} for line in lines
+        {name: value for name, value in line.items() if "second" not in name and name not in ("memory", "process")}
+        for line in lines
     ]

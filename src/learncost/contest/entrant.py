@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import book
-from learncost.contest.emitted import Emitted
 from learncost.contest.problem import Examples, Problem
 from learncost.engines.core import Prepared, Values
+from learncost.engines.emitted import Emitted
 from learncost.engines.layer_training import LayerTraining
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table

@@ -115,6 +115,8 @@ class Training(Core):
         if weights is None:
             weights = initial_weights(table, self.model.sizes, seed, self.dtype)
         self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
+        read = self._tables[False].inputs
+        self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
 
     def table(self, padding: bool = False) -> Table:
         """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""

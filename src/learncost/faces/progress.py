@@ -30,9 +30,6 @@ def reporter() -> Iterator[Report]:
 def _facts(step: Step) -> str:
     text = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
     text += f"  MFU {step.mfu:.1%}" if step.mfu is not None else ""
-    if step.memory is not None:
-        text += f"  {step.memory / 1e6:,.0f} MB"
-        text += f" ({step.predicted / 1e6:,.0f} predicted)" if step.predicted is not None else ""
     return text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.progress import reporter
-from learncost.training.loop import Result, go_on, start
+from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options
 
 INTERRUPTED = 130
@@ -138,11 +138,12 @@ def train(
     minutes
         How many minutes the run may take. The default is 2. With --steps too, the run stops there, saved.
     validate_every
-        After how many steps the loss on held-out documents is measured. The default is a tenth of all.
+        After how many steps the loss on held-out documents is measured. The default is a tenth of all, at
+        least 50. It is always measured after the last step.
     save_every
         After how many steps a checkpoint is saved. The default is a tenth of all.
     sample_every
-        After how many steps a sample is written. The default is a quarter of all.
+        After how many steps a sample is written. The default is a quarter of all, at least 50.
     validation_share
         The share of the documents that is held out. The default is 0.05.
     prompt
@@ -204,9 +205,20 @@ def _stopped(result: Result) -> str:
     )
 
 
+def _memory(step: Step) -> list[str]:
+    """What the process took, as measured, and what was predicted for the arrays of a step."""
+    if step.process is None or step.memory is None:
+        return []
+    more = f"{step.memory / 1e6:,.0f} MB of them since there were weights"
+    lines = [f"memory: the process held {step.process / 1e6:,.0f} MB at most (measured), {more}"]
+    if step.predicted is not None:
+        lines.append(f"predicted for the arrays of a step: {step.predicted / 1e6:,.0f} MB")
+    return lines
+
+
 def _summary(result: Result) -> str:
     options, lines = result.options, []
-    lines.append(f"{result.folder}: {options.model}, {result.parameters:,} parameters, {result.steps:,} steps")
+    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {result.steps:,} steps")
     if result.last is None:
         lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
     elif result.validated is not None:
@@ -215,5 +227,7 @@ def _summary(result: Result) -> str:
             f"validation: {result.validated.bits_per_byte:.3f} bits per byte, "
             f"loss {result.validated.validation_loss:.3f}, after {tokens:,} tokens; {result.seconds:.0f} s"
         )
+    if result.last is not None:
+        lines += _memory(result.last)
     lines.append(f"learncost sample {result.folder} --prompt TEXT lets it write")
     return "\n".join(lines)

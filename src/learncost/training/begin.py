@@ -1,10 +1,11 @@
-"""The beginning of a run: its model is chosen, and everything that it was told is written into its folder."""
+"""The beginning of a run: its model is chosen, and what it is told is checked before anything is written."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,24 @@ from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.training import hugging_face
 from learncost.training.engine import engine, usual
-from learncost.training.files import cannot_write, read_json, safetensors, written
-from learncost.training.folder import CONFIG, TOKENIZER, Folder
+from learncost.training.files import read_json, safetensors
+from learncost.training.folder import CONFIG
 from learncost.training.generate import Decoder
 from learncost.training.options import Options, presets, suited
-from learncost.training.tokenizer import Tokenizer, tokenizer
+from learncost.training.tokenizer import TOKENIZER, Tokenizer, tokenizer
 
 
-def begin(options: Options, folder: Folder) -> None:
-    """Check what a run is told and make its folder. Raises InputError before anything is written."""
+@dataclass(frozen=True)
+class Beginning:
+    """What is written into a new run's folder: its options, its config.json, the files of its tokenizer."""
+
+    options: Options
+    config: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+
+def begin(options: Options) -> Beginning:
+    """What a run is told, checked: nothing is written yet. Raises InputError."""
     safetensors()
     if not options.paths:
         raise InputError("train needs PATH: text files, or folders with text files in them")
@@ -51,9 +61,7 @@ def begin(options: Options, folder: Folder) -> None:
         keys = read_json(Path(options.start) / CONFIG, hugging_face.ADVICE)
     else:
         keys = hugging_face.config(configuration, own.end, options.dropout)
-    if name != "bytes":
-        _copy(Path(name), folder.path / TOKENIZER)
-    folder.begin(options, keys)
+    return Beginning(options, keys, own.files())
 
 
 def _within(configuration: Configuration, options: Options) -> str:
@@ -123,12 +131,3 @@ def _configuration(options: Options, own: Tokenizer) -> Configuration:
         return configuration
     model = presets()[options.model].config if options.model in presets() else options.model
     return configure(model, {"vocab_size": own.size, **options.sizes})
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(target.parent, error) from None
-    with written(target) as temporary:
-        shutil.copyfile(source, temporary)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from learncost.books.book import book
+from learncost.engines.emitted import EmittedTraining
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
 from learncost.models.configuration import Configuration
@@ -62,13 +63,13 @@ class Engine(Protocol):
 
 
 class NumPyEngine:
-    """The tables that are priced, executed by the interpreter that defines them: exact, and slow.
+    """The tables that are priced, as the programs that `emit --backend numpy` writes: exact, and slow.
 
     Other engines are this one with another `training`, which executes the same tables otherwise.
     """
 
     name = "numpy"
-    training: type[Training] = Training
+    training: type[Training] = EmittedTraining
     dtypes: tuple[str, ...] = ("fp32", "fp64")
     plans = False  # whether it runs the step under a plan
 
@@ -112,7 +113,7 @@ class NumPyEngine:
 
     @property
     def memory(self) -> int | None:
-        return None
+        return getattr(self._training, "memory", None)
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         own = self._training

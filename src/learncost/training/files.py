@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,27 @@ TEMPORARY = ".partial"
 """How the names of files end that are being written; one that is found later is what a killed run left."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a message about a file that cannot be written ends with: what is still there, and what goes on from it."""
+
+    what: str = ""
+    again: str = ""
+
+    def after(self, advice: str) -> str:
+        """Both, with what to do in between."""
+        then = ", then ".join(part for part in (advice, self.again) if part)
+        said = ": ".join(part for part in (self.what, then) if part)
+        return f"; {said}" if said else ""
+
+
+NOTHING = Kept()
+
+
 @contextmanager
-def written(path: Path, kept: str = "") -> Iterator[Path]:
+def written(path: Path, kept: Kept = NOTHING) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` when everything is on the disk.
 
-    kept   what the message of a failure adds: what is still there, and what to do
     Raises InputError; what was at `path` stays then.
     """
     temporary = path.with_name(path.name + TEMPORARY)
@@ -35,21 +53,74 @@ def written(path: Path, kept: str = "") -> Iterator[Path]:
             os.replace(temporary, path)
             _to_disk(path.parent)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
-    except (OSError, _safetensors_error()) as error:
+    except OSError as error:
         raise cannot_write(path, error, kept) from None
 
 
-def cannot_write(path: Path, error: Exception, kept: str = "") -> InputError:
-    """The message about a file that cannot be written."""
-    return InputError(f"cannot write {path}: {_reason(error)}" + (f"; {kept}" if kept else ""))
+_ADVICE: Mapping[int, str] = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "free some space",
+    errno.EROFS: "make the disk writable",
+    errno.EACCES: "give yourself the right to write there",
+    errno.EPERM: "give yourself the right to write there",
+    errno.EISDIR: "move that folder away",
+    errno.EEXIST: "move it away",
+    errno.ENOTDIR: "move it away",
+}
+"""What helps against an error of the system."""
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).rpartition("I/O error: ")[2]
+def cannot_write(path: Path, error: OSError, kept: Kept = NOTHING) -> InputError:
+    """The message about a file or a folder that cannot be written: why, and what helps against it."""
+    return InputError(f"cannot write {path}: {_reason(path, error)}{kept.after(_ADVICE.get(error.errno or 0, ''))}")
+
+
+def _reason(path: Path, error: OSError) -> str:
+    """In words where the system's own say too little: which name is a file that should be a folder."""
+    if error.errno == errno.EROFS:
+        return "the disk is mounted read-only"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"no permission ({error.strerror})"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        in_the_way = next((one for one in (path, *path.parents) if one.is_file()), None)
+        if in_the_way is not None:
+            return f"{in_the_way} is a file, not a folder"
+    if error.errno == errno.EISDIR:
+        return "there is a folder of this name"
+    return error.strerror or str(error)
+
+
+@contextmanager
+def alone(folder: Path, said: str) -> Iterator[None]:
+    """Hold the folder's lock, which the system lets go when this process ends, however it ends.
+
+    Raises InputError(said) where another process holds it. Where there are no such locks - on Windows, on some file
+    systems of networks - nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # no folder, no run: whoever reads it says so
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(said) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _to_disk(path: Path) -> None:
@@ -66,13 +137,18 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str, kept: str = "") -> None:
-    """A whole file of text."""
+def write_bytes(path: Path, content: bytes, kept: Kept = NOTHING) -> None:
+    """A whole file."""
     with written(path, kept) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
 
 
-def write_json(path: Path, value: Mapping[str, Any], kept: str = "") -> None:
+def write_text(path: Path, text: str, kept: Kept = NOTHING) -> None:
+    """A whole file of text."""
+    write_bytes(path, text.encode(), kept)
+
+
+def write_json(path: Path, value: Mapping[str, Any], kept: Kept = NOTHING) -> None:
     """A whole JSON file, readable by people."""
     write_text(path, json.dumps(value, indent=2) + "\n", kept)
 
@@ -104,27 +180,31 @@ def safetensors() -> Any:
     return safetensors
 
 
-def _safetensors_error() -> type[Exception]:
-    try:
-        from safetensors import SafetensorError
-    except ImportError:
-        return OSError
-    return SafetensorError
+def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: Kept = NOTHING) -> str:
+    """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors; the digest.
 
-
-def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: str = "") -> str:
-    """Arrays by name, with metadata and a digest of all of them, as a file in the format safetensors; the digest."""
-    safetensors()
-    from safetensors.numpy import save_file
-
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    fingerprint = digest(whole)
-    with written(path, kept) as temporary:
-        temporary.touch()
-        rights = temporary.stat().st_mode
-        save_file(whole, temporary, {**metadata, "digest": fingerprint})
-        temporary.chmod(rights)  # those of any file; the package makes one for its owner alone
+    One array after the other: none but the one that is being written is copied.
+    """
+    fingerprint = digest(arrays)
+    header: dict[str, Any] = {"__metadata__": {**metadata, "digest": fingerprint}}
+    end = 0
+    # The widest first, as the package orders them, so that every array is aligned.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    for name in names:
+        array = arrays[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _WRITTEN[array.dtype.str], "shape": [*array.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with written(path, kept) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(np.ascontiguousarray(arrays[name]).data)
     return fingerprint
+
+
+_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
+"""NumPy's types as the format calls them."""
 
 
 def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -139,9 +219,10 @@ def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]
         raise InputError(f"no such file: {path}; {advice}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    package = safetensors()
     try:
-        arrays = {name: _array(**one) for name, one in safetensors().deserialize(content)}
-    except _safetensors_error():
+        arrays = {name: _array(**one) for name, one in package.deserialize(content)}
+    except package.SafetensorError:
         raise InputError(f"{path} is damaged, or not a file in the format safetensors; {advice}") from None
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})

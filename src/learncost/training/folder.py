@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,20 @@ from learncost.models.model import Model
 from learncost.training import hugging_face
 from learncost.training.files import (
     TEMPORARY,
+    Kept,
+    alone,
     cannot_write,
     check_finite,
     read_arrays,
     read_json,
     write_arrays,
+    write_bytes,
     write_json,
 )
 from learncost.training.options import Options, from_dict
-from learncost.training.tokenizer import Tokenizer, tokenizer
+from learncost.training.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
-TOKENIZER = "tokenizer.json"
 LOGS = ("metrics.jsonl", "samples.txt")
 OURS = "learncost"
 
@@ -63,20 +66,28 @@ class Folder:
 
     # The beginning.
 
-    def begin(self, options: Options, config: Mapping[str, Any]) -> None:
-        """Make the folder; the options are written last, and with them it is a run. Raises InputError."""
+    def make(self) -> None:
+        """Make the folder, where there is none. Raises InputError where there is a run, or something else."""
         if (self.path / OPTIONS).exists():
             raise InputError(f"{self.path} holds a run already: {self.again} continues it, or give another --out")
-        if self.path.is_dir() and any(
-            p for p in self.path.iterdir() if p.name not in (CONFIG, TOKENIZER) and p.suffix != TEMPORARY
-        ):
+        ours = (CONFIG, TOKENIZER, TOKENIZER_CONFIG)
+        if self.path.is_dir() and any(p.name not in ours and p.suffix != TEMPORARY for p in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and no run: give another --out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from None
+
+    def begin(self, options: Options, config: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Write what the run is told, and the files of its tokenizer; with the options, the last, it is a run."""
+        for name, content in files.items():
+            write_bytes(self.path / name, content)
         write_json(self.path / CONFIG, config)
         write_json(self.path / OPTIONS, options.to_dict())
+
+    def alone(self) -> AbstractContextManager[None]:
+        """No other process trains here while the block runs. Raises InputError where one does."""
+        return alone(self.path, f"another training is at work in {self.path}: wait for it, or give another --out")
 
     def options(self) -> Options:
         """What the run was told. Raises InputError where there is no run."""
@@ -90,9 +101,9 @@ class Folder:
             raise InputError(f"{path} is damaged: batch_size, seq_len and learning_rate are needed; {self.advice}")
         return found
 
-    def rewrite(self, options: Options) -> None:
+    def rewrite(self, options: Options, kept: Kept) -> None:
         """Other options in place of the first ones."""
-        write_json(self.path / OPTIONS, options.to_dict())
+        write_json(self.path / OPTIONS, options.to_dict(), kept)
 
     def configuration(self) -> Configuration:
         """The model of the run."""
@@ -103,16 +114,15 @@ class Folder:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run: its own copy of a file, or bytes."""
-        own = self.path / TOKENIZER
-        return tokenizer(str(own) if own.exists() else "bytes")
+        return tokenizer("bytes" if self.options().tokenizer == "bytes" else str(self.path / TOKENIZER))
 
     # Checkpoints.
 
     def save(self, model: Model, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int, last: int) -> None:
         """A checkpoint, which takes the place of the one before it, of step `last`. Raises InputError."""
-        kept = f"the checkpoint of step {last:,} is kept"
-        check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {kept}")
-        kept = f"{kept}: free some space, then {self.again}"
+        last_one = f"the checkpoint of step {last:,} is kept"
+        check_finite({**weights, **state}, f"step {steps:,}", f"give a smaller --learning-rate; {last_one}")
+        kept = Kept(last_one, self.again)
         ours = model.configuration.family not in hugging_face.layouts()
         theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
         optimizer = self._optimizer(steps)

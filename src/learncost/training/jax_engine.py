@@ -84,7 +84,7 @@ class JaxEngine(NumPyEngine):
 
 
 class _Compiled:
-    """The program of a table under `jax.jit`. What it makes anew (`W.new` of `W`) is given away to it."""
+    """The program of a table under `jax.jit`. What it makes anew whole (`W.new` of all `W`) is given away."""
 
     def __init__(self, table: Table, sizes: Mapping[str, int], precision: str) -> None:
         import jax
@@ -97,7 +97,7 @@ class _Compiled:
         given = [set(leaves(tree)) for tree in self._program.parameters]
         self._function = jax.jit(
             self._namespace[self._program.function],
-            donate_argnums=[place for place, names in enumerate(given) if changed & names],
+            donate_argnums=[place for place, names in enumerate(given) if names <= changed],
             static_argnames=tuple(self._program.sizes.values()),
         )
 

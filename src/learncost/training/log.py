@@ -6,13 +6,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from learncost.training.files import cannot_write
+from learncost.training.files import Kept, cannot_write
 
 
 class Log:
     """A file that is only added to; what was written after the last checkpoint is cut off when a run resumes."""
 
-    def __init__(self, path: Path, length: int, kept: str) -> None:
+    def __init__(self, path: Path, length: int, kept: Kept) -> None:
         self._path, self._kept = path, kept
         try:
             self._file = path.open("ab")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,25 +17,31 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from learncost.engines.threads import one_thread
 from learncost.equation.errors import InputError
 from learncost.models.model import build
 from learncost.training import corpus, hugging_face, memory
 from learncost.training.begin import begin
 from learncost.training.corpus import Corpus
 from learncost.training.engine import Engine, engine
+from learncost.training.files import Kept
 from learncost.training.folder import LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
 from learncost.training.options import DTYPES, MINUTES, Options
 
+SMALL = 1e8
+"""FLOPs of a product of the model's width, below which NumPy takes one thread for it."""
+
 
 @dataclass(frozen=True)
 class Step:
     """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
 
-    memory     bytes that the process holds more than before there were weights, by what steps take
-    predicted  bytes that the engine's plan says for weights, state and step, where it does
+    process    the most bytes that the process has held so far, its libraries, validation and samples among them
+    memory     by how much that is more than the process held before there were weights
+    predicted  bytes that are predicted for weights, state and step, where the engine can say
     """
 
     step: int
@@ -43,6 +50,7 @@ class Step:
     tokens_per_second: float
     seconds: float
     mfu: float | None = None
+    process: int | None = None
     memory: int | None = None
     predicted: int | None = None
     validation_loss: float | None = None
@@ -74,6 +82,7 @@ class Result:
     """How a training ended: its steps and the last of them; `stopped` before the end as that was `asked`, or late."""
 
     folder: Path
+    name: str
     options: Options
     steps: int
     parameters: int
@@ -86,8 +95,11 @@ class Result:
 
 def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
     """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError."""
-    begin(options, Folder(path))
-    return go_on(path, report, stop)
+    beginning, folder = begin(options), Folder(path)
+    folder.make()
+    with folder.alone():
+        folder.begin(beginning.options, beginning.config, beginning.files)
+        return _Run(folder, report, {}).to_the_end(stop)
 
 
 def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, **changes: Any) -> Result:
@@ -96,7 +108,9 @@ def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, **
     stop     asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
     changes  options in place of the run's own, such as more steps
     """
-    return _Run(Folder(path), report, changes).to_the_end(stop)
+    folder = Folder(path)
+    with folder.alone():
+        return _Run(folder, report, changes).to_the_end(stop)
 
 
 class _Run:
@@ -108,11 +122,13 @@ class _Run:
         self.options = replace(found, **changes)
         self.configuration = folder.configuration()
         self.model = build(self.configuration)
+        self.name = self.options.title(self.configuration.family)
         self.tokenizer = folder.tokenizer()
         self.corpus = self._corpus()
         self.engine: Engine = engine(self.configuration, self.options)
         own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
-        self.before, self.after = memory.anonymous() - own, 0
+        memory.forget_highest()
+        self.before = memory.highest() - own
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
             self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
@@ -122,10 +138,10 @@ class _Run:
             self._measure()
         lengths = checkpoint.logs if checkpoint is not None else dict.fromkeys(LOGS, 0)
         self.saved = self.engine.steps if checkpoint is not None else -1
-        kept = f"{self._kept()}: free some space, then {folder.again}"
+        kept = Kept(self._kept(), folder.again)
         self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
         if self.options != found:
-            folder.rewrite(self.options)
+            folder.rewrite(self.options, kept)
 
     def _corpus(self) -> Corpus:
         options, path = self.options, self.folder.path
@@ -147,16 +163,23 @@ class _Run:
         assert options.seq_len is not None
         return self.corpus.batch(options.batch_size * options.accumulate, options.seq_len, options.seed, step)
 
+    def _threads(self) -> AbstractContextManager[None]:
+        """One thread for NumPy's products where they are small: a rule of sizes alone, so that bits stay the same."""
+        tokens = (self.options.batch_size or 1) * (self.options.seq_len or 1)
+        width: int = self.configuration.sizes["hidden_size"]
+        return one_thread() if 2 * tokens * width * width < SMALL else nullcontext()
+
     def _measure(self) -> None:
         """As many steps as fit in the minutes: a few are timed, then the weights are put back."""
         own, minutes = self.engine, self.options.minutes or MINUTES
         self.report.say("measuring a step")
         weights, state = ({name: np.array(array) for name, array in of.items()} for of in (own.weights, own.state))
         times: list[float] = []
-        while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
-            began = perf_counter()
-            own.step(*self._batch(len(times)), 0.0)
-            times.append(perf_counter() - began)
+        with self._threads():
+            while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
+                began = perf_counter()
+                own.step(*self._batch(len(times)), 0.0)
+                times.append(perf_counter() - began)
         own.load(weights, state, 0)
         # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
         steps = max(1, int(0.9 * 60 * minutes / float(np.median(times[1:]))))
@@ -165,8 +188,9 @@ class _Run:
     def to_the_end(self, stop: Callable[[], bool] | None) -> Result:
         """All steps, or until somebody says stop."""
         if stop is not None:
-            return self._steps(stop)
-        with asked_to_stop() as asked:
+            with self._threads():
+                return self._steps(stop)
+        with asked_to_stop() as asked, self._threads():
             return self._steps(asked)
 
     def _steps(self, stop: Callable[[], bool]) -> Result:
@@ -197,26 +221,25 @@ class _Run:
             log.close()
         parameters = sum(array.size for array in own.weights.values())
         seconds = perf_counter() - began
-        return Result(self.folder.path, options, own.steps, parameters, seconds, step, validated, stopped, asked)
+        ended = (step, validated, stopped, asked)
+        return Result(self.folder.path, self.name, options, own.steps, parameters, seconds, *ended)
 
     def _step(self, options: Options) -> Step:
         own, at = self.engine, self.engine.steps
         rate, batch = options.rate(at), self._batch(at)
-        if self.after:
-            self.before += memory.anonymous() - self.after  # what validation, samples and checkpoints have left
         began = perf_counter()
         loss = own.step(*batch, rate)
         seconds = perf_counter() - began
-        self.after = memory.anonymous()
         if not math.isfinite(loss):
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
         flops = own.flops(*batch[0].shape) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
-        more = self.after - self.before if self.after else None
+        held = memory.highest()
         if not self.told:
             self.told = True
-            self.report.say(own.says)
-        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, more, own.memory)
+            self.report.say(f"{self.name}; {own.says}")
+        bytes_ = (held, held - self.before, own.memory)
+        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, *bytes_)
 
     def _kept(self) -> str:
         return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"

@@ -6,11 +6,6 @@ import sys
 from pathlib import Path
 
 
-def anonymous() -> int:
-    """Bytes in memory that no file backs: arrays, not mapped tokens and libraries. 0 where the system does not say."""
-    return _status("RssAnon") or 0
-
-
 def highest() -> int:
     """The most memory that this process has had, in bytes (VmHWM on Linux)."""
     found = _status("VmHWM")

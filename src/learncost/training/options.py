@@ -16,6 +16,9 @@ from learncost.procedures.optimizer import DEFAULT
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64", "bf16": "float32"}
 """What weights are kept in, as NumPy calls it. bf16 is arithmetic alone: master weights and the optimizer are fp32."""
 
+SELDOM = 50
+"""Steps between validations, and between samples, at least: either takes as long as several steps."""
+
 MINUTES = 2.0
 """How long a training lasts that is told neither steps nor minutes."""
 
@@ -81,10 +84,19 @@ class Options:
             self,
             steps=steps,
             warm_up=min(100, steps // 10) if self.warm_up is None else self.warm_up,
-            validate_every=self.validate_every or max(1, steps // 10),
+            validate_every=self.validate_every or max(SELDOM, steps // 10),
             save_every=self.save_every or max(1, steps // 10),
-            sample_every=self.sample_every or max(1, steps // 4),
+            sample_every=self.sample_every or max(SELDOM, steps // 4),
         )
+
+    def title(self, family: str) -> str:
+        """What the run's model is called: a preset and what was changed of it, or a family and where it is from."""
+        if self.start is not None:
+            return f"{family} from {Path(self.start).name}"
+        if self.model not in presets() and (Path(self.model).suffix or Path(self.model).exists()):
+            return f"{family} of {Path(self.model).name}"
+        changed = ", ".join(f"{name} {value}" for name, value in self.sizes.items())
+        return f"{self.model} with {changed}" if changed else self.model
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, the first being 0: a linear warm-up, then half a cosine down to

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is no UTF-8 is shown as �."""
 
+    def files(self) -> Mapping[str, bytes]:
+        """What transformers' AutoTokenizer reads of a folder, by names."""
+
 
 class Bytes:
     """Every byte is a token, and 256 ends a document."""
@@ -32,6 +36,37 @@ class Bytes:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
+
+    def files(self) -> Mapping[str, bytes]:
+        """Pairs of bytes without a single pair: every byte stays, under the letter that the format has for it."""
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        names = {"content": ENDS[0], "id": self.end, "special": True}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        table = {
+            "version": "1.0",
+            "added_tokens": [{**names, **flags}],
+            "pre_tokenizer": level,
+            "decoder": level,
+            "model": {"type": "BPE", "vocab": {letter: byte for byte, letter in enumerate(_letters())}, "merges": []},
+        }
+        return {TOKENIZER: json.dumps(table, indent=1).encode(), TOKENIZER_CONFIG: _config(ENDS[0])}
+
+
+def _letters() -> list[str]:
+    """A visible letter for every byte: its own where it has one, else those from 256 (GPT-2's bytes_to_unicode)."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+def _config(end: str) -> bytes:
+    """A tokenizer_config.json: what ends a document; a text that says its name is not the end, but letters."""
+    keys = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end, "pad_token": end}
+    more = {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
+    return json.dumps({**keys, **more}, indent=1).encode()
+
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
 ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
@@ -47,17 +82,19 @@ class FromFile:
         except ImportError:
             raise InputError("--tokenizer FILE needs the package tokenizers: pip install 'learncost[train]'") from None
         try:
-            self._own: Any = Theirs.from_str(path.read_text(encoding="utf-8"))
+            self._content = path.read_bytes()
+            self._own: Any = Theirs.from_str(self._content.decode())
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
         except Exception as error:  # the package raises plain Exceptions
             raise InputError(f"{path} is not a tokenizer.json: {' '.join(str(error).split())}") from None
         self.size = self._own.get_vocab_size()
-        known = (self._own.token_to_id(name) for name in ENDS)
-        end = next((number for number in known if number is not None), None)
-        if end is None:
+        end = next((name for name in ENDS if self._own.token_to_id(name) is not None), "")
+        if not end:
             raise InputError(f"{path} has no token that ends a document: none of {', '.join(ENDS)}")
-        self.end = int(end)
+        self.end = int(self._own.token_to_id(end) or 0)
+        beside = path.with_name(TOKENIZER_CONFIG)
+        self._config = beside.read_bytes() if beside.is_file() else _config(end)
 
     def encode(self, text: bytes) -> Sequence[int]:
         encoded = self._own.encode(text.decode("utf-8"), add_special_tokens=False)
@@ -65,6 +102,10 @@ class FromFile:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._own.decode([int(token) for token in tokens]))
+
+    def files(self) -> Mapping[str, bytes]:
+        """Copies: the tokenizer's own file, and the one beside it where there is one."""
+        return {TOKENIZER: self._content, TOKENIZER_CONFIG: self._config}
 
 
 def tokenizer(name: str) -> Tokenizer:

@@ -191,8 +191,8 @@ def _turns(
     kept: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     for turn in reversed(range(count)) if line.reverse else range(count):
         inner = _Scope(values)
-        inner.own.update(carried)
-        inner.own.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
+        inner.update(carried)
+        inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
         _execute(line.lines, own, inner, sizes, watch)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
@@ -220,7 +220,6 @@ class _Scope(dict[str, Array]):
     def __init__(self, outer: Mapping[str, Array]) -> None:
         super().__init__()
         self.outer = outer
-        self.own = self
 
     def __missing__(self, name: str) -> Array:
         return self.outer[name]

@@ -1,0 +1,70 @@
+"""A table's program on NumPy, as `emit` writes it: what nothing reads any more is gone, as the prediction has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.core import Prepared, Values
+from learncost.engines.numpy_engine import Training
+from learncost.equation.table import Table
+from learncost.plans.executed import executed
+from learncost.procedures.optimizer import without_gradients
+from learncost.readings.emit import fill, program, unfold
+
+TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
+"""NumPy's types by the names that predictions have for them."""
+
+_Key = tuple[int, tuple[tuple[str, int], ...]]
+"""What a program was written of: a table, and the sizes of its axes."""
+
+
+class Emitted:
+    """A table's program, called with arrays by the table's names; its results by theirs."""
+
+    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
+        self._program = program(table, "numpy", sizes=sizes)
+        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
+
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
+        with np.errstate(all="ignore"):  # a training that diverges says so by its loss
+            result = self._namespace[self._program.function](*arguments)
+        results = result if len(self._program.results) > 1 else (result,)
+        trees = zip(self._program.results, results, strict=True)
+        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+
+
+class EmittedTraining(Training):
+    """`Training` whose tables run as the programs that `emit` writes: no value lives longer than it is read.
+
+    The step gives back what a training goes on with, and no gradients.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._programs: dict[_Key, tuple[Table, Emitted]] = {}
+        self._peaks: dict[_Key, int] = {}
+
+    @property
+    def memory(self) -> int | None:
+        """The most bytes of all arrays in what ran, as predicted; None before anything did."""
+        return max(self._peaks.values(), default=None)
+
+    def _run(self, prepared: Prepared) -> Values:
+        key = (id(prepared.table), tuple(prepared.sizes.items()))
+        if key not in self._programs:
+            table = without_gradients(prepared.table)
+            self._programs[key] = (prepared.table, Emitted(table, prepared.sizes))  # with the table its id is kept
+            self._peaks[key] = self._predicted(table, prepared.sizes)
+        return self._programs[key][1](prepared.values)
+
+    def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
+        """The peak of the program, and what the training has beside it that the program does not read."""
+        read = {*table.weights, *table.inputs}
+        own = {**self.weights, **self.state}
+        beside: int = sum(array.nbytes for name, array in own.items() if name not in read)
+        return executed(table, sizes, TYPES[self.dtype.name]).peak + beside

@@ -78,6 +78,12 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
     assert powered.figures["step_energy"].value == pytest.approx(65 * seconds)
     whole = printed(capsys, "run-cost", "gpt2", "--tokens", "128000", "--on", "here", "--devices", "4", *flags(given))
     assert whole["figures"]["step"]["value"] == seconds
+    planned = {**given, "plan": "flash,fused"}
+    assert lc.run_cost("gpt2", 10**6, "here", **planned).figures["step"].value == (
+        lc.cost("gpt2", on="here", **planned).timing.seconds
+    )
+    with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
+        lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **given)
     assert main(["run-cost", "gpt2", "--tokens", "1e9", "--on", "here"]) == 0
     assert "rests on the modelled step" in " ".join(capsys.readouterr().out.split())
 

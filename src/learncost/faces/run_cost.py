@@ -77,7 +77,8 @@ def run_cost(
     tokens
         How many tokens the run has, such as 3e11.
     on
-        A device (learncost list devices), or a file in TOML or JSON that describes one.
+        A device (learncost list devices), a file in TOML or JSON that describes one, here (after learncost calibrate),
+        or a file of learncost calibrate --out.
     devices
         How many of these devices there are.
     price_book
@@ -89,7 +90,7 @@ def run_cost(
     dtype
         The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
     mfu
-        Model FLOPs utilization, above 0 to 1. The default is an assumption.
+        Model FLOPs utilization, above 0 to 1. The default is what published runs used of such devices.
     hfu
         Hardware FLOPs utilization: what --procedure recompute runs again is work too.
     tokens_per_second

@@ -165,7 +165,9 @@ def run_cost(
     tokens
         Tokens of the whole run.
     on
-        A device (`learncost list devices`), or a file that describes one.
+        A device (`learncost list devices`), a file that describes one, or one that was measured: "here" after
+        `learncost calibrate`, the file that it wrote, or rates. What was measured makes the time of the run by its
+        steps.
     devices
         How many of them work together.
     price_book
@@ -173,7 +175,8 @@ def run_cost(
     dtype
         The data type whose peak counts: by default bf16, fp16 or fp32, the first that the device has.
     mfu
-        Model FLOPs utilization, from 0 to 1. Where neither this nor the two below are given, it is assumed.
+        Model FLOPs utilization, from 0 to 1. Where neither this nor the two below are given, it is what published runs
+        used of such devices.
     hfu
         Hardware FLOPs utilization, from 0 to 1: recomputed operations count too.
     tokens_per_second
@@ -181,7 +184,8 @@ def run_cost(
     peak_tflops
         10^12 FLOPs a second of one device, where none is published.
     power
-        Watts of one device with its share of the host; by default published or modelled.
+        Watts of one device with its share of the host; by default what published runs drew of such a device's design
+        power. PUE is apart.
     pue
         Power usage effectiveness of the data centre.
     country
@@ -234,7 +238,7 @@ def run_cost(
     typed = {name: given.figure(name, value) for name, value in flags.items() if value is not None}
     given.check_together(typed, country, year)
     place = _place(typed, country, year)
-    machine, attained = _machine(on)
+    machine, attained = _machine(on, dtype)
     sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
     useful = step
@@ -246,7 +250,7 @@ def run_cost(
     figures["petaflop_s_days"] = products.petaflop_days(figures["flops"])
     figures["devices"] = number
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
-    seconds = _step(model, procedure, sizes, attained or machine, kind)
+    seconds = _step(model, procedure, sizes, on, kind, attained is not None)
     if isinstance(seconds, Figure):
         figures["steps"] = Figure(
             count / step.tokens_per_step, "", "arithmetic", "tokens / tokens of a step", computed=True
@@ -259,9 +263,9 @@ def run_cost(
     return RunCost(step, machine, kind, figures, unknown, _beside(model, step, count, sizes), total_by)
 
 
-def _machine(on: str | Device | Rates) -> tuple[Device, Rates | None]:
+def _machine(on: str | Device | Rates, dtype: str | None) -> tuple[Device, Rates | None]:
     """The device; and what it attains, where that was measured."""
-    found = calibrated(on)
+    found = calibrated(on, dtype)
     if found is None:
         return find_device(on), None
     return Device(found.name, found.source, "measured here"), found
@@ -288,12 +292,19 @@ def _peak(figures: dict[str, Figure], typed: Mapping[str, Figure], machine: Devi
 
 
 def _step(
-    model: str | Configuration, procedure: str, sizes: Mapping[str, Any], on: Device | Rates, dtype: str
+    model: str | Configuration,
+    procedure: str,
+    sizes: Mapping[str, Any],
+    on: str | Device | Rates,
+    dtype: str,
+    measured: bool,
 ) -> Figure | str:
-    """Seconds of one step on one device, as `cost` models it there; or why they are not known."""
+    """Seconds of one step on one device, as `cost` models it there; or why they are not known of a published one."""
     try:
         timing = cost(model, procedure, "run", dtype=dtype, on=on, **sizes).timing
     except InputError as error:
+        if measured:
+            raise
         return str(error)
     assert timing is not None  # it is on a device
     return Figure(

@@ -52,6 +52,8 @@ class RunCost:
         What a figure needs that cannot be known, by its name.
     beside
         FLOPs of the whole run by other price books.
+    total_by
+        Which of the figures makes the time of the run, such as mfu.
 
     Examples
     --------

@@ -40,7 +40,8 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def described(name: str) -> dict[str, str]:
     """What is said of every parameter, here or in the function whose meaning the docstring takes over."""
     said = docstring(public(name))
-    own = {one.arg_name: one.description or "" for one in said.params if one.args[0] == "param"}
+    each = [one for one in said.params if one.args[0] == "param"]
+    own = {name: one.description or "" for one in each for name in one.arg_name.split(", ")}
     elsewhere = _ELSEWHERE.search(inspect.getdoc(public(name)) or "")
     return described(elsewhere[1]) | own if elsewhere else own
 

@@ -37,6 +37,25 @@ def test_nine_in_ten_of_the_sources_set_aside_are_inside(intervals):
         assert found.width < 8  # the old one of 2.2 held four in ten
 
 
+def test_the_page_has_what_the_benchmark_prints(intervals):
+    page = (Path(__file__).parent.parent / "docs" / "run-cost.md").read_text(encoding="utf-8")
+    cases = list(intervals.set_aside(utilizations()))
+    rows = {
+        "utilization, all": cases,
+        "fine-tuning": [case for case in cases if "fine-tuning" in case.row.groups],
+        "steps of clusters": [case for case in cases if "steps of clusters" in case.row.groups],
+        "steps of one server": [case for case in cases if "steps of one server" in case.row.groups],
+        "whole runs, so device-hours": [case for case in cases if "whole runs" in case.row.groups],
+        "power": list(intervals.set_aside(powers())),
+    }
+    for name, some in rows.items():
+        found = intervals.coverage(some)
+        assert (
+            f"| {name} | {found.rows} | {found.sources} | {100 * found.held:.1f} % | {100 * found.held_of_sources:.1f} % "
+            f"| {found.width:.1f} |"
+        ) in page
+
+
 def test_the_benchmark_prints_coverage_and_width(intervals, capsys):
     intervals.main()
     out = capsys.readouterr().out

@@ -215,6 +215,7 @@ def _devices() -> Listed:
     entries: list[Known] = [
         {
             "name": found.name,
+            "names": list(found.names),
             "memory_gb": list(found.memory_gb),
             "bandwidth_gbs": list(found.bandwidth_gbs),
             "tdp_w": found.tdp_w,

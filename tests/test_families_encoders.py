@@ -221,17 +221,12 @@ def test_parameters_and_products(kind, architecture):
         assert (*ours, 0) == flops_of(module, inputs, loss), keys
 
 
-def test_rows_that_a_shared_projection_makes_in_vain():
-    """With share_att_key and the terms of one kind alone transformers projects the rows for the other kind as well."""
-    keys = {"model_type": "deberta-v2", "hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
-    keys |= {"intermediate_size": 7, "vocab_size": 11, "relative_attention": True, "share_att_key": True}
-    keys |= {"pos_att_type": ["p2c"], "position_buckets": 4}
-    model = build(read({**keys, "architectures": ["DebertaV2Model"]}))
-    sizes = run_sizes(model, BATCH, LENGTH, None)
-    tokens = {"input_ids": ones(BATCH, LENGTH, device="cpu")}
-    found = flops_of(module_of(keys, "DebertaV2Model", "cpu"), tokens, lambda result: result[0].sum())
-    rows, width, blocks = 2 * 4, 12, 2
-    assert found[0] - lc.price(model.table, sizes, "matmul").flops == 2 * blocks * rows * width * width
+def test_shared_projections_without_a_term_are_refused():
+    """transformers projects rows of positions by both matrices, and nothing reads them."""
+    keys = {"model_type": "deberta-v2", "relative_attention": True, "share_att_key": True, "pos_att_type": []}
+    with pytest.raises(InputError, match="share_att_key = True is not supported, only False is"):
+        read(keys)
+    assert read({**keys, "share_att_key": False}).unread
 
 
 # What transformers calls our sizes, where its names are others.

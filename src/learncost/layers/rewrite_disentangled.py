@@ -17,17 +17,18 @@ from learncost.layers.rewrite_attention import Step, given, refined
 ROWS = "a"
 
 
-def with_content_to_position(layer: Layer, weight: str, scale: float) -> Layer:
+def with_content_to_position(layer: Layer, weight: str, scale: float, unread: str = "") -> Layer:
     """Scores with those of each query against the keys of its distances: S + scale Q (rows W)^T."""
-    return _with_term(layer, "Q", weight, scale, "c2p")
+    return _with_term(layer, "Q", weight, scale, "c2p", unread)
 
 
-def with_position_to_content(layer: Layer, weight: str, scale: float) -> Layer:
+def with_position_to_content(layer: Layer, weight: str, scale: float, unread: str = "") -> Layer:
     """Scores with those of each key against the queries of its distances: S + scale K (rows W)^T."""
-    return _with_term(layer, "K", weight, scale, "p2c")
+    return _with_term(layer, "K", weight, scale, "p2c", unread)
 
 
-def _with_term(layer: Layer, content: str, weight: str, scale: float, name: str) -> Layer:
+def _with_term(layer: Layer, content: str, weight: str, scale: float, name: str, unread: str) -> Layer:
+    """`unread` is a weight that the rows are multiplied by too, and that nothing reads: forward alone."""
     batch, head, query, key = layer.table.axes["S"]
     own, width = layer.table.axes[content], layer.table.axes["XQ"][-1]
     _, position, *inner = own
@@ -37,6 +38,9 @@ def _with_term(layer: Layer, content: str, weight: str, scale: float, name: str)
     def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
         whole, scaled = Term(f"{name}.R", scores), Term(f"{name}.S", scores)
         yield step.product(projected, Term("rows", axes["rows"]), Term(weight, axes[weight]))
+        if unread:
+            beside = Term(f"{name}.unread", (ROWS, *layer.table.axes[unread][1:]))
+            yield step.product(beside, Term("rows", axes["rows"]), Term(unread, layer.table.axes[unread]))
         yield step.product(whole, Term(content, own), projected)
         yield step.product(scaled, whole, Literal(scale))
         at = Read(ROWS, Term("delta", (query, key)))

@@ -91,8 +91,8 @@ class Given:
         return value
 
     def text(self) -> str:
-        """A word, or several with bars between them, which may come as a list."""
-        if isinstance(self.value, list) and self.value and all(isinstance(word, str) for word in self.value):
+        """A word, or several with bars between them, which may come as a list; an empty one is no word."""
+        if isinstance(self.value, list) and all(isinstance(word, str) for word in self.value):
             return "|".join(self.value)
         if not isinstance(self.value, str):
             raise InputError(f"{self.label} must be a text, not {shown(self.value)}")

@@ -80,7 +80,38 @@ class Kept:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A layer line by line under a price book, and what must be kept between its passes."""
+    """A layer line by line under a price book, and what must be kept between its passes.
+
+    Attributes
+    ----------
+    layer
+        What is explained, by name.
+    source
+        The publication.
+    price_book
+        The price book, a `Book`.
+    jacobian
+        Whether backward goes through explicit Jacobians.
+    parts
+        A part for each macro-operation: its `title`, its `steps` (`equation`, `text`, `latex`, `maccs`, `flops`), and
+        its `maccs` and `flops` in all. Counts are polynomials in the sizes.
+    kept
+        The values that the forward pass keeps: `name`, `axes`, `elements`, and the lines that read them.
+    axes
+        Every axis of the layer.
+    format
+        How it prints itself: text, markdown, latex or json.
+    sizes
+        Of a model, the sizes at which counts are shown.
+    letters
+        What the axes stand for, where that is known.
+
+    Examples
+    --------
+    >>> found = lc.explain("norm")
+    >>> [(part.title, str(part.flops)) for part in found.parts]
+    [('Forward', '7 B M d + 4 B M'), ('Backward', '8 B M d + 2 B M'), ('Weight update', '3 B M d')]
+    """
 
     layer: str
     source: str
@@ -192,6 +223,7 @@ class Explanation:
 
     @property
     def kept_total(self) -> Count:
+        """Elements of all that is kept."""
         return total(kept.elements for kept in self.kept)
 
     # The formats.

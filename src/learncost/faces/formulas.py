@@ -54,9 +54,37 @@ class Formula:
 class Formulas:
     """The formulas of a layer under a price book.
 
-    `rows` holds a macro-operation each, for one pass; `total` is one step of the procedure. `others` holds what differs
-    under another procedure. Counts are whole; what is written leaves the batch out where it divides all of them, and
-    writes h d_k as d_model.
+    Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes
+    h d_k as d_model.
+
+    Attributes
+    ----------
+    layer
+        The layer, by name.
+    source
+        The publication.
+    price_book
+        The price book, a `Book`.
+    procedure
+        The learning procedure whose step is summed.
+    jacobian
+        Whether backward goes through explicit Jacobians.
+    rows
+        For each macro-operation the `maccs` and `flops` of one pass, and how many `passes` there are.
+    total
+        One step of the procedure.
+    others
+        What differs under another procedure.
+    axes
+        Every axis of the layer.
+    format
+        How it prints itself: text, latex, mathml or json.
+
+    Examples
+    --------
+    >>> found = lc.formulas("norm")
+    >>> [(row.title, str(row.flops)) for row in found.rows]
+    [('forward', '7 B M d + 4 B M'), ('backward', '8 B M d + 2 B M'), ('weight update', '3 B M d')]
     """
 
     layer: str
@@ -120,6 +148,7 @@ class Formulas:
 
     @property
     def counts(self) -> tuple[Count, ...]:
+        """All MACCs and FLOPs, as polynomials."""
         return tuple(c for row in (*self.rows, *self.others, self.total) for c in (row.maccs, row.flops))
 
     @property

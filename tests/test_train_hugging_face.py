@@ -133,6 +133,15 @@ def test_a_model_from_scratch_loads_in_transformers(family, tmp_path):
     tokens = np.random.default_rng(0).integers(0, 257, (2, 20))
     ours = our_logits(configuration, run.weights(build(configuration)), tokens)
     np.testing.assert_allclose(ours, logits_of(loaded.eval(), tokens), atol=1e-4)
+    # Its tokenizer says our numbers, of whatever text, and gives the text back.
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path / "run", local_files_only=True)
+    for text in ("to be\n  or not\tto be", "Ünïcode, 日本語 🙂 \x00\x7f", "<|endoftext|> is text", " a  b ", ""):
+        assert own(text)["input_ids"] == list(run.tokenizer().encode(text.encode()))
+        assert own.decode(own(text)["input_ids"]) == text
+    assert own.eos_token_id == run.tokenizer().end == configuration.sizes["vocab_size"] - 1
+    writes = transformers.pipeline("text-generation", model=str(tmp_path / "run"), device="cpu")
+    (written,) = writes("to be", max_new_tokens=4, do_sample=False)
+    assert written["generated_text"].startswith("to be")
 
 
 def test_half_precision_and_several_files_are_read(tmp_path):

@@ -46,7 +46,7 @@ def _digits() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError("digits come with scikit-learn: pip install scikit-learn") from None
+        raise InputError("digits come with scikit-learn: pip install 'learncost[contest]'") from None
     found = load_digits()
     order = generator(0, "digits").permutation(len(found.target))
     return found.data[order] / BRIGHTEST, found.target[order]

@@ -8,16 +8,26 @@ LOAD = '''\
 def load():
     """The kernels, compiled by $CC or cc; products inside of them are those of PyTorch's library, where it has any."""
     compiler = os.environ.get("CC", "cc")
-    options = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11", "-fopenmp"]
+    options = ["-O3", "-march=native", "-ffast-math", "-fPIC", "-std=gnu11"]
     with tempfile.TemporaryDirectory() as folder:
         source, unlinked, linked = (os.path.join(folder, name) for name in ("kernels.c", "kernels.o", "kernels.so"))
         with open(source, "w", encoding="utf-8") as file:
             file.write(SOURCE)
-        subprocess.run([compiler, *options, "-c", source, "-o", unlinked], check=True)
-        subprocess.run([compiler, "-shared", "-fopenmp", unlinked, "-o", linked, "-lm"], check=True)
+        for threads in (["-fopenmp"], []):  # without OpenMP, which the compiler of macOS lacks, on one thread
+            try:
+                compiling = [compiler, *options, *threads, "-c", source, "-o", unlinked]
+                subprocess.run(compiling, check=True, capture_output=bool(threads))
+                linking = [compiler, "-shared", *threads, unlinked, "-o", linked, "-lm"]
+                subprocess.run(linking, check=True, capture_output=bool(threads))
+                break
+            except subprocess.CalledProcessError:
+                if not threads:
+                    raise
         library = ctypes.CDLL(linked)
-    products = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-    if os.path.exists(products):
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    names = [os.path.join(folder, f"libtorch_cpu.{ending}") for ending in ("so", "dylib")]  # Linux, macOS
+    products = next((name for name in names if os.path.exists(name)), None)
+    if products:
         found = ctypes.CDLL(products)
         addresses = (getattr(found, name, None) for name in ("sgemm_", "dgemm_"))
         library.bind(*(address and ctypes.cast(address, ctypes.c_void_p) for address in addresses))

@@ -212,6 +212,19 @@ def test_the_place_is_checked_before_anything_is_measured(out, monkeypatch, caps
     assert "--out must be a file that ends in .json" in capsys.readouterr().err
 
 
+def test_a_place_where_nothing_can_be_made_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(face, "measure", lambda *given: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    assert main(["calibrate", "--out", str(tmp_path / "file" / "new" / "own.json")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    monkeypatch.setattr("os.access", lambda *given: False)  # root may write everywhere
+    assert main(["calibrate", "--out", str(tmp_path / "own.json")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written to" in error
+    assert error.count("\n") == 1
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
+
+
 def checked(bench):
     """Every operation of a bench done once; its words are the vocabulary's."""
     for doing, times in bench.calls().values():

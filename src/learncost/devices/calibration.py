@@ -41,6 +41,14 @@ def here() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where no file can be made, before a minute is spent on measuring. Raises `InputError`."""
+    nearest = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written to" if nearest.is_dir() else "is no folder"
+        raise InputError(f"{shown(str(path))} cannot be written: {shown(str(nearest))} {why}")
+
+
 def save(calibration: Calibration, path: Path) -> None:
     """Write a file at once or not at all. Raises `InputError` where it cannot be written."""
     text = json.dumps({"learncost_calibration": SCHEMA, **asdict(calibration)})
@@ -51,8 +59,8 @@ def save(calibration: Calibration, path: Path) -> None:
             temporary = file.name
             file.write(text + "\n")
         os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{shown(str(path))} cannot be written: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise InputError(f"{shown(str(path))} cannot be written: {getattr(error, 'strerror', error)}") from None
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)

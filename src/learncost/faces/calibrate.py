@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learncost.devices.calibration import Calibration, here, save
+from learncost.devices.calibration import Calibration, check_place, here, save
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Switch
 from learncost.hardware.calibrate import calibrate as measure
@@ -37,6 +37,7 @@ def calibrate(*, out: Name | None = None, quick: Switch = False) -> str:
     path = here() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):
         raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
+    check_place(path)
     with _progress() as tell:
         found = measure(tell, quick)
     save(found, path)

@@ -82,6 +82,18 @@ def test_every_preset_reads_and_says_its_source() -> None:
         assert preset.title
 
 
+def test_presets_go_by_the_names_of_the_hub_in_any_case() -> None:
+    """A repository's name means one preset, and is the preset's."""
+    every = [(name, preset) for preset in presets() for name in preset.hub]
+    assert len(every) > 150
+    assert len({name.lower() for name, _ in every} - preset_names().keys()) == len(every)
+    for name, preset in every[::7]:
+        assert configure(name.upper()) == configure(name) == configure(preset.name)
+    assert configure("meta-llama/Llama-3.1-8B").name == "llama-3.1-8b"
+    with pytest.raises(InputError, match="did you mean 'qwen2.5-"):
+        configure("Qwen/Qwen2.5-8B")
+
+
 def test_gpt3_heads_are_together_as_wide_as_the_model() -> None:
     """Brown et al. 2020, table 2.1, prints 24 heads of 128 beside 2048, and the width 5140 beside 40 of 128."""
     every = [configure(preset.name).sizes for preset in presets() if preset.name.startswith("gpt3-")]

@@ -89,10 +89,11 @@ def _models() -> Listed:
         model = build(configure(preset.name))
         parameters = int(model.parameters.at(model.sizes))
         own = {"name": preset.name, "parameters": parameters, "title": preset.title, "aliases": list(preset.aliases)}
+        own["hub"] = list(preset.hub)
         entries.append(own)
     for name in GENERIC:
         title = f"generic {name}: all sizes as flags"
-        entries.append({"name": name, "parameters": None, "title": title, "aliases": []})
+        entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})
     columns: dict[str, Cell] = {
         "model": _field("name"),
         "parameters": lambda one: "-" if one["parameters"] is None else f"{one['parameters']:,}",

@@ -48,7 +48,7 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         return Argument(known, "generic", {"model_type": known})
     if found := preset(known):
         source = f"preset {found.name}"
-        return Argument(known, source, found.values, source)
+        return Argument(found.name if known not in preset_names() else known, source, found.values, source)
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]

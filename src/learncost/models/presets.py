@@ -25,6 +25,7 @@ class Preset:
     values: Mapping[str, object]
     aliases: tuple[str, ...] = ()
     note: str = ""
+    hub: tuple[str, ...] = ()  # the names of repositories of the Hugging Face Hub whose config.json says the same
 
     @property
     def family(self) -> str:
@@ -38,8 +39,8 @@ def presets() -> tuple[Preset, ...]:
     found = []
     for file in sorted(FOLDER.glob("*.json")):
         for name, table in json.loads(file.read_text(encoding="utf-8")).items():
-            aliases = tuple(table.pop("aliases", ()))
-            found.append(Preset(name, table.pop("title"), table.pop("source"), table.pop("config"), aliases, **table))
+            lists = {key: tuple(table.pop(key, ())) for key in ("aliases", "hub")}
+            found.append(Preset(name, table.pop("title"), table.pop("source"), table.pop("config"), **lists, **table))
     return tuple(found)
 
 
@@ -49,6 +50,15 @@ def preset_names() -> Mapping[str, Preset]:
     return {name: preset for preset in presets() for name in (preset.name, *preset.aliases)}
 
 
+@cache
+def _by_hub() -> Mapping[str, Preset]:
+    return {name.lower(): preset for preset in presets() for name in preset.hub}
+
+
 def preset(name: str) -> Preset | None:
-    """The preset of that name or alias, or None."""
-    return preset_names().get(name)
+    """The preset of that name or alias, or of a repository's on the Hub (`openai-community/gpt2`), or None.
+
+    Case does not matter.
+    """
+    name = name.lower()
+    return preset_names().get(name) or _by_hub().get(name)

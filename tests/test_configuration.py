@@ -90,7 +90,7 @@ def test_presets_go_by_the_names_of_the_hub_in_any_case() -> None:
     for name, preset in every[::7]:
         assert configure(name.upper()) == configure(name) == configure(preset.name)
     assert configure("meta-llama/Llama-3.1-8B").name == "llama-3.1-8b"
-    with pytest.raises(InputError, match="did you mean 'qwen2.5-"):
+    with pytest.raises(InputError, match=r"did you mean 'qwen2\.5-"):
         configure("Qwen/Qwen2.5-8B")
 
 

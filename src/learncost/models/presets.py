@@ -39,8 +39,9 @@ def presets() -> tuple[Preset, ...]:
     found = []
     for file in sorted(FOLDER.glob("*.json")):
         for name, table in json.loads(file.read_text(encoding="utf-8")).items():
-            lists = {key: tuple(table.pop(key, ())) for key in ("aliases", "hub")}
-            found.append(Preset(name, table.pop("title"), table.pop("source"), table.pop("config"), **lists, **table))
+            title, source, values = (table.pop(key) for key in ("title", "source", "config"))
+            aliases, hub = (tuple(table.pop(key, ())) for key in ("aliases", "hub"))
+            found.append(Preset(name, title, source, values, aliases, hub=hub, **table))
     return tuple(found)
 
 

@@ -37,7 +37,7 @@ def printed(capsys, *line: str) -> dict:
 
 @pytest.mark.parametrize("model", CASES)
 def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
-    given, on = {**CASES[model], "optimizer": "adamw"}, "H100-SXM"
+    given, on = CASES[model], "H100-SXM"
     step = lc.cost(model, on=on, **given)
     run = lc.run_cost(model, 10**9, on, 64, **given)
     shown = printed(capsys, "cost", model, "--on", on, *flags(given))

@@ -309,13 +309,16 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
     want = declared[term.name]
     pairs = zip(term.axes, want, strict=True)
     swap = {axis: name for axis, name in pairs if isinstance(axis, str) and axis != name}
-    if not swap:
-        return line
     free = [axis for axis in swap if axis not in swap.values()]
     for name in tuple(swap.values()):
         if name in line.loops and name not in swap:
             swap[name] = free.pop(0)
-    return line.renamed({}, swap)
+    if not swap and term.declared == want:
+        return line
+    line = line.renamed({}, swap)
+    # What is written at an index is called as it is declared, even where the loop of the index has that name, too.
+    axes = (Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in zip(line.left[0].axes, want))
+    return replace(line, left=(Term(term.name, tuple(axes)), *line.left[1:]))
 
 
 def _terms(line: Line) -> list[Term]:

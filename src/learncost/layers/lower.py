@@ -324,7 +324,8 @@ class _Lowering:
                 return replace(term, sizes=spell(term.sizes, line, second)) if term.sizes else term
             actual = known.get(term.name)
             if actual is None:
-                return Term(f"{line.name}.{term.name}", spell(term.declared, line, second))
+                # With a mark that no other name has: dZ.K may be the gradient of Z.K, and no line of this word.
+                return Term(f"{line.name}!{term.name}", spell(term.declared, line, second))
             if isinstance(actual, Term) and "n'" in term.axes and "n" not in term.axes:
                 return actual.renamed({}, second)
             return actual

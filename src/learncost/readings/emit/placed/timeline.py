@@ -83,13 +83,14 @@ class Timeline:
             value.first, value.last, value.given = 0, 0, name
             names[name] = value
         self._walk(tuple(items), names, axes, (), set(self.table.outputs))
+        self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
         for name in self.table.outputs:
             found = names[name]
             if isinstance(found, Value):
                 self.fields.setdefault((), {})[name] = found
             for value in found if isinstance(found, list) else [found]:
                 if not value.given:
-                    value.last = FOREVER
+                    self._touch(value)
         self._share()
         self._place()
 

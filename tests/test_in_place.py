@@ -15,11 +15,13 @@ from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.layers.layer import named
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
+from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit.placed import placed
 from learncost.readings.run import execute
 from tiny_models import GPT2, LLAMA
@@ -69,6 +71,32 @@ def test_equals_the_interpreter(model: Any, plan: str) -> None:
     assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=1e-12)
     for name, array in other.weights.items():
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
+
+
+SQUARES = """squares(L own) -> u
+  Q[B B'] = log_softmax[B](L[B B'])
+  u[B] = Q[B'=own[B] B]"""
+NEITHER_CARRIED_NOR_LAST = """kept(X Z; W) -> Y S X
+  repeat n carry X each z=Z keep Y=g S=X:
+    g[B d] = X[B d'] W[d' d]
+    X[B d] = g[B d] z[B d]"""
+
+
+@pytest.mark.parametrize("text", [SQUARES, NEITHER_CARRIED_NOR_LAST, "recurrent", "jiang_block", "convolution"])
+def test_a_layer_and_its_gradients_equal_the_interpreter(text: str) -> None:
+    """Rows written at an index along an axis that the index loops over, values kept beside the last, inner names."""
+    from learncost.engines.in_place import InPlace
+
+    step = lc.derive(lc.layer(text) if "->" in text else named(text)).step
+    sizes = small_sizes(step)
+    arrays = random_arrays(step, sizes)
+    expected = dict(arrays)
+    execute(lower(step), expected, sizes)
+    noise = torch.full((2**16,), 255, dtype=torch.uint8)
+    found = InPlace(step, sizes, "fp64", {}, noise)({name: np.asarray(array) for name, array in arrays.items()})
+    assert found.keys() == set(step.outputs)
+    for name, tensor in found.items():
+        np.testing.assert_allclose(tensor.numpy().reshape(np.shape(expected[name])), expected[name], atol=1e-11)
 
 
 @pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])

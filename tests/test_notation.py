@@ -25,6 +25,12 @@ REFUSED = [
     ("t(X) -> Y", "Y[a] = gelu(X[a], X[a])", "gelu takes 1 operands, not 2"),
     ("t(X) -> Y Z", "Y[a] Z[a] = gelu(X[a])", "gelu gives 1 results, not 2"),
     ("t(X) -> Y", "Y[a a] = X[a] X[a]", "an axis stands twice in Y; write a second one as a prime (N and N')"),
+    (
+        "t(X T) -> Y",
+        "Y[a] = X[a=T[a] a]",
+        "an axis stands twice in X; write a second one as a prime (N and N'): X[a=T[a] a']",
+    ),
+    ("t(X) -> Y", "Y[a] = softmax[a a](X[a])", "axis a stands twice in softmax[a a]"),
     ("t(X) -> Y", "Y[a] = X[a] where b <= a", "where b <= a: axis b is not in the line"),
     ("t(X) -> Y", "Y[a] = X[a] where a <= a", "where a <= a: two different axes are needed"),
     ("t(X) -> Y", "Y[a] = X[a] where a", "`where` takes two axes, as in `where N <= M`"),
@@ -220,3 +226,21 @@ def test_a_name_that_is_met_first_declares_its_axes_as_the_others_have_them():
     layer = lc.layer("t(X; V W) -> Z\n Y[a b] = X[a b] V[a]\n Z[p q] = Y[p q] + W[q p]")
     assert layer.table.axes["Z"] == ("a", "b")
     assert layer.table.axes["W"] == ("b", "a")
+
+
+def test_a_version_takes_no_name_that_something_has():
+    """The second X is not the value that is called X.2, whichever of them comes first."""
+    for lines, result in (
+        ("X.2[a] = X[a] 2[]\n X[a] = X.2[a] 3[]", 12.0),
+        ("X[a] = X[a] 3[]\n X.2[a] = X[a] 2[]", 18.0),
+    ):
+        found = lc.run(lc.layer(f"t(X) -> Y\n {lines}\n Y[a] = X[a] X.2[a]"), {"X": [1.0], "dY": [1.0]})
+        assert (found["Y"].tolist(), found["dX"].tolist()) == ([result], [2 * result])
+
+
+def test_what_has_the_name_of_a_gradient_is_told_where_one_is_derived():
+    layer = lc.layer("t(X; dX) -> Y\n Y[a] = X[a] dX[a]")
+    with pytest.raises(lc.InputError, match="dX would be a value of the layer and the gradient of X"):
+        lc.derive(layer)
+    by_hand = lc.layer("backward(X dY; W) -> dX dW\n dX[a] = dY[b] W[a b]\n dW[a b] = X[a] dY[b]")
+    assert lc.run(by_hand, {"X": [2.0], "dY": [3.0], "W": [[5.0]]})["dW"].tolist() == [[6.0]]

@@ -42,7 +42,7 @@ class NotationError(InputError):
     ... ''')
     ... except lc.NotationError as error:
     ...     print(error)
-    an axis stands twice in W; write a second one as a prime (N and N'), in line: Y[B M f] = X[B M d] W[d d]
+    an axis stands twice in W; write a second one as a prime (N and N'): W[d d'], in line: Y[B M f] = X[B M d] W[d d]
     """
 
     def __init__(self, message: str, line: str = "") -> None:

@@ -264,9 +264,11 @@ class _Reader:
         while not self.take("]"):
             axis = self.name()
             axes.append(Read(axis, self.operand()) if self.take("=") else axis)
-        if len({a for a in axes if isinstance(a, str)}) < sum(isinstance(a, str) for a in axes):
-            raise _RefusedError(f"an axis stands twice in {name}; write a second one as a prime (N and N')")
-        return Term(name, tuple(axes))
+        term = Term(name, tuple(axes))
+        if len(set(term.declared)) < len(axes):
+            told = f"an axis stands twice in {name}; write a second one as a prime (N and N')"
+            raise _RefusedError(told, f": {_primed(term)}")
+        return term
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
         if self.kind() == "name":
@@ -340,6 +342,16 @@ class _Reader:
                 self.take(",")
         self.expect(")")
         return Call(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
+
+
+def _primed(term: Term) -> Term:
+    """The term with a prime on every axis that stands in it before."""
+    axes: list[str | Read] = []
+    for axis, own in zip(term.axes, term.declared, strict=True):
+        while own in Term("", tuple(axes)).declared:
+            own += "'"
+        axes.append(Read(own, axis.at) if isinstance(axis, Read) else own)
+    return Term(term.name, tuple(axes))
 
 
 def _tokens(body: str) -> Iterator[tuple[str, str]]:

@@ -94,14 +94,20 @@ class _Scope:
         self.expand = expand
         self.outside = outside  # names that lines outside any repeat read: a weight among them is shared
         self.current: dict[str, str] = {name: name for name in self.given}
-        self.versions: dict[str, int] = dict.fromkeys(self.given, 1)
+        self.versions: dict[str, int] = {}
+        self.taken: set[str] = set(self.given)  # names that something has
         self.axes: dict[str, tuple[str, ...]] = {}
         self.indices: set[str] = set()
         self.values: set[str] = set()
 
     def version(self, name: str) -> str:
-        self.versions[name] = self.versions.get(name, 0) + 1
-        return name if self.versions[name] == 1 else f"{name}.{self.versions[name]}"
+        """The name of what a line makes: the second X is X.2, where nothing else was called so."""
+        version = name
+        while version in self.taken:
+            self.versions[name] = self.versions.get(name, 1) + 1
+            version = f"{name}.{self.versions[name]}"
+        self.taken.add(version)
+        return version
 
     def statements(self, parsed: Iterable[Parsed]) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -124,9 +130,13 @@ class _Scope:
         lines, weights = self.expand(call, known)
         for name in weights:
             if name not in self.given:
+                if name in self.taken:
+                    raise NotationError(
+                        f"{name} is a value already: call the weight of {call.layer} otherwise", call.text
+                    )
                 self.given |= {name}
                 self.current[name] = name
-                self.versions[name] = 1
+                self.taken.add(name)
                 self.weights.append(name)
         return lines
 
@@ -317,8 +327,9 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
         return line
     line = line.renamed({}, swap)
     # What is written at an index is called as it is declared, even where the loop of the index has that name, too.
-    axes = (Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in zip(line.left[0].axes, want))
-    return replace(line, left=(Term(term.name, tuple(axes)), *line.left[1:]))
+    pairs = zip(line.left[0].axes, want, strict=True)
+    axes = tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs)
+    return replace(line, left=(Term(term.name, axes), *line.left[1:]))
 
 
 def _terms(line: Line) -> list[Term]:
@@ -361,6 +372,8 @@ def check_shape(line: Line) -> None:
         for axis in line.axes:
             if axis not in right:
                 raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
+            if line.axes.count(axis) > 1:
+                raise NotationError(f"axis {axis} stands twice in {line.word}[{' '.join(line.axes)}]", str(line))
         along = bool(line.axes) and line.word not in UNDER_WHERE
         if along and any(condition.axes & set(line.axes) for condition in line.where):
             raise NotationError(f"{line.word} has no meaning under a `where` on an axis it acts on", str(line))

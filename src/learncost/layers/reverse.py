@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from learncost.equation.errors import InputError
 from learncost.equation.scope import settle, show_declared
 from learncost.equation.table import (
     Carry,
@@ -48,12 +49,21 @@ class Reverse:
     def seed(self, name: str) -> str:
         """The gradient of an output, given from outside."""
         self.seeded.add(name)
-        self.made[f"d{name}"] = self.axes[name]
+        self.made[self._free(name)] = self.axes[name]
+        return f"d{name}"
+
+    def _free(self, name: str) -> str:
+        """What the gradient is called, which nothing else may be."""
+        if f"d{name}" in self.axes:
+            raise InputError(
+                f"d{name} would be a value of the layer and the gradient of {name}: call the value otherwise"
+            )
         return f"d{name}"
 
     def part(self, name: str) -> str:
         """The name of the next part of a gradient; the only part is the gradient itself."""
         parts = self.parts.setdefault(name, [])
+        self._free(name)
         alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
         parts.append(f"d{name}" if alone else f"d{name}+{len(parts) + 1}")
         self.made[parts[-1]] = self.axes[name]

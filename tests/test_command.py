@@ -34,7 +34,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("cost", "needs MODEL"),
         ("compare --json", "needs MODEL"),
-        ("formulas", "needs LAYER"),
+        ("formulas", "needs SUBJECT"),
         ("cost gtp2", "did you mean 'gpt2'"),
         ("cost gpt2 bert", "'bert' is one word too many"),
         ("cots gpt2", "no command is called 'cots'; did you mean 'cost'"),

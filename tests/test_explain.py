@@ -1,18 +1,23 @@
 """Layers line by line: the rows sum to the formulas, what is kept is what `live` keeps, screens fit 80 columns."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from learncost.books.book import BOOKS
+from learncost.equation.count import total
 from learncost.equation.errors import InputError
+from learncost.equation.table import Tag
 from learncost.faces.explain import explain
 from learncost.faces.formulas import formulas
 from learncost.faces.subject import layers
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import layer, named
 from learncost.readings.live import live
+from learncost.readings.price import price
+from learncost.vocabulary import entries, entry
 
 GPT2 = """% The decoder of GPT-2 in two lines.
 gpt2(tokens; wte) -> P
@@ -110,9 +115,45 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nosuchword"):
         explain(str(tmp_path / "bad.table"))
     for name, said in (
-        ("x" * 300, "no layer is called"),
+        ("x" * 300, "no layer, word or model is called"),
         ("x" * 300 + ".table", "cannot be read"),
         ("\0.table", "path"),
     ):
         with pytest.raises(InputError, match=said):
             explain(name)
+
+
+@pytest.mark.parametrize("word", [word.name for word in entries()])
+def test_words_have_pages(word: str) -> None:
+    """The lines of the body cost what `price` says of the word in a layer; the gradient is written out."""
+    found, own = explain(word), entry(word)
+    text = found.show("text")
+    assert max(map(len, text.splitlines())) <= 80
+    assert json.loads(found.show("json")) == found.to_dict()
+    assert found.show("latex").count("{") == found.show("latex").count("}")
+    parts = {part.macro_operation: part for part in found.parts}
+    assert [step.text for step in parts["backward"].steps] == [
+        str(replace(line.renamed({}, {"_": "B"}), tag=Tag())) for line in own.gradient
+    ]
+    if own.kind == "constant":
+        return
+    acts = "" if own.pointwise else "[n]"
+    shape = "[B]" if own.pointwise else "[B n]"
+    left = "[B]" if own.kind == "reduction" else shape
+    defaulted = len(own.inputs) - len(own.defaults)
+    scalars = {"lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"}
+    given = [f"{name}{'[]' if name in scalars else shape}" for name in own.inputs[:defaulted]]
+    if word == "softmax_with_sink":
+        given[1] = "z[B]"
+    names = " ".join(name.partition("[")[0] for name in given)
+    body = f"{' '.join(f'{name}{left}' for name in own.outputs)} = {word}{acts}({', '.join(given)})"
+    priced = price(layer(f"one({names}) -> {' '.join(own.outputs)}\n  {body}"), {}, BOOKS["run"])
+    assert parts["forward"].flops.terms == total(row.flops for row in priced.rows).terms
+    assert parts["forward"].maccs.terms == total(row.maccs for row in priced.rows).terms
+
+
+def test_words_in_any_spelling() -> None:
+    assert explain("LogSoftmax").layer == explain("log-softmax").layer == "log_softmax"
+    assert explain("GELU").layer == "gelu"
+    assert explain("swish").layer == "silu"
+    assert "<table" in explain("softmax")._repr_html_()

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,19 @@ import pytest
 import sympy
 
 from learncost.books.book import BOOKS
-from learncost.equation.count import Count
+from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.parse import parse_line
 from learncost.equation.table import Line, replace
+from learncost.faces.explain import explain
 from learncost.faces.formulas import Formulas, formulas
 from learncost.faces.subject import layers
 from learncost.layers.derive import derive
-from learncost.layers.layer import layer, named, shipped
+from learncost.layers.layer import layer, named, shipped, usual_names
 from learncost.ledger.cost import cost
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.readings import write
+from learncost.vocabulary import called, plain
 
 ROWS = json.loads((Path(__file__).parent / "printed" / "formulas.json").read_text(encoding="utf-8"))["entries"]
 LAYER = {
@@ -255,19 +258,24 @@ def test_the_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("subject", "arguments", "message"),
     [
-        ({"layer": "atention"}, "'attention'"),
-        ({"layer": "no/such.table"}, "cannot be read"),
-        ({"layer": "attention", "price_book": "papre"}, "'paper'"),
-        ({"layer": "attention", "format": "pdf"}, "latex"),
-        ({"layer": "attention", "procedure": "hebb"}, "mempepita"),
-        ({"layer": "optimizer", "optimizer": "lion"}, "adamw"),
+        ("atention", {}, "'attention'"),
+        ("no/such.table", {}, "cannot be read"),
+        ("attention", {"price_book": "papre"}, "'paper'"),
+        ("attention", {"format": "pdf"}, "latex"),
+        ("attention", {"procedure": "hebb"}, "mempepita"),
+        ("optimizer", {"optimizer": "lion"}, "adamw"),
+        ("attention", {"seq_len": 4}, "--seq-len goes with a model"),
+        ("softmax", {"hidden_size": 4}, "--hidden-size goes with a model"),
+        ("softmax", {"price_book": "paper"}, "priced as they run"),
+        ("gpt2", {"jacobian": True}, "jacobian goes with a layer"),
+        ("gpt2", {"seq_len": "long"}, "whole number"),
     ],
 )
-def test_refusals(arguments: dict, message: str) -> None:
+def test_refusals(subject: str, arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        formulas(**arguments)
+        formulas(subject, **arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -292,3 +300,76 @@ def test_layer_text_is_not_changed_by_printing() -> None:
     own = layer("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]")
     assert write.text(own) == "Y[M e] = X[M d] W[d e]"
     assert write.text(Count.of("Md")) == "M*d_model"
+
+
+def test_words_cost_what_their_lines_cost() -> None:
+    found = formulas("softmax")
+    assert [str(row.flops) for row in found.rows] == ["5 B n", "4 B n"]
+    assert json.loads(found.show("json"))["rows"][0]["flops"] == "5*n"
+
+
+MODELS = ["gpt2", "llama-3.2-1b", "t5-small", "vit-b-16", "distilbert-base", "mixtral-8x7b", "pythia-70m", "opt-125m"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_s_formulas_are_the_rows_of_cost(model: str) -> None:
+    """As data too: the expressions of Python, at the sizes beside them, are the counts of the ledger."""
+    found, ledger = formulas(model), cost(model)
+    rows = {(row.layer, row.block, row.macro_operation): (row.maccs, row.flops) for row in ledger.rows}
+    assert {(row.layer, row.block, row.macro_operation): row.values for row in found.rows} == rows
+    data = found.to_dict()
+    for row in data["rows"]:
+        for kind in ("maccs", "flops"):
+            assert eval(row[kind]["formula"], {"min": min, **data["sizes"]}) == row[kind]["value"]
+    assert max(map(len, str(found).splitlines())) <= 80
+    assert "<table" in found._repr_html_()
+
+
+@pytest.mark.parametrize("model", ["gpt2", "t5-small", "mixtral-8x7b"])
+@pytest.mark.parametrize("asked", ["attention", "ffn", "norm"])
+def test_a_model_s_layer_is_its_own(model: str, asked: str) -> None:
+    asked = "moe" if (model, asked) == ("mixtral-8x7b", "ffn") else asked
+    lines, sums = explain(model, asked), formulas(model, asked)
+    assert sums.layer
+    whole = cost(model)
+    for part in lines.parts:
+        own = [row for row in sums.rows if row.macro_operation == part.macro_operation]
+        assert part.flops.terms == total(row.flops for row in own).terms
+        rows = [
+            r for r in whole.rows if r.macro_operation == part.macro_operation and r.layer in sums.layer.split(", ")
+        ]
+        assert part.maccs.at(lines.sizes) == sum(row.maccs for row in rows)
+    assert max(map(len, str(lines).splitlines())) <= 80
+
+
+def test_a_model_s_lines_stand_as_they_are_in_its_table() -> None:
+    texts = [step.text for part in explain("gpt2", "mha").parts for step in part.steps]
+    assert "attn.Q[B M h k] = attn.Q.linear[B M h k] + attn.bQ[h k]" in texts  # GPT-2 has biases
+    assert any("where M' <= M" in text for text in texts)  # and a causal mask
+    assert "d = hidden_size = 768" in str(formulas("gpt2", "attention"))
+    smaller = formulas("gpt2", "attention", n_layer=2, seq_len=8, batch_size=3)
+    assert (smaller.sizes["n_layer"], smaller.sizes["M"], smaller.sizes["B"]) == (2, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "layer"),
+    [
+        *[("mha", "attention"), ("MultiHeadAttention", "attention"), ("Multi-Head-Attention", "attention")],
+        *[("nn.MultiheadAttention", "attention"), ("GQA", "grouped_attention"), ("SwiGLU", "gated_feed_forward")],
+        *[("mlp", "feed_forward"), ("FFN", "feed_forward"), ("LayerNorm", "norm"), ("rmsnorm", "rms_norm")],
+        *[("cross-attention", "cross_attention"), ("MoE", "mixture_of_experts"), ("lm head", "head")],
+        *[("layer_norm", "norm"), ("nn.LayerNorm", "norm"), ("RNN", "recurrent"), ("MLA", "latent_attention")],
+    ],
+)
+def test_what_people_call_layers(said: str, layer: str) -> None:
+    assert formulas(said).layer == explain(said).layer == layer
+
+
+def test_usual_names_are_of_one_layer_each() -> None:
+    assert all(usual_names()[plain(name)] == name for name in shipped())
+    for name in shipped():
+        text = (resources.files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8")
+        for line in (line.removeprefix("also:") for line in text.splitlines() if line.startswith("also:")):
+            for one in line.split(","):
+                assert usual_names()[plain(one)] == name
+                assert called(one) is None, "a word is not a layer"

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
     from learncost.faces.emit import emit as emit
+    from learncost.faces.explain import explain as explain
+    from learncost.faces.explanation import Explanation as Explanation
+    from learncost.faces.formulas import Formulas as Formulas
+    from learncost.faces.formulas import formulas as formulas
+    from learncost.faces.of_model import ModelFormulas as ModelFormulas
     from learncost.hardware.run_cost import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
@@ -76,6 +81,11 @@ _PUBLIC = {
     "Device": "learncost.devices.device",
     "emit": "learncost.faces.emit",
     "errata": "learncost.books.errata",
+    "explain": "learncost.faces.explain",
+    "Explanation": "learncost.faces.explanation",
+    "formulas": "learncost.faces.formulas",
+    "Formulas": "learncost.faces.formulas",
+    "ModelFormulas": "learncost.faces.of_model",
     "Figure": "learncost.devices.figure",
     "fit": "learncost.ledger.memory_fit",
     "Fit": "learncost.ledger.memory_fit",

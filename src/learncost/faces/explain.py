@@ -1,57 +1,98 @@
-"""`learncost explain LAYER`: forward, backward and weight update line by line, and what must be kept between them."""
+"""`learncost explain`: a layer, a word or a model's layer line by line, and what must be kept between the passes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import get_args
+from typing import Any, cast, get_args
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Statement, Table, Word, walk
 from learncost.faces.explanation import Explanation, Format, Kept, Part, Step
-from learncost.faces.subject import Subject, subject
+from learncost.faces.of_model import model_explained
+from learncost.faces.of_word import word_explained
+from learncost.faces.subject import Subject, is_layer, is_model, not_of_a_model, of_a_model, of_a_word, prepared
+from learncost.faces.subject import subject as find_subject
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
+from learncost.vocabulary import called
 
 
 def explain(
-    layer: str,
+    subject: str,
+    layer: str | None = None,
     /,
     *,
     price_book: str = "run",
+    procedure: str | None = None,
     jacobian: bool | None = None,
     optimizer: str | None = None,
-    format: Format = "text",
+    format: str = "text",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    **sizes: Any,
 ) -> Explanation:
-    """A layer's forward, backward and weight update line by line, with costs and what must be kept between them.
+    """A layer, a word, or a layer of a model, line by line: what every line costs, and what is kept between passes.
 
     Parameters
     ----------
+    subject
+        A layer by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, a word of the
+        vocabulary (softmax), or a model as `lc.cost` takes it.
     layer
-        The name of a layer (learncost list layers), or a file in the notation, whose name ends in .table.
+        Of a model: which of its layers; by default all of them.
     price_book
-        What one operation costs: run, paper, paper-corrected or matmul.
+        What one operation costs: run, matmul, paper and others.
+    procedure
+        Of a model: the learning procedure of the step, bp by default.
     jacobian
-        Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
+        Of a layer: backward through explicit Jacobians, or in closed form; by default as the price book has it.
     optimizer
-        For the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and sgd
-        under the paper's price books.
+        Of a model and of the layer `optimizer`: adamw, sgd or momentum.
     format
-        How the result is written: text, markdown, latex or json.
+        How it prints itself: text, markdown, latex or json.
+    batch_size, seq_len, target_len
+        Of a model: the sizes of one step.
+    sizes
+        Of a model: any of its sizes.
+
+    Returns
+    -------
+    Explanation
+        The lines by macro-operation, with their counts as polynomials.
+
+    Raises
+    ------
+    InputError
+        Nothing is called so, or what is given does not go with it.
 
     Examples
     --------
-    learncost explain attention
-        Attention line by line.
+    >>> found = lc.explain("mha")
+    >>> found.layer, [part.macro_operation for part in found.parts]
+    ('attention', ['forward', 'backward', 'weight_update'])
+    >>> lc.explain("softmax").parts[1].steps[0].text
+    'c[B] = dY[B n] Y[B n]'
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
-    found = subject(layer, price_book, jacobian, optimizer)
+    shown_as = cast("Format", format)
+    own = {"procedure": procedure, "batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    if layer is not None or is_model(subject):
+        of_a_model(subject, layer, jacobian)
+        run = prepared(subject, price_book, procedure or "bp", optimizer, own, sizes)
+        return model_explained(run, procedure or "bp", layer or "", shown_as)
+    not_of_a_model(subject, {**own, **sizes})
+    if (word := called(subject)) and not is_layer(subject):
+        return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
+    found = find_subject(subject, price_book, jacobian, optimizer)
     parts = tuple(Part(macro, tuple(_steps(table, found))) for macro, table in found.tables.items())
     source = found.layer.source
-    return Explanation(found.name, source, found.book, found.jacobian, parts, _kept(found), found.axes, format)
+    kept = _kept(found)
+    return Explanation(found.name, source, found.book, found.jacobian, parts, kept, found.axes, shown_as)
 
 
 def _steps(table: Table, found: Subject) -> Iterator[Step]:

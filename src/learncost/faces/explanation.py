@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.faces.formulas import plain
+from learncost.ledger.sheet import Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Format = Literal["text", "markdown", "latex", "json"]
 
 # Widths of the columns, together 80 with the numbers of equations and the gaps.
-_LINE, _MACCS, _FLOPS = 45, 9, 14
+_WHOLE, _MACCS, _FLOPS = 77, 9, 14
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,29 @@ class Explanation:
     kept: tuple[Kept, ...]
     axes: frozenset[str] = frozenset()
     format: Format = "text"
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
+    letters: str = ""  # what the axes stand for, where it is known
 
     def __str__(self) -> str:
         return self.show(self.format)
 
     def __rich__(self) -> RenderableType:
         return self._table() if self.format == "text" else self.show(self.format)
+
+    def _repr_html_(self) -> str:
+        columns = ("", "line", "MACCs", "FLOPs")
+        return Sheet(f"{self.layer}: {self.source}", columns, tuple(self._rows()), self.notes, frozenset({0, 1})).html()
+
+    def _rows(self) -> Iterator[Row]:
+        """The lines as rows of one table."""
+        for part in self.parts:
+            yield Row(("", part.title, "", ""), "bold")
+            for step in part.steps:
+                counts = (self.short(step.maccs), self.short(step.flops))
+                yield Row((step.equation, step.text, *counts), "", step.depth)
+            yield Row(("", "", self.whole(part.maccs), self.whole(part.flops)), "bold")
+        for kept in self.kept:
+            yield Row(("kept", kept.text, self.short(kept.elements), ""))
 
     def show(self, format: str) -> str:
         """The explanation as text, markdown, latex or json."""
@@ -144,7 +161,10 @@ class Explanation:
         """The explanation as data; counts are expressions of Python, to be multiplied by `times`."""
 
         def expression(count: Count) -> str:
-            return write.python(self.written(count))
+            return write.python(self.written(count), {} if self.sizes else write.SYMBOLS)
+
+        def value(part: str, count: Count) -> dict[str, Any]:
+            return {f"{part}_value": self._at(count)} if self.sizes else {}
 
         return {
             "schema": 1,
@@ -153,10 +173,13 @@ class Explanation:
             "price_book": {"name": self.price_book.name, "source": self.price_book.source},
             "jacobian": self.jacobian,
             "times": "B" if self.per_sequence else "",
+            **({"sizes": dict(self.sizes)} if self.sizes else {}),
             "macro_operations": {
                 part.macro_operation: {
                     "maccs": expression(part.maccs),
                     "flops": expression(part.flops),
+                    **value("maccs", part.maccs),
+                    **value("flops", part.flops),
                     "lines": [
                         {
                             "equation": step.equation,
@@ -164,6 +187,8 @@ class Explanation:
                             "latex": step.latex,
                             "maccs": expression(step.maccs),
                             "flops": expression(step.flops),
+                            **value("maccs", step.maccs),
+                            **value("flops", step.flops),
                             "outside_paper": step.outside_paper,
                         }
                         for step in part.steps
@@ -188,6 +213,8 @@ class Explanation:
     @property
     def per_sequence(self) -> bool:
         """Whether every count has the batch as a factor, which is then left out."""
+        if self.sizes:
+            return False
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
         counts += [kept.elements for kept in self.kept]
         return any(counts) and write.divided(counts, "B") is not None
@@ -198,19 +225,35 @@ class Explanation:
             (count,) = write.divided((count,), "B") or (count,)
         return write.one_width(count, self.axes)
 
+    def _at(self, count: Count) -> int:
+        """The count at the model's sizes."""
+        return int(count.at(self.sizes)) if count.terms else 0
+
     def short(self, count: Count) -> str:
-        """The count in the letters of the axes, as the lines beside it have them."""
-        return write.plain(self.written(count), {})
+        """The count in the letters of the axes, as the lines beside it have them; of a model, the number."""
+        return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
+
+    def whole(self, count: Count) -> str:
+        """A total: the count in letters, and of a model what it comes to."""
+        letters = write.plain(self.written(count), {})
+        return f"{letters} = {self.short(count)}" if self.sizes and count.terms else letters
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The axes, what a count stands for, the book and its source."""
-        letters = [f"{axis} = {symbol}" for axis, symbol in write.SYMBOLS.items() if axis in self.axes - {symbol}]
+        letters = (
+            []
+            if self.letters
+            else [f"{axis} = {symbol}" for axis, symbol in write.SYMBOLS.items() if axis in self.axes - {symbol}]
+        )
         notes = [", ".join(letters) + "."] if letters else []
+        if self.letters:
+            notes.append(f"{self.letters}.")
         if {"d", "h", "k"} <= self.axes and "g" not in self.axes:
             notes.append("h k is written d in counts.")
         if self.per_sequence:
-            notes.append("Counts are per sequence: B sequences cost B times as much.")
+            sequence = "Counts are per sequence: B sequences cost B times as much."
+            notes.append("Counts are for one of B." if self.letters else sequence)
         if any(step.depth for part in self.parts for step in part.steps):
             notes.append("Lines of a repeat stand once, with the counts of all turns.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
@@ -238,7 +281,7 @@ class Explanation:
         for part in self.parts:
             parts += [self._grid(part, numbers), Text()]
             if len(part.steps) > 1:
-                totals = f"MACCs  {self.short(part.maccs)}\nFLOPs  {self.short(part.flops)}"
+                totals = f"MACCs  {self.whole(part.maccs)}\nFLOPs  {self.whole(part.flops)}"
                 parts[-1:] = [Padding(Text(totals, "bold"), (0, 0, 0, numbers + 1)), Text()]
         if self.kept:
             parts += [self._kept_grid(numbers), Text()]
@@ -248,22 +291,35 @@ class Explanation:
     def _grid(self, part: Part, numbers: int) -> RenderableType:
         from rich.text import Text
 
-        grid = _columns(numbers, (_LINE + 9 - numbers, _MACCS, _FLOPS))
+        maccs, flops = self._widths(part)
+        grid = _columns(numbers, (_WHOLE - numbers - maccs - flops, maccs, flops))
         if not part.steps:
             grid.add_row("", Text.assemble((part.title, "bold"), ("  nothing", "dim")))
             return grid
         grid.add_row("", Text(part.title, "bold"), Text("MACCs", "dim"), Text("FLOPs", "dim"))
         for step in part.steps:
-            text = Text("\n".join(_wrapped(step.text, _LINE + 9 - numbers, step.depth)))
+            text = Text("\n".join(_wrapped(step.text, _WHOLE - numbers - maccs - flops, step.depth)))
             mark = "*" if step.outside_paper else ""
-            costs = (self.short(step.maccs), self.short(step.flops) + mark) if step.latex or step.equation else ()
+            counted = (self.short(step.maccs), self.short(step.flops))
+            if self.sizes:
+                counted = (counted[0].rjust(maccs), counted[1].rjust(flops - 1))
+            costs = (counted[0], counted[1] + mark) if step.latex or step.equation else ()
             grid.add_row(Text(step.equation, "dim"), text, *map(Text, costs))
         return grid
+
+    def _widths(self, part: Part) -> tuple[int, int]:
+        """The widths of both columns of counts: what numbers need, or what the letters of a layer usually take."""
+        if not self.sizes:
+            return _MACCS, _FLOPS
+        longest = [
+            max(5, *(len(self.short(getattr(step, kind))) for step in part.steps)) for kind in ("maccs", "flops")
+        ]
+        return longest[0], longest[1] + 1
 
     def _kept_grid(self, numbers: int) -> RenderableType:
         from rich.text import Text
 
-        grid = _columns(numbers, (_LINE + 9 - numbers, _MACCS + _FLOPS + 1))
+        grid = _columns(numbers, (_WHOLE - numbers - _MACCS - _FLOPS, _MACCS + _FLOPS + 1))
         grid.add_row("", Text("Kept between the passes", "bold"), Text("elements", "dim"))
         for kept in self.kept:
             readers = f"  {'input, ' if kept.given else ''}read by {', '.join(kept.readers) or 'later turns'}"
@@ -312,6 +368,16 @@ class Explanation:
                 rows.append(rf"& {left} && {maccs}\ \text{{MACCs}},\ {flops}\ \text{{FLOPs}}{number}")
             lines += [" \\\\\n".join(rows), r"\end{align*}"]
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
+
+
+def plain(table: RenderableType, width: int = 80) -> str:
+    """A rich rendering as plain text."""
+    from rich.console import Console
+
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:

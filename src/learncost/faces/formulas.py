@@ -6,24 +6,28 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
-from learncost.faces.subject import Subject, subject
+from learncost.faces.explanation import plain
+from learncost.faces.of_model import ModelFormulas, model_formulas
+from learncost.faces.of_word import word_explained
+from learncost.faces.subject import Subject, is_layer, is_model, not_of_a_model, of_a_model, of_a_word, prepared
+from learncost.faces.subject import subject as find_subject
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
+from learncost.vocabulary import Entry, called
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Format = Literal["text", "latex", "mathml", "json"]
-Procedure = Literal["bp", "recompute", "pepita", "mempepita"]
 
 _OUTSIDE_BLOCKS = frozenset({"embedding", "positions", "sinusoidal_positions", "head", "loss", "pooler"})
 _BACKPROPAGATION = ("bp", "recompute")
@@ -103,6 +107,9 @@ class Formulas:
 
     def __rich__(self) -> RenderableType:
         return self._table() if self.format == "text" else self.show(self.format)
+
+    def _repr_html_(self) -> str:
+        return self._mathml()
 
     def show(self, format: str) -> str:
         """The formulas as text, latex, mathml or json."""
@@ -234,53 +241,75 @@ class Formulas:
         return f"<div>\n{math}\n{notes}</div>"
 
 
-def plain(table: RenderableType, width: int = 80) -> str:
-    """A rich rendering as plain text."""
-    from rich.console import Console
-
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-
 def formulas(
-    layer: str,
+    subject: str,
+    layer: str | None = None,
     /,
     *,
     price_book: str = "run",
-    procedure: Procedure = "bp",
+    procedure: str = "bp",
     jacobian: bool | None = None,
     optimizer: str | None = None,
-    format: Format = "text",
-) -> Formulas:
-    """MACCs and FLOPs of a layer's macro-operations, in the symbols of Pau & Aymone 2024.
+    format: str = "text",
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    **sizes: Any,
+) -> Formulas | ModelFormulas:
+    """MACCs and FLOPs as formulas: of a layer in the symbols of Pau & Aymone 2024, or of a model's own layers.
 
     Parameters
     ----------
+    subject
+        A layer by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, or a model as
+        `lc.cost` takes it.
     layer
-        The name of a layer (learncost list layers), or a file in the notation, whose name ends in .table.
+        Of a model: which of its layers; by default all of them.
     price_book
-        What one operation costs: run, paper, paper-corrected or matmul.
+        What one operation costs: run, matmul, paper and others.
     procedure
         The learning procedure whose step is summed: bp, recompute, pepita or mempepita.
     jacobian
-        Backward through explicit Jacobians, or in closed form. The default is as the price book does it.
+        Of a layer: backward through explicit Jacobians, or in closed form; by default as the price book has it.
     optimizer
-        For the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and sgd
-        under the paper's price books.
+        Of a model and of the layer `optimizer`: adamw, sgd or momentum.
     format
-        How the result is written: text, latex, mathml or json.
+        How a layer's formulas print themselves: text, latex, mathml or json.
+    batch_size, seq_len, target_len
+        Of a model: the sizes of one step.
+    sizes
+        Of a model: any of its sizes.
+
+    Returns
+    -------
+    Formulas or ModelFormulas
+        Polynomials by macro-operation; those of a model by layer too, with their values, which are the rows of
+        `lc.cost`.
+
+    Raises
+    ------
+    InputError
+        Nothing is called so, or what is given does not go with it.
 
     Examples
     --------
-    learncost formulas attention
-        What attention costs, as formulas.
+    >>> print(lc.formulas("mha").total.maccs)
+    B M N h + 6 B M N h k + 6 B M d h k + 6 B N d h k
+    >>> lc.formulas("gpt2", "attention").rows[0].values
+    (48318382080, 97731477504)
     """
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     find_procedure(procedure)
-    found = subject(layer, price_book, jacobian, optimizer)
+    own = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    if layer is not None or is_model(subject):
+        of_a_model(subject, layer, jacobian)
+        run = prepared(subject, price_book, procedure, optimizer, own, sizes)
+        return model_formulas(run, procedure, layer or "")
+    not_of_a_model(subject, {**own, **sizes})
+    if (word := called(subject)) and not is_layer(subject):
+        return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
+    found = find_subject(subject, price_book, jacobian, optimizer)
     priced = {macro: _priced(table, found.book) for macro, table in found.tables.items()}
     rows, others = _rows(found, priced, procedure)
     maccs, flops = (total(getattr(row, kind) * row.passes for row in rows) for kind in ("maccs", "flops"))
@@ -294,8 +323,16 @@ def formulas(
         Formula("total", maccs, flops),
         others,
         found.axes,
-        format,
+        cast("Format", format),
     )
+
+
+def _of_a_word(word: Entry, book: Book, format: Format) -> Formulas:
+    """What a word and its gradient cost, as they run."""
+    told = word_explained(word, book)
+    rows = tuple(Formula(part.macro_operation, part.maccs, part.flops) for part in told.parts[:2])
+    whole = Formula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
+    return Formulas(word.name, told.source, book, "bp", False, rows, whole, (), told.axes, format)
 
 
 Cost = tuple[Count, Count]

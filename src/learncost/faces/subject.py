@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from learncost.books.book import book
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
-from learncost.layers.layer import Layer, layer, named, shipped
+from learncost.layers.layer import Layer, layer, named, shipped, usual_names
+from learncost.ledger.cost import Run, prepare
+from learncost.models.argument import GENERIC
+from learncost.models.files import looks_like_path
+from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.readings.price import Book
-from learncost.vocabulary import entry
+from learncost.vocabulary import called, entries, entry, plain
 
 
 @dataclass(frozen=True)
@@ -69,16 +75,31 @@ def layers() -> tuple[str, ...]:
 
 def read_layer(name: str) -> Layer:
     """The layer that ships under a name, or that a file holds."""
-    plain = name.replace("-", "_")
-    if plain in shipped():
-        return named(plain)
+    if known := usual_names().get(plain(name)):
+        return named(known)
     if name.endswith(".table") or os.path.isfile(name):
         return _read(Path(name))
-    near = difflib.get_close_matches(plain, layers(), n=1)
-    hint = f"; the nearest is {near[0]!r}" if near else ""
+    everything = (*layers(), *usual_names(), *(word.name for word in entries()), *preset_names())
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
+    hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
     raise InputError(
-        f"no layer is called {name!r}{hint} (there are {', '.join(layers())}; a file in the notation ends in .table)"
+        f"no layer, word or model is called {shown(name)}{hint} (learncost list layers, list words and list models "
+        "show all; a file in the notation ends in .table, a model's is a config.json)"
     )
+
+
+def is_model(name: str) -> bool:
+    """Whether a name is that of a model, and of no layer, word or file in the notation."""
+    if is_layer(name) or called(name) or name.endswith(".table"):
+        return False
+    if name == "-" or name.lower() in GENERIC or preset(name.lower()):
+        return True
+    return name.endswith(".json") or os.path.isdir(name) or (looks_like_path(name) and not os.path.isfile(name))
+
+
+def is_layer(name: str) -> bool:
+    """Whether a layer that ships, or the optimizer, is called so."""
+    return plain(name) in usual_names() or name == "optimizer"
 
 
 def _read(path: Path) -> Layer:
@@ -106,3 +127,44 @@ def _optimizer(name: str) -> Layer:
     head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
     body = f"{left} = {word.name}({', '.join(map(term, word.inputs))})"
     return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
+
+
+def of_a_model(subject: str, layer: str | None, jacobian: bool | None) -> None:
+    """Refuse what does not go with a model."""
+    if not is_model(subject):
+        raise InputError(f"{shown(layer)} is one word too many: {shown(subject)} is no model that has layers")
+    if jacobian is not None:
+        raise InputError("jacobian goes with a layer: a model's step is as its price book has it")
+
+
+def of_a_word(name: str, price_book: str, jacobian: bool | None, optimizer: str | None) -> Book:
+    """The price book of a word's lines; refuses what does not go with a word."""
+    if book(price_book).name != "run":
+        raise InputError(
+            f"the lines of a word are priced as they run: leave --price-book out, or name a layer with {name}"
+        )
+    if jacobian is not None or optimizer is not None:
+        which = "optimizer" if jacobian is None else "jacobian"
+        raise InputError(f"--{which} goes with a layer; {shown(name)} is a word")
+    return book(price_book)
+
+
+def not_of_a_model(subject: str, given: Mapping[str, Any]) -> None:
+    """Refuse what goes with a model alone."""
+    if extra := next((name for name, value in given.items() if value is not None), None):
+        if not (is_layer(subject) or called(subject)):
+            read_layer(subject)  # an unknown name is what is wrong
+        raise InputError(f"--{extra.replace('_', '-')} goes with a model; {shown(subject)} is none")
+
+
+def prepared(
+    model: str,
+    price_book: str,
+    procedure: str,
+    optimizer: str | None,
+    lengths: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+) -> Run:
+    """The model that is asked for, ready to be priced. Raises `InputError`."""
+    own = (lengths.get("batch_size") or 1, lengths.get("seq_len"), lengths.get("target_len"))
+    return prepare(model, price_book, *own, None, optimizer, 0.0, "fp32", sizes, (procedure,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -16,7 +17,9 @@ from learncost.equation.scope import Axes, bind
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable
-from learncost.vocabulary import canonical, entry
+from learncost.vocabulary import canonical, entry, plain
+
+ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 
 KEYS = "N"  # the axis of the keys' positions in a layer of attention
 
@@ -63,7 +66,9 @@ class Layer:
 
 
 def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
-    """Read a layer in the notation: a header `name(inputs; weights) -> outputs`, then one equation a line.
+    """A layer that ships, by its name or what people call it, or one in the notation.
+
+    In the notation it is a header `name(inputs; weights) -> outputs`, then one equation a line.
 
     Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
     printed equations to derived lines, `constants: share` names inputs that have no gradient, and `cache: K V` the
@@ -72,7 +77,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     Parameters
     ----------
     text
-        The layer.
+        The layer in the notation, or the name of one that ships (`learncost list layers`).
     layers
         Layers that the lines may call, by name; the shipped ones can be called in any case.
 
@@ -93,9 +98,13 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     ...   P[B M M'] = softmax[M'](R[B M M']) where M' <= M
     ...   A[B M k] = P[B M M'] V[B M' k] where M' <= M
     ... ''')
+    >>> lc.layer("mha").name
+    'attention'
     >>> causal.table.outputs
     ('A',)
     """
+    if isinstance(text, str) and re.fullmatch(r"\s*[\w .-]+\s*", text, re.ASCII) and "\n" not in text.strip():
+        return named(usual_names().get(plain(text), text.strip()))
     if not isinstance(text, str):
         raise NotationError(f"a layer is a text in the notation, not {text!r}")
     remarks: list[str] = []
@@ -112,6 +121,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             constants += split_names(line.partition(":")[2])
         elif line.strip().startswith("cache:"):
             cache += split_names(line.partition(":")[2])
+        elif line.strip().startswith(ALSO):
+            continue
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
@@ -309,6 +320,18 @@ def shipped() -> tuple[str, ...]:
     """The names of the layers that come with the package."""
     folder = files("learncost.layers") / "tables"
     return tuple(sorted(f.name.removesuffix(".table") for f in folder.iterdir() if f.name.endswith(".table")))
+
+
+@cache
+def usual_names() -> Mapping[str, str]:
+    """The layers by what people call them, as `plain` has it: their own names, and those in their files."""
+    folder = files("learncost.layers") / "tables"
+    known: dict[str, str] = {}
+    for name in shipped():
+        text = (folder / f"{name}.table").read_text(encoding="utf-8")
+        lines = [line.strip().removeprefix(ALSO) for line in text.splitlines() if line.strip().startswith(ALSO)]
+        known |= {plain(one): name for line in lines for one in line.split(",")}
+    return known | {plain(name): name for name in shipped()}
 
 
 @cache

@@ -419,7 +419,7 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
     }[by]
     groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
     for priced in whole.rows:
-        own = tuple(_shown(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
+        own = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
         turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
@@ -446,7 +446,8 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
     return tuple(sorted(result, key=lambda row: order[row.macro_operation]))
 
 
-def _shown(layer: str) -> str:
+def shown_layer(layer: str) -> str:
+    """What a layer of a model's table is called in the ledger."""
     return _SHOWN.get(layer, layer)
 
 

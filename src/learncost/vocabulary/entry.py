@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,6 +91,17 @@ def define(entry: Entry, aliases: tuple[str, ...] = ()) -> Entry:
     _entries[entry.name] = entry
     _aliases.update(dict.fromkeys(aliases, entry.name))
     return entry
+
+
+def plain(name: str) -> str:
+    """A name without what people write differently: case, hyphens, spaces, the module that PyTorch has it in."""
+    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("torch.").removeprefix("nn."))
+
+
+def called(name: str) -> Entry | None:
+    """The word that people call so, in any case and with hyphens."""
+    known = {plain(one): one for one in (*_aliases, *_entries)}
+    return entry(known[plain(name)]) if plain(name) in known else None
 
 
 def canonical(name: str) -> str:

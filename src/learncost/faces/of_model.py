@@ -1,0 +1,245 @@
+"""A model's own layers for `formulas` and `explain`: the lines of its step, priced, with the sizes that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line
+from learncost.faces.explanation import Explanation, Format, Part, Step
+from learncost.layers.alone import shape
+from learncost.layers.layer import usual_names
+from learncost.ledger.cost import Run, shown_layer
+from learncost.ledger.sheet import Row as Cells
+from learncost.ledger.sheet import Sheet, number
+from learncost.ledger.show import convention
+from learncost.models.wording import nearest
+from learncost.procedures.procedure import MACRO_OPERATIONS
+from learncost.readings import write
+from learncost.readings.price import Row
+from learncost.vocabulary import plain
+
+
+@dataclass(frozen=True)
+class LayerFormula:
+    """What a layer of a model costs in a macro-operation: polynomials in the model's sizes, and their values."""
+
+    layer: str
+    block: str | None
+    repeat: int
+    macro_operation: str
+    maccs: Count
+    flops: Count
+    values: tuple[int, int]
+
+    @property
+    def place(self) -> str:
+        """The layer as `cost` shows it, with how many there are."""
+        return f"{self.layer} × {self.repeat}" if self.repeat > 1 else self.layer
+
+    def to_dict(self) -> dict[str, Any]:
+        """The formula as data: expressions of Python, and what they come to."""
+        return {
+            "layer": self.layer,
+            "block": self.block,
+            "repeat": self.repeat,
+            "macro_operation": self.macro_operation,
+            "maccs": {"formula": write.python(self.maccs, {}), "value": self.values[0]},
+            "flops": {"formula": write.python(self.flops, {}), "value": self.values[1]},
+        }
+
+
+@dataclass(frozen=True)
+class ModelFormulas:
+    """The formulas of a model's layers in one step, and their values at the model's sizes.
+
+    Attributes
+    ----------
+    model
+        The model's name.
+    procedure
+        The learning procedure of the step.
+    price_book
+        The name of the price book.
+    rows
+        One for each layer and macro-operation: the rows of `lc.cost`, as formulas.
+    sizes
+        The sizes that the letters of the formulas stand for.
+    names
+        What the model's configuration calls these sizes.
+    layer
+        The layer that was asked for; "" where all are here.
+    two_sided
+        Whether there is an encoder and a decoder.
+
+    Examples
+    --------
+    >>> found = lc.formulas("gpt2", "attention")
+    >>> row = found.rows[0]
+    >>> row.macro_operation, row.values
+    ('forward', (48318382080, 97731477504))
+    >>> str(row.maccs)
+    '2 B M^2 h k n_layer + 4 B M d h k n_layer'
+    """
+
+    model: str
+    procedure: str
+    price_book: str
+    rows: tuple[LayerFormula, ...]
+    sizes: Mapping[str, int]
+    names: Mapping[str, str]
+    layer: str = ""
+    two_sided: bool = False
+
+    @property
+    def total(self) -> tuple[Count, Count]:
+        """MACCs and FLOPs of all rows."""
+        return total(row.maccs for row in self.rows), total(row.flops for row in self.rows)
+
+    @property
+    def sheet(self) -> Sheet:
+        """A row for each macro-operation, and in it the layers."""
+        rows = []
+        for macro in dict.fromkeys(row.macro_operation for row in self.rows):
+            rows.append(Cells((macro.replace("_", " "), "", ""), "bold"))
+            for row in (row for row in self.rows if row.macro_operation == macro):
+                place = f"{row.block or ''} {row.place}" if self.two_sided else row.place
+                rows.append(Cells((place.strip(), "MACCs", _said(row.maccs, row.values[0])), depth=1))
+                rows.append(Cells(("", "FLOPs", _said(row.flops, row.values[1])), depth=1))
+        if self.layer:
+            for kind, count in zip(("MACCs", "FLOPs"), self.total, strict=True):
+                own = "total" if kind == "MACCs" else ""
+                rows.append(Cells((own, kind, _said(count, int(count.at(self.sizes)))), "bold"))
+        heading = f"{self.model}, formulas of one step of {self.procedure}" + (f": {self.layer}" if self.layer else "")
+        letters = legend(self.total, self.sizes, self.names)
+        notes = (*([f"{letters}."] if letters else []), f"{convention(self.price_book)}.")
+        return Sheet(heading, ("", "", "formula = value"), tuple(rows), notes, frozenset({0, 1, 2}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The formulas as data."""
+        return {
+            "schema": 1,
+            "model": self.model,
+            "layer": self.layer or None,
+            "procedure": self.procedure,
+            "price_book": self.price_book,
+            "sizes": {name: self.sizes[name] for name in used(self.total, self.sizes)},
+            "names": dict(self.names),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def __rich__(self) -> Sheet:
+        return self.sheet
+
+    def __str__(self) -> str:
+        return str(self.sheet)
+
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
+
+
+def _said(count: Count, value: int) -> str:
+    return f"{write.plain(count, {})} = {number(value)}" if count.terms else "0"
+
+
+def model_formulas(found: Run, procedure: str, layer: str = "") -> ModelFormulas:
+    """The formulas of a model's layers, or of one of them. Raises `InputError` where it has none of that name."""
+    rows = _rows(found, procedure, layer)
+    groups: dict[tuple[str, str | None, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((shown_layer(row.layer), row.block, row.macro_operation), []).append(row)
+    made = []
+    ledger = found.cost(procedure, found.book)
+    repeats = {(row.layer, row.block, row.macro_operation): row.repeat for row in ledger.rows}
+    for (name, block, macro), own in groups.items():
+        counts = total(row.maccs for row in own), total(row.flops for row in own)
+        maccs, flops = (int(count.at(found.axes)) if count else 0 for count in counts)
+        made.append(LayerFormula(name, block, repeats[name, block, macro], macro, *counts, (maccs, flops)))
+    made.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
+    name = found.model.configuration.name
+    asked = ", ".join(dict.fromkeys(row.layer for row in made)) if layer else ""
+    return ModelFormulas(
+        name, procedure, found.book.name, tuple(made), found.axes, found.model.rules, asked, found.model.two_sided
+    )
+
+
+def model_explained(found: Run, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
+    """A model's step, or one of its layers, line by line as it stands in the model's table."""
+    rows = _rows(found, procedure, layer)
+    name = found.model.configuration.name
+    shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
+    by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
+    parts = [Part(macro, tuple(_steps(found, own))) for macro, own in by_macro.items() if own]
+    counts = [count for row in rows for count in (row.maccs, row.flops)]
+    letters = legend(counts, found.axes, found.model.rules)
+    return Explanation(
+        name,
+        f"{shown} in one step of {procedure}.",
+        found.book,
+        found.book.jacobian,
+        tuple(parts),
+        (),
+        format=format,
+        sizes=found.axes,
+        letters=letters,
+    )
+
+
+def _rows(found: Run, procedure: str, layer: str) -> list[Row]:
+    """The priced lines of the step that are of the layer that is asked for."""
+    rows = found.rows(procedure, found.book)
+    if not layer:
+        return list(rows)
+    known = dict.fromkeys(shown_layer(row.layer) for row in rows)
+    wanted = plain(usual_names().get(plain(layer), layer))
+    tests: tuple[Callable[[str], bool], ...] = (
+        lambda name: plain(name) == plain(layer),
+        lambda name: plain(name) == wanted,
+        lambda name: plain(name).endswith(wanted),
+    )
+    for test in tests:
+        if names := {name for name in known if test(name)}:
+            return [row for row in rows if shown_layer(row.layer) in names]
+    hint = nearest(layer, known) or f"; it has {', '.join(known)}"
+    raise InputError(f"{found.model.configuration.name} has no layer {layer!r}{hint}")
+
+
+def _steps(found: Run, rows: list[Row]) -> Iterator[Step]:
+    """The lines, those of equal blocks together: the first as it stands, with the counts of all of them."""
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        line = row.source
+        key = shape(line) if isinstance(line, Line) else line
+        groups.setdefault((row.layer, row.line, row.equation, key), []).append(row)
+    known = frozenset(found.model.table.axes)
+    for own in groups.values():
+        line, first = own[0].source, own[0]
+        maccs, flops = total(row.maccs for row in own), total(row.flops for row in own)
+        if isinstance(line, Line):
+            bare = replace(line, tag=replace(line.tag, equation=""))
+            text, latex, mathml = str(bare), write.latex(bare, known), write.mathml(bare, known, display=False)
+            equation = write.equation(line)
+        else:
+            text, latex, mathml, equation = str(line), "", "", first.equation or first.line
+        times = f" (× {len(own)})" if len(own) > 1 else ""
+        outside = any(row.outside_paper for row in own)
+        yield Step(equation, text + times, latex, mathml, maccs, flops, 0, outside)
+
+
+def used(counts: Any, sizes: Mapping[str, int]) -> list[str]:
+    """The sizes that stand in counts, those of the parts of a size and of the lesser of two among them."""
+    names = {name for count in counts for monomial in count.terms for name in monomial}
+    words = {word for name in names for word in name.replace("min(", "").replace(")", "").replace(",", " ").split()}
+    return [name for name in sizes if name in {word.partition("/")[0] for word in words}]
+
+
+def legend(counts: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> str:
+    """What the letters stand for: d = hidden_size = 768."""
+    parts = []
+    for name in used(counts, sizes):
+        rule = names.get(name, "")
+        parts.append(" = ".join(part for part in (name, rule if rule != name else "", number(sizes[name])) if part))
+    return ", ".join(parts)

@@ -10,6 +10,7 @@ import learncost as lc
 from learncost.books.book import every
 from learncost.books.formula import formulas
 from learncost.faces.command import main
+from learncost.ledger.mine import typed
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 
@@ -73,7 +74,7 @@ def test_reasons_sum_to_the_difference_from_matrix_products(name):
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"encoder", "decoder", "encoder-decoder", "gpt3-jiang"}))
 def test_every_family_has_its_conventions(family):
-    """By the defaults of its model type: reasons that sum and have names, a screen of 100 columns."""
+    """By the defaults of its model type: reasons that sum and have names, a screen of 80 columns."""
     try:
         model = configuration({"model_type": family})
         found = lc.conventions(model, seq_len=64)
@@ -84,7 +85,7 @@ def test_every_family_has_its_conventions(family):
             sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in one.reasons), strict=True)]
             assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
             assert not any("other sizes" in reason.what for reason in one.reasons), one.book.name
-    assert all(len(line) <= 100 for line in str(found).splitlines())
+    assert all(len(line) <= 80 for line in str(found).splitlines())
 
 
 def reasons(found, book):
@@ -232,10 +233,10 @@ def run(capsys, *arguments):
 
 
 @pytest.mark.parametrize("model", ["gpt2", "bert-base", "gpt3-175b", "transformer-big"])
-def test_the_screen_is_no_wider_than_100_columns_and_names_every_book(model, capsys):
+def test_the_screen_is_no_wider_than_80_columns_and_names_every_book(model, capsys):
     code, out, err = run(capsys, model, "--seq-len", "512")
     assert (code, err) == (0, "")
-    assert all(len(line) <= 100 for line in out.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
     assert all(f"\n{book} " in out for book in every())
     assert "Why they differ" in out
     assert "What common counters report" in out
@@ -279,3 +280,70 @@ def test_what_is_wrong_is_one_line(flags, message, capsys):
     code, out, err = run(capsys, *flags)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        *[("291.6G", 291_600_000_000), ("8.75e11", 875_000_000_000), ("875 GFLOPs", 875_000_000_000)],
+        *[("437,472,460,800", 437_472_460_800), (0.5e12, 500_000_000_000), (124439808, 124439808), ("1.3B", 1.3e9)],
+    ],
+)
+def test_numbers_as_people_write_them(number, value):
+    assert typed(number).value == value
+
+
+@pytest.mark.parametrize("number", ["", "abc", "-3", "0", "1.2.3", "nan", "1e999", "3 apples", True, "9" * 99])
+def test_what_is_no_number(number):
+    with pytest.raises(lc.InputError, match="mine must be a count"):
+        lc.conventions("gpt2", mine=number)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "bert-base", "t5-small"])
+def test_mine_finds_every_convention(model):
+    """The exact number of each book and counter leads back to it; so does its rounding to four digits."""
+    lengths = {"seq_len": 128, "batch_size": 2}
+    found = lc.conventions(model, **lengths)
+    wanted = [
+        (one.book.name, one.counts.whole.flops, "forward and backward") for one in found.conventions if one.counts
+    ]
+    wanted += [(f"{one.name}, attention by matmul", one.by_matmul, "") for one in found.counters]
+    for name, value, part in wanted[::3]:
+        for number in (value, f"{value:.3e}"):
+            ways = lc.conventions(model, mine=number, **lengths).mine.matches
+            assert any(one.convention == name and part in one.part and one.per == "a step" for one in ways), name
+    sequence = lc.conventions(model, mine=found["matmul"].counts.forward.flops // 2, **lengths).mine.matches
+    assert any((one.convention, one.part, one.per) == ("matmul", "forward", "a sequence") for one in sequence)
+
+
+def test_mine_that_nobody_says_is_explained():
+    """Forward matrix products and the scores of softmax as the run counts them: the nearest, and the line between."""
+    found = lc.conventions("gpt2")
+    products = found["palm"].counts.forward.flops
+    softmax = next(reason for reason in found["run"].reasons if reason.what == "softmax").amount.forward.flops
+    mine = lc.conventions("gpt2", mine=products + softmax).mine
+    assert not mine.matches
+    assert mine.rest == 0
+    assert mine.nearest.value + sum(amount for _, amount in mine.lines) == products + softmax
+    odd = lc.conventions("gpt2", mine=1234567).mine
+    assert odd.nearest.value + sum(amount for _, amount in odd.lines) + odd.rest == 1234567
+
+
+def test_mine_on_the_screen_and_as_data(capsys):
+    assert main(["conventions", "gpt2", "--mine", "291.6G"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("gpt2: 291.6G is what these say")
+    assert "price book matmul: FLOPs of forward, for a step" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main(["conventions", "gpt2", "--mine", "300G", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["mine"]
+    assert data["matches"] == []
+    assert data["nearest"]["value"] + sum(line["amount"] for line in data["lines"]) + data["rest"] == 300 * 10**9
+    assert main(["conventions", "gpt2", "--mine", "300G", "--format", "md"]) == 0
+    assert main(["conventions", "gpt2", "--mine", "300G", "--memory"]) == 2
+
+
+def test_counters_come_first(capsys):
+    assert main(["conventions", "gpt2"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("fvcore") < out.index("price book")

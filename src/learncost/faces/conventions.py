@@ -9,7 +9,7 @@ from learncost.ledger.conventions import Conventions
 from learncost.ledger.conventions import conventions as compute
 from learncost.ledger.memory_published import PublishedMemory, published_memory
 
-OWN = ("batch-size", "seq-len", "target-len", "memory", "format", "json", "help")
+OWN = ("batch-size", "seq-len", "target-len", "mine", "memory", "format", "json", "help")
 
 
 def conventions(
@@ -19,6 +19,7 @@ def conventions(
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
+    mine: Number | None = None,
     memory: Switch = False,
     format: Name = "table",
     json: Switch = False,
@@ -28,6 +29,9 @@ def conventions(
 
     Parameters
     ----------
+    mine
+        A number that you have, such as 291.6G or 8.75e11. Which conventions give it is then said, or which comes
+        nearest and what explains the rest.
     memory
         Shows instead the memory for activations of one sequence as Pau & Aymone count it, beside the exact one.
     format
@@ -37,14 +41,18 @@ def conventions(
     --------
     learncost conventions gpt2
         What counters and price books say of one step of GPT-2, and why they differ.
+    learncost conventions gpt2 --mine 291.6G
+        Which of them gives this number.
     """
     if memory:
         wanted = chosen(format, json, ("table", "json", "md"))
+        if mine is not None:
+            raise InputError("--mine is a count of operations: leave --memory out")
         if batch_size != "1":
             raise InputError("--memory is of one sequence: leave --batch-size out")
         told = published_memory(model, seq_len, target_len, **refuse_unknown(sizes, OWN))
         return written(told, wanted, {"md": lambda told: told.sheet.markdown()})
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
-    found = compute(model, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))
+    found = compute(model, batch_size, seq_len, target_len, mine, **refuse_unknown(sizes, OWN))
     writers = {"csv": show_conventions.as_csv, "md": show_conventions.as_markdown}
     return written(found, wanted, writers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,8 @@ from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run, prepare
 from learncost.ledger.counters import Counter, counters
+from learncost.ledger.mine import Mine
+from learncost.ledger.mine import mine as held_against
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
 from learncost.models.configuration import Configuration
@@ -94,6 +96,8 @@ class Conventions:
         One entry for each price book.
     counters
         One entry for each common counter of operations, with what it reports and what it misses.
+    mine
+        Which conventions give a number of the caller's; None where none was given.
 
     Examples
     --------
@@ -112,6 +116,7 @@ class Conventions:
     counted: str
     conventions: tuple[Convention, ...]
     counters: tuple[Counter, ...]
+    mine: Mine | None = None
 
     def __getitem__(self, name: str) -> Convention:
         return next(one for one in self.conventions if one.book.name == name)
@@ -128,7 +133,8 @@ class Conventions:
         names = ("model", "batch_size", "seq_len", "target_len", "parameters", "counted")
         books = [one.to_dict() | {"ratio": self.ratio(one.book.name)} for one in self.conventions]
         own = {name: getattr(self, name) for name in names}
-        return {"schema": SCHEMA, **own, "price_books": books, "counters": [one.to_dict() for one in self.counters]}
+        found = {"schema": SCHEMA, **own, "price_books": books, "counters": [one.to_dict() for one in self.counters]}
+        return found if self.mine is None else {**found, "mine": self.mine.to_dict()}
 
     def __rich__(self) -> Any:
         from learncost.ledger.show_conventions import conventions_table
@@ -151,12 +157,25 @@ def conventions(
     batch_size: int | str = 1,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
+    mine: int | float | str | None = None,
     **sizes: Any,
 ) -> Conventions:
     """What every price book and the common counters say of one step of backpropagation, and why they differ.
 
     Counts are MACCs and FLOPs of forward, backward and weight update. The optimizer's step is left out, because most
     conventions know none. One MACC is two FLOPs in all of them. Arguments mean what they mean in `lc.cost`.
+
+    Parameters
+    ----------
+    model
+        A model, as `lc.cost` takes it.
+    batch_size, seq_len, target_len
+        The sizes of the step.
+    mine
+        A number that somebody has, such as 291.6e9 or "291.6G": the result then says which conventions give it, within
+        the rounding of its digits, or which comes nearest and what explains the rest.
+    sizes
+        Any size of the model.
 
     Returns
     -------
@@ -177,13 +196,15 @@ def conventions(
     1.006
     >>> [(reason.what, reason.amount.whole.flops) for reason in found["causal-half"].reasons]
     [('causal attention in half', -57982058496)]
+    >>> lc.conventions("gpt2", mine="291.6G").mine.matches[0].text
+    'counter FlopCounterMode, CPU, forward, attention by matmul: FLOPs of forward, for a step'
     """
     run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
     plain = run.rows("bp", run.book)
     found = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
     two_sided = run.model.two_sided
     yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
-    return Conventions(
+    result = Conventions(
         model=run.model.configuration.name,
         batch_size=run.axes["B"],
         seq_len=run.axes["N" if two_sided else "M"],
@@ -193,6 +214,7 @@ def conventions(
         conventions=(yardstick, *found),
         counters=counters(run, plain),
     )
+    return result if mine is None else replace(result, mine=held_against(run, mine, result))
 
 
 def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:

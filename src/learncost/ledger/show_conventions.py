@@ -9,14 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.ledger.conventions import YARDSTICK, Conventions
-from learncost.ledger.sheet import Row, Sheet, number, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, significant, styled
+
+_NAMES = 36  # columns that names are given, which are broken where they are longer
+MATCHES = 8
+"""Ways of counting that are shown; the JSON has all."""
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-WIDTH = 100
-"""Columns of text where nothing says how many there are: four counts and a ratio beside a name."""
+    from learncost.ledger.mine import Mine
 
 
 class ConventionsTable:
@@ -26,7 +29,7 @@ class ConventionsTable:
         self.found = found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.found, min(options.max_width, WIDTH)))
+        yield from styled(_lines(self.found, options.max_width))
 
 
 def conventions_table(found: Conventions) -> ConventionsTable:
@@ -62,15 +65,42 @@ def as_csv(found: Conventions) -> str:
             amounts = (counts.forward, counts.whole) if counts else ()
             values = [value for amount in amounts for value in (amount.maccs, amount.flops)] or [""] * 4
             writer.writerow((kind, one.book.name, what, *values, "", ""))
+    for place, way in enumerate(found.mine.matches if found.mine else ()):
+        writer.writerow(("mine", found.mine.number.text if found.mine else "", f"{place + 1}: {way.text}", *[""] * 6))
     for counter in found.counters:
         own = (counter.name, f"{counter.unit}, {counter.version}: {counter.rule}")
         writer.writerow(("counter", *own, *[""] * 4, counter.by_matmul, counter.fused))
     return text.getvalue()
 
 
-def sheets(found: Conventions, width: int) -> tuple[Sheet, Sheet, Sheet]:
-    """What every book says; why; what counters say."""
-    return _books(found, width), _why(found, width), _counters(found, width)
+def sheets(found: Conventions, width: int) -> tuple[Sheet, ...]:
+    """Whose number it is, where one is given; what counters say; what every book says; why."""
+    own = (_counters(found, width), _books(found, width), _why(found, width))
+    return own if found.mine is None else (_mine(found, found.mine), *own)
+
+
+def _mine(found: Conventions, mine: Mine) -> Sheet:
+    shown = mine.matches[:MATCHES]
+    rows = [Row((one.text, number(round(one.value)))) for one in shown]
+    notes = []
+    heading = f"{found.model}: {mine.number.text} is what these say"
+    if len(mine.matches) > MATCHES:
+        notes.append(f"{len(mine.matches) - MATCHES} more ways give it; --format json has all.")
+    if mine.number.rounding and shown:
+        notes.append("Within the rounding of the digits that were typed.")
+    if not shown:
+        near = mine.nearest
+        share = float(mine.number.value / near.value) - 1
+        word = "more" if share > 0 else "less"
+        heading = (
+            f"{found.model}: no convention says {mine.number.text}; it is {significant(abs(100 * share))} % {word} than"
+        )
+        rows = [Row((near.text, number(round(near.value))), "bold")]
+        rows += [Row((what, f"{round(amount):+,}"), depth=1) for what, amount in mine.lines]
+        if mine.rest:
+            rows.append(Row(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1))
+        rows.append(Row((mine.number.text, number(round(mine.number.value))), "bold"))
+    return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
 
 
 def _lines(found: Conventions, width: int) -> Iterator[tuple[str, str]]:
@@ -83,7 +113,8 @@ def _lines(found: Conventions, width: int) -> Iterator[tuple[str, str]]:
 def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:
     """The sheet with every digit if it fits, else in billions with three decimals."""
     found = make(number)
-    if found.width <= width:
+    numbers = [own for place, own in enumerate(found.widths) if place not in found.left]
+    if sum(numbers) + 2 * len(numbers) + min(found.widths[0], _NAMES) <= width:
         return found
     note = "In units of 10^9, rounded to three decimals; --format json has every digit."
     found = make(_billions)
@@ -110,8 +141,9 @@ def _books(found: Conventions, width: int) -> Sheet:
             "In all: forward, backward, weights' gradients; the optimizer's step aside. 1 MACC = 2 FLOPs.",
             f"{found.parameters:,} parameters. Counted: {found.counted}.",
         )
-        columns = ("price book", "MACCs, forward", "FLOPs, forward", "MACCs, in all", "FLOPs, in all", "of matmul")
-        return Sheet(_title(found), columns, tuple(rows), notes)
+        columns = ("price book", "MACCs, fwd", "FLOPs, fwd", "MACCs, all", "FLOPs, all", "of matmul")
+        title = "What price books and formulas of publications say (fwd: forward; all: backward and updates too)"
+        return Sheet(title, columns, tuple(rows), notes)
 
     return _fitting(make, width)
 
@@ -119,7 +151,7 @@ def _books(found: Conventions, width: int) -> Sheet:
 def _title(found: Conventions) -> str:
     sides = "" if found.target_len is None else f" and {found.target_len:,}"
     sequences = f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''} of {found.seq_len:,}{sides}"
-    return f"{found.model}, one step of backpropagation: {sequences} tokens, by every price book"
+    return f"{found.model}, one step of backpropagation: {sequences} tokens"
 
 
 def _why(found: Conventions, width: int) -> Sheet:
@@ -159,13 +191,11 @@ def _refusals(found: Conventions) -> Iterator[str]:
 
 def _counters(found: Conventions, width: int) -> Sheet:
     def make(written: Callable[[int], str]) -> Sheet:
-        rows = [
-            Row((f"{one.name} ({one.version})", one.unit, written(one.by_matmul), written(one.fused)))
-            for one in found.counters
-        ]
-        rules = dict.fromkeys(f"{one.name.partition(',')[0]}: {one.rule}." for one in found.counters)
-        columns = ("counter", "unit", "attention by matmul", "attention fused")
-        title = "What common counters report (forward, where they do not say in all)"
-        return Sheet(title, columns, tuple(rows), tuple(rules), frozenset({0, 1}))
+        rows = [Row((one.name, one.unit, written(one.by_matmul), written(one.fused))) for one in found.counters]
+        rules = dict.fromkeys(f"{one.name.partition(',')[0]} ({one.version}): {one.rule}." for one in found.counters)
+        columns = ("counter", "unit", "with matmul", "fused")
+        said = "What common counters report, with attention by matmul or by the fused kernel; forward, or in all"
+        notes = (*rules, "In all: forward, backward and weights' gradients.")
+        return Sheet(f"{_title(found)}. {said}", columns, tuple(rows), notes, frozenset({0, 1}))
 
     return _fitting(make, width)

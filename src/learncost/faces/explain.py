@@ -54,8 +54,12 @@ def explain(
         Of a model and of the layer `optimizer`: adamw, sgd or momentum.
     format
         How it prints itself: text, markdown, latex or json.
-    batch_size, seq_len, target_len
-        Of a model: the sizes of one step.
+    batch_size
+        Of a model: sequences in the step.
+    seq_len
+        Of a model: tokens in a sequence.
+    target_len
+        Of a model with an encoder and a decoder: tokens in a sequence of the decoder.
     sizes
         Of a model: any of its sizes.
 

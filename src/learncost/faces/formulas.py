@@ -56,7 +56,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Formulas:
-    """The formulas of a layer under a price book.
+    """The formulas of a layer under a price book; it prints itself as `learncost formulas` does.
 
     Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes
     h d_k as d_model.
@@ -275,8 +275,12 @@ def formulas(
         Of a model and of the layer `optimizer`: adamw, sgd or momentum.
     format
         How a layer's formulas print themselves: text, latex, mathml or json.
-    batch_size, seq_len, target_len
-        Of a model: the sizes of one step.
+    batch_size
+        Of a model: sequences in the step.
+    seq_len
+        Of a model: tokens in a sequence.
+    target_len
+        Of a model with an encoder and a decoder: tokens in a sequence of the decoder.
     sizes
         Of a model: any of its sizes.
 

@@ -169,8 +169,12 @@ def conventions(
     ----------
     model
         A model, as `lc.cost` takes it.
-    batch_size, seq_len, target_len
-        The sizes of the step.
+    batch_size
+        Sequences in the step.
+    seq_len
+        Tokens in a sequence.
+    target_len
+        Tokens of the decoder's sequence, where there is an encoder too.
     mine
         A number that somebody has, such as 291.6e9 or "291.6G": the result then says which conventions give it, within
         the rounding of its digits, or which comes nearest and what explains the rest.

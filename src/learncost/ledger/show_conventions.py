@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from learncost.ledger.conventions import YARDSTICK, Conventions
@@ -75,7 +76,7 @@ def as_csv(found: Conventions) -> str:
 
 def sheets(found: Conventions, width: int) -> tuple[Sheet, ...]:
     """Whose number it is, where one is given; what counters say; what every book says; why."""
-    own = (_counters(found, width), _books(found, width), _why(found, width))
+    own = (Sheet(_title(found), (), ()), _counters(found, width), _books(found, width), _why(found, width))
     return own if found.mine is None else (_mine(found, found.mine), *own)
 
 
@@ -111,18 +112,26 @@ def _lines(found: Conventions, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:
-    """The sheet with every digit if it fits, else in billions with three decimals."""
+    """The sheet with every digit if it fits, else in billions with three decimals, and so on."""
+
+    def fits(found: Sheet) -> bool:
+        numbers = [own for place, own in enumerate(found.widths) if place not in found.left]
+        words = [own for place, own in enumerate(found.widths) if place in found.left]
+        names = min(words[0], _NAMES) + sum(words[1:]) + 2 * len(words[1:])
+        return names + sum(numbers) + 2 * len(numbers) <= width
+
     found = make(number)
-    numbers = [own for place, own in enumerate(found.widths) if place not in found.left]
-    if sum(numbers) + 2 * len(numbers) + min(found.widths[0], _NAMES) <= width:
-        return found
-    note = "In units of 10^9, rounded to three decimals; --format json has every digit."
-    found = make(_billions)
-    return replace(found, notes=(note, *found.notes))
+    for power in (9, 12, 15, 18):
+        if fits(found):
+            break
+        note = f"In units of 10^{power}, rounded to three decimals; --format json has every digit."
+        found = make(partial(_in_units, power))
+        found = replace(found, notes=(note, *found.notes))
+    return found
 
 
-def _billions(value: int) -> str:
-    thousandths = round(abs(value), -6) // 10**6
+def _in_units(power: int, value: int) -> str:
+    thousandths = round(abs(value), 3 - power) // 10 ** (power - 3)
     return f"{'-' if value < 0 else ''}{thousandths // 1000:,}.{thousandths % 1000:03d}"
 
 
@@ -194,8 +203,8 @@ def _counters(found: Conventions, width: int) -> Sheet:
         rows = [Row((one.name, one.unit, written(one.by_matmul), written(one.fused))) for one in found.counters]
         rules = dict.fromkeys(f"{one.name.partition(',')[0]} ({one.version}): {one.rule}." for one in found.counters)
         columns = ("counter", "unit", "with matmul", "fused")
-        said = "What common counters report, with attention by matmul or by the fused kernel; forward, or in all"
-        notes = (*rules, "In all: forward, backward and weights' gradients.")
-        return Sheet(f"{_title(found)}. {said}", columns, tuple(rows), notes, frozenset({0, 1}))
+        title = "What common counters report, with attention by matmul or by the fused kernel"
+        notes = (*rules, "Forward, or in all: forward, backward and weights' gradients.")
+        return Sheet(title, columns, tuple(rows), notes, frozenset({0, 1}))
 
     return _fitting(make, width)

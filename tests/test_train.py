@@ -426,6 +426,16 @@ def test_why_a_checkpoint_cannot_be_written(number, reason, advice, text, tmp_pa
     assert said.endswith(f": {reason}; {again}"), said
 
 
+def test_names_of_runs_are_taken_at_once(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--engine", "numpy", "--steps", "1", *TINY]
+    (tmp_path / "run-1").mkdir()
+    assert main(["train", str(text), *flags]) == 0
+    assert capsys.readouterr().out.startswith("run-2: gpt2 with num_hidden_layers 1, hidden_size 8")
+    assert main(["train", str(tmp_path / "nothing"), *flags]) == 2
+    assert not (tmp_path / "run-3").exists()  # what was refused leaves nothing behind
+
+
 def test_two_trainings_in_one_folder(text, tmp_path, capsys):
     run = tmp_path / "run"
     start(options(text, steps=2), run, Silent())

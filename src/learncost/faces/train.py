@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.progress import reporter
+from learncost.training.files import cannot_write
 from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options
 
@@ -174,7 +178,9 @@ def train(
         else:
             known = [name.strip("_").replace("_", "-") for name in train.__annotations__]
             options |= {"paths": paths, "start": from_, "sizes": refuse_unknown(sizes, known)}
-            result = start(Options(**options), Path(out) if out else _free(), report)
+            told = Options(**options)
+            with nullcontext(Path(out)) if out else _reserved() as folder:
+                result = start(told, folder, report)
     if result.stopped:
         print(_stopped(result), file=sys.stderr)
         return INTERRUPTED if result.asked else 0
@@ -190,12 +196,25 @@ def number(name: str, value: str, whole: bool) -> Any:
         raise InputError(f"{name.replace('_', '-')} must be {kind}, not {value!r}") from None
 
 
-def _free() -> Path:
-    """The first name that is not taken."""
-    number = 1
-    while Path(f"run-{number}").exists():
-        number += 1
-    return Path(f"run-{number}")
+@contextmanager
+def _reserved() -> Iterator[Path]:
+    """A folder with the first name that is not taken, made at once, so that nobody else takes it; gone if unused."""
+    folder = next(path for path in map(Path, map("run-{}".format, count(1))) if _made(path))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # it is not empty: a run is in it
+            folder.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    return True
 
 
 def _stopped(result: Result) -> str:

@@ -105,6 +105,7 @@ def test_what_mempepita_saves_is_a_matter_of_depth():
 
 def test_a_budget_is_met_by_what_fits_and_by_no_more():
     sizes = {"seq_len": 64, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 500}
+    sizes["engine"] = "table"
     found = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
     assert found.fits is not None
     batch, length = found.fits["batch_size"], found.fits["seq_len"]

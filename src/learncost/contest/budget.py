@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from learncost.contest.entrant import Cost
 from learncost.equation.errors import InputError
-from learncost.ledger.memory_fit import largest_batch
+from learncost.ledger.memory_runner import largest_batch
+from learncost.models.numbers import BYTES, COUNTS, whole
 from learncost.models.wording import shown
 
 KINDS = ("steps", "flops", "memory")
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_NUMBER = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,15}))?(?:e\+?([0-9]{1,2}))?([kmg]?i?b)?", re.IGNORECASE)
 
 MOST_STEPS = 10**6  # of one training; what is more is a slip of the keyboard
 
@@ -43,16 +40,9 @@ class Share:
 def budget(text: str) -> Budget:
     """A budget as it is written: steps:300, flops:2e10, memory:5MB. Raises `InputError`."""
     kind, _, amount = text.partition(":")
-    match = _NUMBER.fullmatch(amount.strip())
-    if kind not in KINDS or not match or (match[4] and kind != "memory"):
+    number = whole(amount, BYTES if kind == "memory" else COUNTS)
+    if kind not in KINDS or not number:
         raise InputError(f"budget must be such as steps:300, flops:2e10 or memory:5MB, not {shown(text)}")
-    whole, fraction, power, unit = match[1], match[2] or "", int(match[3] or 0), (match[4] or "").lower()
-    if unit not in _UNITS:
-        raise InputError(f"budget: a unit is one of kB, MB, GB, KiB, MiB, GiB, not {shown(match[4])}")
-    scaled = int(whole + fraction) * 10**power * _UNITS[unit]
-    number, rest = divmod(scaled, 10 ** len(fraction))
-    if rest or not number:
-        raise InputError(f"budget: {shown(amount)} is not a whole number from 1")
     return Budget(kind, number)
 
 

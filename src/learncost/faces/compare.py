@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
+from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger import show_comparison as show
 from learncost.ledger.compare import Comparison
 from learncost.ledger.compare import compare as compute
 
 OWN = (
+    "procedure",
     "procedures",
     "price-book",
     "batch-size",
@@ -33,7 +34,7 @@ def compare(
     model: str,
     /,
     *,
-    procedures: Name | None = None,
+    procedures: Procedures | None = None,
     price_book: Name = "run",
     batch_size: Number = "1",
     seq_len: Number | None = None,
@@ -74,7 +75,7 @@ def compare(
 
     Examples
     --------
-    learncost compare gpt2 --procedures bp,recompute,pepita
+    learncost compare gpt2 --procedure bp,recompute,pepita
         Three procedures side by side, and at which lengths one overtakes another.
     learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
         A paper's table of PEPITA for DistilBERT.

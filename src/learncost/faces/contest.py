@@ -16,7 +16,7 @@ from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
 from learncost.contest.show import as_markdown
 from learncost.equation.errors import InputError, named_one
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
+from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
@@ -28,7 +28,7 @@ PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only
 
 def contest(
     *data: str,
-    procedures: Name = PROCEDURES,
+    procedures: Procedures = PROCEDURES,
     budget: Name = "steps:300",
     model: Name | None = None,
     mode: Name = "stable",
@@ -65,7 +65,7 @@ def contest(
         For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
         width 64.
     mode
-        How pepita and mempepita update where --procedures names no mode: stable or paper.
+        How pepita and mempepita update where --procedure names no mode: stable or paper.
     seeds
         The seeds of weights and order, with commas between: one training for each.
     rates
@@ -95,7 +95,7 @@ def contest(
     --------
     learncost contest digits --budget steps:100 --seeds 0
         A short contest on images of digits.
-    learncost contest my-texts/ --procedures bp,pepita --budget flops:2e10
+    learncost contest my-texts/ --procedure bp,pepita --budget flops:2e10
         Two procedures on text, with equal FLOPs.
     """
     wanted = chosen(format, json, ("table", "json", "md"))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from learncost.faces.flags import Bytes, Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger.memory_fit import Fit
 from learncost.ledger.memory_fit import fit as compute
 
 OWN = (
     "ram",
+    "budget",
     "flash",
     "procedure",
+    "procedures",
     "seq-len",
+    "target-len",
     "optimizer",
     "dtype",
     "plan",
@@ -19,6 +26,7 @@ OWN = (
     "train-layers",
     "lora",
     "lora-rank",
+    "lora-alpha",
     "format",
     "json",
     "help",
@@ -29,10 +37,11 @@ def fit(
     model: str,
     /,
     *,
-    ram: Number,
-    flash: Number | None = None,
-    procedure: Name = "inference,bp,recompute,pepita,mempepita",
+    ram: Annotated[str, Parameter(name=["--ram", "--budget"], metavar="BYTES")],
+    flash: Bytes | None = None,
+    procedures: Procedures = "inference,bp,recompute,pepita,mempepita",
     seq_len: Number | None = None,
+    target_len: Number | None = None,
     optimizer: Name | None = None,
     dtype: Name = "fp32",
     plan: Name | None = None,
@@ -41,6 +50,7 @@ def fit(
     train_layers: Name | None = None,
     lora: Name | None = None,
     lora_rank: Number | None = None,
+    lora_alpha: Number | None = None,
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
@@ -50,10 +60,10 @@ def fit(
     Parameters
     ----------
     ram
-        How many bytes of RAM there are, as 256MB or 512KiB.
+        How many bytes there are, as 24GB or 24GiB. It is the same as --budget of learncost memory.
     flash
         How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
-    procedure
+    procedures
         What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
     optimizer
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
@@ -62,7 +72,8 @@ def fit(
     plan
         This plan alone (learncost list plans). The default is to try several.
     engine
-        numpy: exactly as NumPy executes the step, with its temporaries; by default as the step's table says.
+        Who runs the step, as in learncost memory. The default is autograd, PyTorch's, where it has an answer, and
+        table, as the step is written, elsewhere: under a plan, with --flash, in bf16, with LoRA.
     format
         How the result is written: table, json or md.
 
@@ -78,7 +89,7 @@ def fit(
         model,
         ram,
         flash,
-        procedure,
+        procedures,
         seq_len,
         optimizer,
         dtype,
@@ -88,6 +99,8 @@ def fit(
         train_layers=train_layers,
         lora=lora,
         lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        target_len=target_len,
         **refuse_unknown(sizes, OWN),
     )
     return written(found, wanted, {"md": lambda fit: fit.sheet.markdown()})

@@ -17,6 +17,8 @@ from learncost.models.wording import nearest, shown
 # As they are shown in the help. Their values stay text until they are checked, so that the message is one of ours.
 Number = Annotated[str, Parameter(metavar="N")]
 Name = Annotated[str, Parameter(metavar="NAME")]
+Procedures = Annotated[str, Parameter(name=["--procedure", "--procedures"], metavar="NAMES")]
+Bytes = Annotated[str, Parameter(metavar="BYTES")]
 Value = Annotated[str, Parameter(metavar="VALUE")]
 Two = Annotated[tuple[Number, Number] | None, Parameter(negative=())]
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]

@@ -182,7 +182,8 @@ def _typed(own: Given, hint: Any) -> str:
         return "--SIZE VALUE"
     settings = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Parameter)]
     letters = [name for each in settings for name in each.name or () if not name.startswith("--")]
-    name = f"--{own.name.rstrip('_').replace('_', '-')}"
+    words = [name for each in settings for name in each.name or () if name.startswith("--")]
+    name = words[0] if words else f"--{own.name.rstrip('_').replace('_', '-')}"
     if _is_switch(hint):
         return f"{name}, --no-{name[2:]}" if own.default is None else name
     metavars = list(_metavars(hint)) or ["NAME"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger.memory import Memory
-from learncost.ledger.memory import memory as compute
+from learncost.ledger.memory_several import Several, several
 
 OWN = (
     "procedure",
+    "procedures",
     "batch-size",
     "seq-len",
     "target-len",
@@ -17,6 +22,7 @@ OWN = (
     "plan",
     "accumulate",
     "budget",
+    "ram",
     "engine",
     "train",
     "train-layers",
@@ -33,7 +39,7 @@ def memory(
     model: str,
     /,
     *,
-    procedure: Name = "bp",
+    procedures: Procedures = "bp",
     batch_size: Number = "1",
     seq_len: Number | None = None,
     target_len: Number | None = None,
@@ -42,7 +48,7 @@ def memory(
     dtype: Name = "fp32",
     plan: Name | None = None,
     accumulate: Number = "1",
-    budget: Number | None = None,
+    budget: Annotated[str | None, Parameter(name=["--budget", "--ram"], metavar="BYTES")] = None,
     engine: Name = "",
     train: Name | None = None,
     train_layers: Name | None = None,
@@ -52,11 +58,14 @@ def memory(
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
-) -> Memory | str:
+) -> Memory | Several | str:
     """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
 
     Parameters
     ----------
+    procedures
+        How the model learns: bp (backpropagation), recompute, pepita, mempepita, or head-only, a control. Several with
+        commas between stand side by side.
     optimizer
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     dropout
@@ -71,9 +80,9 @@ def memory(
     budget
         How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
     engine
-        Whose step: numpy, torch (in place where it can be) or torch-operators, which run this package's; autograd,
-        which trains a plain module of PyTorch with AdamW fused, autograd-foreach or autograd-for-loop; by default
-        nobody's: as the step's table says.
+        Who runs the step: autograd, which trains a plain module of PyTorch with AdamW fused, autograd-foreach or
+        autograd-for-loop; table, as the step is written; numpy, torch (in place where it can be) or torch-operators,
+        which run this package's programs. The default is autograd where it has an answer, else table.
     format
         How the result is written: table, json or md.
 
@@ -85,9 +94,9 @@ def memory(
         The largest batch and the longest sequence that fit in 8 GB.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
-    found = compute(
+    found = several(
         model,
-        procedure,
+        procedures,
         batch_size,
         seq_len,
         target_len,
@@ -108,7 +117,7 @@ def memory(
     return written(found, wanted, {"md": _markdown})
 
 
-def _markdown(found: Memory) -> str:
-    from learncost.ledger.show_memory import sheet
+def _markdown(found: Memory | Several) -> str:
+    from learncost.ledger.show_memory import beside, sheet
 
-    return sheet(found).markdown()
+    return (beside(found) if isinstance(found, Several) else sheet(found)).markdown()

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.arrays import BYTES
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
+from learncost.models.numbers import whole
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import default_optimizer
@@ -221,7 +222,8 @@ def cost(
     >>> lc.cost("gpt2", "decode", context=1000, n_layer=6).total.flops
     181299556
     """
-    named_one("procedure", procedure, {**PROCEDURES, **CONTROLS, **INFERENCE})
+    if procedure not in INFERENCE:
+        find_procedure(procedure)
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
     if dtype is not None:
         _check_choice("dtype", dtype, BYTES)
@@ -479,14 +481,8 @@ def _repeat(part: Price, passes: int) -> int:
 
 
 def check_tokens(name: str, value: object) -> int:
-    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11 or 1.5e9."""
-    number = value
-    if isinstance(value, str) and (
-        parts := re.fullmatch(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))?", value)
-    ):
-        whole, fraction, power = parts[1], parts[2] or "", int(parts[3] or 0)
-        shifted = int(whole + fraction) * 10**power
-        number = shifted // 10 ** len(fraction) if shifted % 10 ** len(fraction) == 0 else value
+    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11, 1.5e9 or 300B."""
+    number = whole(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= LARGEST_TRAINING:
         raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
     return number

@@ -106,8 +106,7 @@ class Memory:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
-        if self.engine:
-            result |= {"engine": self.engine, "convention": self.convention}
+        result |= {"engine": self.engine, "convention": self.convention}
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
         if self.flash:
             result["flash"] = self.flash
@@ -209,21 +208,26 @@ def memory(
     kind = format_of(dtype)
     run = prepare(model, "run", *lengths, None, None, dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan)
     step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner)
-    if engine:
-        from learncost.ledger.memory_engine import executed_by  # only where it is asked for: start-up counts
+    from learncost.ledger.memory_runner import answered  # is built on this module
 
-        return executed_by(engine, step, limit)
-    found = measured(step, limit)
+    found = answered(step, engine, limit)
     if limit is not None and not any(found.fits.values() if found.fits else ()):
-        least = replace(found, budget=None)
-        raise InputError(
-            f"budget: {limit:,} bytes are too few for one sequence of one token: weights, gradients and optimizer "
-            f"state alone take {least.peak - least.split['activations'] - least.split['workspace']:,}"
-        )
+        raise InputError(_too_little(found, limit))
     return found
 
 
-def measured(step: Step, budget: int | None = None) -> Memory:
+def _too_little(found: Memory, budget: int) -> str:
+    """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
+    text = f"budget: {budget:,} bytes are too few for one sequence"
+    fixed = sum(found.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
+    if fixed > budget:
+        text += f" of one token: weights, gradients and optimizer state alone take {fixed:,}"
+    elif found.batch_size == 1:
+        text += f" of {found.seq_len:,} tokens, which takes {found.peak:,}"
+    return f"{text}; learncost fit says what fits"
+
+
+def measured(step: Step) -> Memory:
     """The memory of a step as its table says."""
     found, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
@@ -233,7 +237,6 @@ def measured(step: Step, budget: int | None = None) -> Memory:
     split["optimizer state"], split["master weights"] = step.state, step.master
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in found.curve)
     moment = next(one for one in curve if one.bytes == found.peak + beside)
-    fits = None if budget is None else {"batch_size": step.largest("B", budget), "seq_len": step.longest(budget)}
     return Memory(
         **described(step),
         peak=found.peak + beside,
@@ -242,8 +245,6 @@ def measured(step: Step, budget: int | None = None) -> Memory:
         witnesses=found.witnesses,
         curve=curve,
         flash=step.flash,
-        budget=budget,
-        fits=fits,
     )
 
 

@@ -9,18 +9,16 @@ from functools import partial
 from math import prod
 
 from learncost.equation.count import shape_of
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.ledger.memory import Memory, described
-from learncost.ledger.memory_fit import largest_batch
 from learncost.ledger.memory_step import Step
-from learncost.plans.executed import TYPES, executed
-from learncost.readings.emit.placed import WIDTHS, placed
+from learncost.procedures.optimizer import OPTIMIZERS
 from learncost.readings.live import Held, Moment
 from learncost.readings.rooms.autograd import Tape, run_step
 
-TABLES = ("sgd", "momentum", "adamw")
-"""Optimizers whose step an engine executes."""
+TYPES = ("fp32", "fp64")
+"""The types that every engine computes in."""
 
 
 @dataclass(frozen=True)
@@ -43,39 +41,33 @@ class _Peak:
     said: str = ""
 
 
-def executed_by(name: str, step: Step, budget: int | None = None) -> Memory:
-    """The memory of a step as an engine executes it. Raises `InputError` for what it does not execute."""
-    engine = named_one("engine", name, ENGINES)
-    _check(name, engine, step)
+def executed_by(name: str, step: Step) -> Memory:
+    """The memory of a step as an engine executes it, which it must be able to (`refuse`)."""
+    engine = ENGINES[name]
     found = engine.takes(step, step.sizes(), True)
-    fits: dict[str, int | None] | None = None
-    if budget is not None:
-        batch = largest_batch(lambda size: engine.takes(step, step.sizes(size), False).bytes, budget)
-        if not batch:
-            least = engine.takes(step, step.sizes(1), False).bytes
-            raise InputError(f"budget: {budget:,} bytes are too few for one sequence, which takes {least:,}")
-        fits = {"batch_size": batch, "seq_len": None}
     return Memory(
         **described(step),
         peak=found.bytes,
         moment=Moment(found.line, "", "", found.bytes),
-        split={part: size for part, size in found.split.items() if size},
+        split=found.split,
         witnesses=_held(found.rooms),
         curve=(),
-        budget=budget,
-        fits=fits,
         engine=name,
         convention=found.said or engine.convention,
     )
 
 
-def _check(name: str, engine: Engine, step: Step) -> None:
+def refuse(name: str, step: Step) -> None:
+    """Raise `InputError` for a step that an engine does not execute."""
+    engine = ENGINES[name]
     if step.kind.name not in engine.dtypes:
         raise InputError(f"--engine {name} computes in {' or '.join(engine.dtypes)}")
-    if step.optimizer.name not in TABLES:
-        raise InputError(f"--engine {name} executes the optimizers {', '.join(TABLES)}")
+    if step.optimizer.name not in OPTIMIZERS:
+        raise InputError(f"--engine {name} executes the optimizers {', '.join(OPTIMIZERS)}")
     if step.accumulate > 1:
         raise InputError(f"--engine {name} takes the whole batch at once: leave --accumulate out")
+    if step.in_flash:
+        raise InputError(f"--engine {name} has all weights in RAM: leave --flash out")
     if name.startswith("autograd"):
         if step.plan:
             raise InputError(f"--engine {name} knows no plans; --procedure recompute is torch.utils.checkpoint")
@@ -98,6 +90,8 @@ def _sum(table: Table, names: Iterable[str], sizes: Mapping[str, int], width: Ca
 
 def _by_operators(library: str, step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
     """The emitted program for a library, run on arrays without values."""
+    from learncost.plans.executed import executed  # emits programs: only where it is asked for
+
     table = step.whole()
     found = executed(table, sizes, step.kind.name, rooms=split, library=library)
     given = _given(step, table, sizes)
@@ -119,6 +113,8 @@ def _given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]
 
 def _on_torch(step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
     """In place, where every line can be: what is given, and the arena that all else lies in."""
+    from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
+
     table = step.whole()
     try:
         found = placed(table, sizes, step.kind.name)
@@ -169,7 +165,7 @@ _AUTOGRAD = (
 ENGINES: Mapping[str, Engine] = {
     "numpy": Engine(
         partial(_by_operators, "numpy"),
-        tuple(TYPES),
+        TYPES,
         "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
     ),
     "torch": Engine(
@@ -179,10 +175,10 @@ ENGINES: Mapping[str, Engine] = {
         "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
     ),
     "torch-operators": Engine(partial(_by_operators, "torch"), (*TYPES, "bf16"), _OPERATORS),
-    "autograd": Engine(partial(_by_autograd, "fused"), tuple(TYPES), f"{_AUTOGRAD} AdamW with fused=True."),
-    "autograd-foreach": Engine(partial(_by_autograd, "foreach"), tuple(TYPES), f"{_AUTOGRAD} AdamW with foreach=True."),
+    "autograd": Engine(partial(_by_autograd, "fused"), TYPES, f"{_AUTOGRAD} AdamW with fused=True."),
+    "autograd-foreach": Engine(partial(_by_autograd, "foreach"), TYPES, f"{_AUTOGRAD} AdamW with foreach=True."),
     "autograd-for-loop": Engine(
-        partial(_by_autograd, "for-loop"), tuple(TYPES), f"{_AUTOGRAD} AdamW one weight after the other."
+        partial(_by_autograd, "for-loop"), TYPES, f"{_AUTOGRAD} AdamW one weight after the other."
     ),
 }
 """Who executes steps; the functions say how it is known."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table
 from learncost.ledger.cost import Run, adaptation_of, prepare
-from learncost.ledger.memory import measured
+from learncost.ledger.memory_engine import ENGINES, TYPES
 from learncost.ledger.memory_inference import NAME, Serving
+from learncost.ledger.memory_runner import TABLE, USUAL, largest, largest_batch, longest, runner_of, told
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import Format, bytes_of, format_of
+from learncost.ledger.memory_types import bytes_of, format_of, said_bytes
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
-from learncost.plans.executed import TYPES, executed
+from learncost.plans.executed import executed
+from learncost.plans.planner import chosen, smallest
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, PROCEDURES
 
@@ -27,29 +27,43 @@ SERVED = ("", "flash,fused")
 """What is tried of inference."""
 
 ADVICE = {
-    "weights": "a smaller model, a narrower --dtype, or frozen weights in --flash (--train-layers 'last 1')",
-    "master weights": "--dtype int8, which has none, or fewer weights that learn (--lora, --train-layers)",
-    "gradients": "the plan at-once, or fewer weights that learn (--lora, --train-layers)",
-    "optimizer state": "--optimizer sgd, or fewer weights that learn (--lora, --train-layers)",
-    "activations": "a shorter --seq-len, or recomputation (--procedure recompute, --plan recompute=all)",
-    "workspace": "a shorter --seq-len, or a smaller vocabulary: the head's scores are of that width",
+    "weights": "a smaller model has fewer, and frozen ones lie in --flash",
+    "master weights": "int8 has none, nor have weights that do not learn",
+    "gradients": "the plan at-once keeps few, and weights that do not learn have none",
+    "optimizer state": "sgd has none, nor have weights that do not learn",
+    "activations": "shorter sequences have fewer, and recomputation keeps few",
+    "workspace": "the head's scores are as wide as the vocabulary, and the fewer the shorter the sequences",
+    "cache": "shorter sequences have less, and models whose queries share keys",
+    "values": "shorter sequences have fewer, and the plan flash stores no scores",
 }
 """What makes the largest part of a peak smaller."""
 
-SERVING_ADVICE = {
-    "weights": "a smaller model, a narrower --dtype, or --flash, where all weights of inference lie",
-    "cache": "a shorter --seq-len, a narrower --dtype, or a model whose queries share keys",
-    "values": "a shorter --seq-len, or the plan flash, which stores no scores",
-}
-"""The same for inference."""
+ADAPTED = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+"""What learns, in the order of `adaptation`."""
+
+MOST_CHANGES = 3
+"""So many are said."""
+
+CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("--optimizer sgd", {"optimizer": "sgd"}),
+    ("--dtype bf16", {"dtype": "bf16"}),
+    ("--dtype int8", {"dtype": "int8"}),
+    ("--lora all-linear", {"lora": "all-linear"}),
+    ("--train-layers 'last 1'", {"train_layers": "last 1"}),
+)
+"""What is tried where nothing fits, one after the other: advice is what then does fit."""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits."""
+    """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
+
+    engine  who runs it, as in `lc.memory`
+    """
 
     procedure: str
     plan: str
+    engine: str
     ram: int
     flash: int
     largest: int
@@ -107,8 +121,8 @@ class Fit:
         """As the JSON has it."""
         names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine")
         rows = [
-            {"procedure": r.procedure, "plan": r.plan, "ram": r.ram, "flash": r.flash, "fits": r.fits}
-            | {"batch_size": r.largest, "most": r.most}
+            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
+            | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
             for r in self.rows
         ]
         return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)}
@@ -116,13 +130,29 @@ class Fit:
     @property
     def sheet(self) -> Sheet:
         """A row a procedure and plan."""
-        rows = [
-            Row((r.procedure, r.plan, number(r.ram), size_of(r.flash), f"{r.largest:,}" if r.fits else "no", r.most))
-            for r in self.rows
+        several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
+        shown = [
+            (True, "procedure", [row.procedure for row in self.rows]),
+            (True, "plan", [row.plan for row in self.rows]),
+            (several, "run by", [row.engine for row in self.rows]),
+            (True, "RAM for one", [number(row.ram) for row in self.rows]),
+            (stored, "flash", [size_of(row.flash) for row in self.rows]),
+            (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
+            (True, "most is", [row.most for row in self.rows]),
         ]
-        flash = "" if self.flash is None else f" and {size_of(self.flash)} of flash"
-        title = f"{self.model} in {size_of(self.ram)} of RAM{flash}: {self.dtype}, {self.optimizer}, "
+        columns = tuple(name for wanted, name, _ in shown if wanted)
+        rows = [Row(cells) for cells in zip(*(column for wanted, _, column in shown if wanted), strict=True)]
+        flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
+        title = f"{self.model} in {said_bytes(self.ram)} of RAM{flash}: {self.dtype}, {self.optimizer}, "
         title += f"sequences of {self.seq_len:,} tokens"
+        left = frozenset(
+            place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
+        )
+        return Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left)
+
+    @property
+    def _rule(self) -> str:
+        """What lies where, and who runs it."""
         rule = "Weights that learn lie in RAM, with their gradients and all values; frozen ones " + (
             "lie in RAM too: no --flash is given." if self.flash is None else "in flash."
         )
@@ -130,9 +160,12 @@ class Fit:
             rule += (
                 " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
             )
-        engine = f" As {self.engine} executes the step." if self.engine else " As the step's table says."
-        columns = ("procedure", "plan", "RAM for one", "flash", "batch", "most is")
-        return Sheet(title, columns, tuple(rows), (*self.advice, rule + engine), frozenset({0, 1, 5}))
+        engines = dict.fromkeys(row.engine for row in self.rows)
+        if TABLE in engines:
+            rule += " Run by table: as the step's table says, where no other runner is named or known."
+        if others := [name for name in engines if name != TABLE]:
+            rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells."
+        return rule
 
     def __rich__(self) -> Sheet:
         return self.sheet
@@ -156,6 +189,8 @@ def fit(
     train_layers: object = None,
     lora: object = None,
     lora_rank: object = None,
+    lora_alpha: object = None,
+    target_len: int | str | None = None,
     **sizes: Any,
 ) -> Fit:
     """Which learning procedures fit a device's memory, and how large a batch would.
@@ -191,149 +226,185 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 3), ('bp', 11)]
     """
-    room, store = bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash)
-    kind = format_of(dtype)
-    optimizer = state_of(optimizer or DEFAULT).name
+    asked = _Asked(
+        model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
+        state_of(optimizer or DEFAULT).name, format_of(dtype).name, plan, engine,
+        (train, train_layers, lora, lora_rank, lora_alpha), sizes,
+    )  # fmt: skip
     if engine:
-        named_one("engine", engine, {"numpy": None})
-        if dtype not in TYPES or flash is not None:
-            raise InputError(f"--engine numpy computes in {' or '.join(TYPES)}, with all weights in RAM")
+        named_one("engine", engine, {TABLE: None, **ENGINES})
     names = tuple(dict.fromkeys(name.strip() for name in procedures.split(",")))
     for name in names:
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
-    given = train, train_layers, lora, lora_rank, None
     rows: list[Fitting] = []
     said: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     for name in names:
-        wanted = None if name == NAME else adaptation_of(*given)
-        ways: list[Way] = []
-        for text in (plan,) if plan is not None else (SERVED if name == NAME else PLANS):
-            learned = () if name == NAME else (name,)
-            run = prepare(model, "run", 1, seq_len, None, None, None, 0, "fp32", sizes, learned, wanted, text)
-            try:
-                way = _serving(run, kind, store) if name == NAME else _learning(run, name, kind, optimizer, store)
-            except InputError as error:
-                refused.setdefault(str(error), []).append(name)
-                continue
-            if not any(way.lines == other.lines for other in ways):
-                ways.append(way)
-        ways = [way.executed() for way in ways] if engine else ways
-        rows += [
-            Fitting(way.procedure, way.plan, way.ram, way.flash, way.fitting(room, store), way.most) for way in ways
-        ]
-        if ways and not any(row.fits for row in rows[-len(ways) :]):
-            said.setdefault(_advice(ways, room, store), []).append(name)
+        ways, why = asked.ways(name)
+        for text in why:
+            refused.setdefault(text, []).append(name)
+        rows += [way.fitting for way in ways]
+        if ways and not any(way.fitting.fits for way in ways):
+            said.setdefault(_advice(asked, name, ways), []).append(name)
     if not rows:
         raise InputError(next(iter(refused)))
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
-    for why, own in refused.items():
-        advice.append(f"{why}." if why.startswith(own[0]) else f"{', '.join(dict.fromkeys(own))}: {why}.")
+    for why_not, own in refused.items():
+        advice.append(f"{why_not}." if why_not.startswith(own[0]) else f"{', '.join(own)}: {why_not}.")
+    run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
-    name = run.model.configuration.name
-    return Fit(name, dtype, optimizer, length, room, store, engine, tuple(rows), tuple(advice))
+    found = run.model.configuration.name
+    return Fit(found, asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine, tuple(rows), tuple(advice))
 
 
 @dataclass(frozen=True)
 class Way:
-    """A procedure under a plan, as it is asked what it takes.
+    """A procedure under a plan, with what two plans have in common that come to the same.
 
-    lines    what two plans have in common that come to the same
-    most     the part that takes most of the RAM; "" where parts are not known
-    largest  the largest batch within so many bytes
-    longest  the longest sequence within so many bytes, of one sample; None where none is found
-    run      tables and the sizes of their axes by the batch, as an engine runs them
+    longest  the longest sequence that fits, of one sample; None where none is found
     """
 
-    procedure: str
-    plan: str
+    fitting: Fitting
     lines: object
+    longest: Callable[[], int | None]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `fit` is asked, and with a change of it asked again."""
+
+    model: str | Configuration
     ram: int
-    flash: int
-    most: str
-    largest: Callable[[int], int]
-    longest: Callable[[int], int | None]
-    run: Callable[[int], Iterable[tuple[Table, Mapping[str, int]]]]
+    flash: int | None
+    seq_len: Any
+    target_len: Any
+    optimizer: str
     dtype: str
+    plan: str | None
+    engine: str
+    learns: tuple[object, ...]
+    sizes: Mapping[str, Any]
 
-    def fitting(self, room: int, store: int | None) -> int:
-        """The largest batch; 0 where one sample does not fit the RAM, or the frozen weights not the flash."""
-        return self.largest(room) if store is None or self.flash <= store else 0
+    def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
+        """A sample, checked and built."""
+        names, wanted = ((), None) if procedure == NAME else ((procedure,), adaptation_of(*self.learns))
+        lengths = 1, seq_len or self.seq_len, self.target_len
+        return prepare(self.model, "run", *lengths, None, None, 0, "fp32", self.sizes, names, wanted, plan)
 
-    def executed(self) -> Way:
-        """As NumPy executes it: the batch that fits is found along the lines of the peak, which bends at few places."""
+    def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
+        """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
+        found: list[Way] = []
+        refused: dict[str, None] = {}
+        for plan in self._plans(procedure):
+            run = self.run(procedure, plan)
+            try:
+                way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
+            except InputError as error:
+                refused[str(error)] = None
+                continue
+            if not any(way.lines == other.lines for other in found):
+                found.append(way)
+        return found, list(refused)
 
-        def peak(batch: int) -> int:
-            return max(executed(table, sizes, self.dtype).peak for table, sizes in self.run(batch))
+    def _plans(self, procedure: str) -> tuple[str, ...]:
+        if self.plan is not None:
+            return (self.plan,)
+        if procedure == NAME:
+            return SERVED
+        if self.engine == "torch":
+            return ("auto",)
+        return ("",) if self.engine.startswith(USUAL) else PLANS
 
-        return replace(
-            self, ram=peak(1), most="", largest=lambda room: largest_batch(peak, room), longest=lambda room: None
-        )
-
-
-def _learning(run: Run, name: str, kind: Format, optimizer: str, store: int | None) -> Way:
-    step = Step(run, name, kind, optimizer, in_flash=store is not None)
-    found = measured(step)
-    most = max(found.split, key=lambda part: found.split[part])
-    largest = partial(step.largest, "B")
-
-    def longest(budget: int) -> int | None:
-        length = step.longest(budget)
-        return length if length is not None and length < run.axes["M"] else None  # an image has all its patches
-
-    return Way(
-        name, step.plan, step.table.lines, found.peak, step.flash, most, largest, longest,
-        lambda batch: [(step.whole(), step.sizes(batch))], kind.name,
-    )  # fmt: skip
-
-
-def _serving(run: Run, kind: Format, store: int | None) -> Way:
-    axes, two_sided = run.axes, run.model.two_sided
-    seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-    found = Serving(run.model, kind, seq_len, target_len, store is not None, run.plan)
-    split = found.split()
-    lines = tuple(one.table.lines for one in found.passes)
-    most = max(split, key=lambda part: split[part])
-    return Way(
-        NAME, run.plan, lines, found.peak(), found.flash, most, found.largest, found.longest,
-        lambda batch: [(one.whole, {**one.sizes, "B": batch}) for one in found.passes], kind.name,
-    )  # fmt: skip
-
-
-def largest_batch(peak: Callable[[int], int], room: int) -> int:
-    """The largest batch whose peak fits, 0 where one sample does not.
-
-    peak    the bytes of a batch: lines that bend where another moment becomes the worst. A step of Newton's method
-            from a batch goes to where its own line meets the room.
-    """
-    batch = 1
-    for _ in range(64):
-        here, more = peak(batch), peak(batch + 1)
-        if here <= room < more:
-            return batch
-        if batch == 1 and here > room:
+    def fits(self, procedure: str) -> int:
+        """The largest batch under any plan that is tried; 0 where one sample fits under none, or it is refused."""
+        try:
+            return max((way.fitting.largest for way in self.ways(procedure)[0]), default=0)
+        except InputError:
             return 0
-        batch = max(1, batch + int((room - here) // max(1, more - here)))
-    raise InputError("the largest batch was not found: the peak does not grow with the batch")
+
+    def _learning(self, run: Run, procedure: str) -> Way:
+        planner = smallest if self.engine == "torch" else chosen
+        kind = format_of(self.dtype)
+        in_flash = self.flash is not None
+        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner)
+        runner = runner_of(step, self.engine)
+        found = told(step, runner)
+        most = max(found.split, key=lambda part: found.split[part])
+        batch = self._stored(step.flash) * largest(step, runner, self.ram)
+        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most)
+        return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
+
+    def _serving(self, run: Run) -> Way:
+        axes, two_sided = run.axes, run.model.two_sided
+        seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
+        served = Serving(run.model, format_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+        lines = tuple(one.table.lines for one in served.passes)
+        if self.engine in ("", TABLE):
+            split = served.split()
+            most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
+        else:
+            if self.engine not in LIBRARIES:
+                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *LIBRARIES))}")
+            if self.dtype not in TYPES or self.flash is not None:
+                raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
+
+            def peak_of(batch: int) -> int:
+                own = [(one.whole, {**one.sizes, "B": batch}) for one in served.passes]
+                library = LIBRARIES[self.engine]
+                return max(executed(table, sizes, self.dtype, library=library).peak for table, sizes in own)
+
+            most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
+        batch = self._stored(served.flash) * batch
+        fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, served.flash, batch, most)
+        return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
+
+    def changed(self, change: Mapping[str, str], procedure: str) -> _Asked | None:
+        """With something else; None where that was said, or says nothing about the procedure."""
+        ((name, value),) = change.items()
+        if name == "dtype":
+            return None if self.dtype in (value, "int8") else replace(self, dtype=value)
+        if name == "optimizer":
+            return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
+        if procedure not in ("bp", "recompute") or any(one is not None for one in self.learns):
+            return None
+        own = ADAPTED.index(name)
+        return replace(self, learns=tuple(value if place == own else one for place, one in enumerate(self.learns)))
+
+    def _stored(self, frozen: int) -> bool:
+        """Whether frozen weights fit the flash."""
+        return self.flash is None or frozen <= self.flash
 
 
-def _advice(ways: Sequence[Way], room: int, store: int | None) -> str:
-    """What to change where a procedure does not fit: how near its least is, what takes most, a length that fits."""
-    way = min(ways, key=lambda way: way.ram)
-    under = f" under {way.plan}" if way.plan else ""
+LIBRARIES = {"numpy": "numpy", "torch-operators": "torch"}
+"""The engines that run any table, and whose library's program it is."""
+
+
+def _advice(asked: _Asked, procedure: str, ways: Sequence[Way]) -> str:
+    """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
+    does fit."""
+    least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
+    under = f" under {least.plan}" if least.plan else ""
     found = []
-    if store is not None and way.flash > store:
-        which = "All" if way.procedure == NAME else "Frozen"
+    if asked.flash is not None and least.flash > asked.flash:
+        which = "All" if procedure == NAME else "Frozen"
         found.append(
-            f"{which} weights take {way.flash:,} bytes, {way.flash / store:,.2f} of the flash: "
+            f"{which} weights take {least.flash:,} bytes, {least.flash / asked.flash:,.2f} of the flash: "
             "a smaller model or a narrower --dtype."
         )
-    if way.ram > room:
-        found.append(f"The least{under} is {way.ram:,} bytes, {way.ram / room:,.2f} of the RAM.")
-        if way.most:
-            change = SERVING_ADVICE if way.procedure == NAME else ADVICE
-            found.append(f"Most of it is {way.most}: {change[way.most]}.")
-        if length := max(way.longest(room) or 0 for way in ways):
-            found.append(f"With --seq-len {length} it fits.")
+    if least.ram > asked.ram:
+        found.append(f"The least{under} is {least.ram:,} bytes, {least.ram / asked.ram:,.2f} of the RAM.")
+        if least.most in ADVICE:
+            found.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
+    lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)
+    length = next((own for own in lengths if own and replace(asked, seq_len=own).fits(procedure)), 0)
+    changes = [f"--seq-len {length}"] if length else []
+    for text, change in CHANGES:
+        if (other := asked.changed(change, procedure)) and other.fits(procedure):
+            changes.append(text)
+        if len(changes) == MOST_CHANGES:
+            break
+    if changes:
+        also = f"; with {' or with '.join(changes[1:])} too" if changes[1:] else ""
+        found.append(f"With {changes[0]} it fits{also}.")
     return " ".join(found)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import isqrt
+from functools import cached_property
 from typing import Any
 
 from learncost.equation.count import Count, shape_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Table, each_line, walk
+from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX, Format
-from learncost.models.model import run_sizes
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, stored
 from learncost.procedures.accumulation import GATHERED, accumulated
@@ -40,7 +39,8 @@ class Step:
         budget: int | None = None,
         planner: Callable[[Table, Mapping[str, int], str, int | None], str] = chosen,
     ) -> None:
-        self.run, self.procedure, self.kind = run, procedure, kind
+        self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
+        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner
         self.model = trained_by(run.model, procedure)
         self.optimizer = state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
@@ -54,7 +54,7 @@ class Step:
         frozen = [w for w in weights if w not in learning]
         self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
         self.widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value}
-        self.widths["index"] = INDEX
+        self.widths |= {"index": INDEX, **dict.fromkeys(_scores(table), kind.scores)}
         self.plan = run.plan
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside
@@ -62,6 +62,11 @@ class Step:
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room)
         table = planned(table, self.plan)
         self.table = stored(_gathering(table) if self.accumulate > 1 else table)
+
+    def at(self, batch: int) -> Step:
+        """The same for another batch, under the plan that the planner takes for it."""
+        run, *others = self._given
+        return Step(replace(run, axes={**run.axes, "B": batch}), *others)
 
     def whole(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
@@ -79,25 +84,21 @@ class Step:
     def live(self) -> Live:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths)
 
-    def largest(self, axis: str, budget: int) -> int:
-        """The largest size of an axis at which every line fits: a polynomial of at most second degree, solved."""
-        sizes = {name: size for name, size in self.sizes().items() if name != axis}
-        own = {str(level): level for level in levels(self.table, sizes, _NAMES[self.kind.value], self.widths)}
-        most = min(_solved(level, axis, budget - self.beside) for level in own.values())
-        return most * (self.accumulate if axis == "B" else 1)
+    def peak(self, sizes: Mapping[str, int]) -> int:
+        """The most bytes, as the table says."""
+        return max(int(level.at(sizes)) for level in self._levels) + self.beside
 
-    def longest(self, budget: int) -> int | None:
-        """The longest sequence that fits, at most as long as the model has positions; None of a model of two sides."""
-        if self.model.two_sided:
-            return None
-        found = self.largest("M", budget)
-        model, batch = self.model, self.run.axes["B"]
-        try:
-            other = run_sizes(model, batch, max(1, found), None)
-        except InputError:  # longer than its positions
-            return run_sizes(model, batch, None, None)["M"]
-        same = {**other, "M": 0} == {**self.run.axes, "M": 0}
-        return found if same else None
+    @cached_property
+    def _levels(self) -> tuple[Count, ...]:
+        """The bytes at every line, each once, as polynomials in all sizes."""
+        found = levels(self.table, {}, _NAMES[self.kind.value], self.widths)
+        return tuple({str(level): level for level in found}.values())
+
+    def largest(self, budget: int) -> int:
+        """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
+        sizes = {name: size for name, size in self.sizes().items() if name != "B"}
+        own = (level.at(sizes) + Count() for level in self._levels)
+        return min(_solved(level, budget - self.beside) for level in own) * self.accumulate
 
 
 def _gathering(table: Table) -> Table:
@@ -114,6 +115,12 @@ def _gathering(table: Table) -> Table:
         return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
 
     return replace(found, lines=each_line(found.lines, in_place))
+
+
+def _scores(table: Table) -> set[str]:
+    """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
+    lines = [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "log_softmax"]
+    return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)
 
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
@@ -146,15 +153,11 @@ def _state(of: Any, shape: list[int], stacked: bool, width: int) -> int:
     return int(times * of(matrix, width))
 
 
-def _solved(level: Count, axis: str, budget: int) -> int:
-    """The largest whole number at which a polynomial of at most second degree is within the budget, 0 where none is."""
-    terms = {len(monomial): coefficient for monomial, coefficient in level.terms.items()}
-    if set(terms) - {0, 1, 2}:
-        raise InputError(f"bytes grow faster than with the square of {axis}: no size is solved for")
-    free, slope, square = budget - terms.get(0, 0), terms.get(1, 0), terms.get(2, 0)
+def _solved(level: Count, budget: int) -> int:
+    """The largest batch at which a polynomial is within the budget, 0 where none is."""
+    free, slope = budget - level.terms.get((), 0), level.terms.get(("B",), 0)
+    if set(level.terms) - {(), ("B",)}:
+        raise InputError("bytes grow faster than with the batch: no batch is solved for")
     if free < 0:
         return 0
-    if square:
-        # The root of square x^2 + slope x = free, rounded down: (sqrt(slope^2 + 4 square free) - slope) / (2 square).
-        return int((isqrt(slope * slope + 4 * square * free) - slope) // (2 * square))
     return int(free // slope) if slope else 10**18

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from learncost.ledger.memory_types import FORMATS
+from learncost.ledger.memory_types import FORMATS, said_bytes
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.procedures.optimizer import state_of
 
 if TYPE_CHECKING:
     from learncost.ledger.memory import Memory
+    from learncost.ledger.memory_several import Several
 
 SHOWN = 8
 """Witnesses in the table; --json has them all."""
@@ -21,7 +22,7 @@ def sheet(memory: Memory) -> Sheet:
     for name, size in memory.split.items():
         if size:
             rows.append(Row((name, "", number(size), size_of(size)), depth=1))
-    rows.append(Row(("alive then", "number x bytes" if memory.engine else "shape", "", ""), "bold"))
+    rows.append(Row(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
     held = [one for one in memory.witnesses if one.bytes]
     for one in held[:SHOWN]:
         shape = " x ".join(map(str, one.shape))
@@ -37,10 +38,26 @@ def sheet(memory: Memory) -> Sheet:
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}))
 
 
+def beside(found: Several) -> Sheet:
+    """The peaks of several procedures and what they hold, side by side; with a budget the batches that fit."""
+    memories = found.memories
+    first = memories[0]
+    parts = dict.fromkeys(part for one in memories for part, size in one.split.items() if size)
+    rows = [Row(("run by", *(one.engine for one in memories)))]
+    rows.append(Row(("at the peak", *(size_of(one.peak) for one in memories)), "bold"))
+    rows += [Row((part, *(size_of(one.split.get(part, 0)) for one in memories)), depth=1) for part in parts]
+    if first.budget is not None:
+        own = (f"{(one.fits or {}).get('batch_size') or 0:,}" for one in memories)
+        rows.append(Row((f"sequences in {said_bytes(first.budget)}", *own), "bold"))
+    heading = title(first).replace(f" of {first.procedure}", "", 1).replace(f" by {first.engine}", "", 1)
+    notes = dict.fromkeys(one.convention for one in memories)
+    return Sheet(heading, ("", *(one.procedure for one in memories)), tuple(rows), tuple(notes))
+
+
 def title(memory: Memory) -> str:
     """What was run."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {memory.engine}" if memory.engine else "")
+    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {memory.engine}" if _executed(memory) else "")
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
@@ -56,16 +73,26 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         notes.append(f"Learns: {memory.trained}.")
     if memory.budget is not None:
         batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
-        text = f"In {size_of(memory.budget)} fit {batch or 0:,} sequences of {memory.seq_len:,} tokens"
+        many = "fit" if (batch or 0) > 1 else "fits"
+        own = f"{batch:,}" if batch else "no"
+        text = f"In {said_bytes(memory.budget)} {many} {own} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
         if length is not None:
-            text += f"; of {memory.batch_size:,} sequences, {length:,} tokens each"
+            text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
         notes.append(f"{text}.")
-    if memory.engine:
+        if not batch:
+            notes.append("learncost fit says which procedures and plans take less, and what else to change.")
+    if _executed(memory):
         return (*notes, memory.convention)
     kind, state = FORMATS[memory.dtype], state_of(memory.optimizer)
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
-    notes.append(
-        "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in "
-        "place, and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's."
-    )
+    notes.append(memory.convention)
     return tuple(notes)
+
+
+def _sequences(count: int) -> str:
+    return "sequence" if count == 1 else "sequences"
+
+
+def _executed(memory: Memory) -> bool:
+    """Whether it is an engine's step, and not what the table says."""
+    return not memory.curve

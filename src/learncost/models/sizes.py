@@ -8,10 +8,10 @@ table 1 (`d_model`, `voc_size`, `M`, `N`), of DistilBERT (`dim`, `hidden_dim`) a
 from __future__ import annotations
 
 import operator
-import re
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
+from learncost.models.numbers import whole
 from learncost.models.wording import nearest, shown
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
@@ -80,7 +80,7 @@ def resolve(name: str) -> str:
 
 
 def check_size(name: str, value: object) -> int:
-    """Return `value` as the integer that it is: a whole number from 1 to 10^12, or its decimal digits as text.
+    """Return `value` as the integer that it is: a whole number from 1 to 10^12, or as text, also as 1e3 or 512k.
 
     `name` is the spelling that the user gave; the message of the InputError names it.
     """
@@ -88,10 +88,7 @@ def check_size(name: str, value: object) -> int:
     if isinstance(value, bool):
         raise InputError(wanted)
     if isinstance(value, str):
-        # At most 20 characters: Python refuses to convert thousands of digits with a message of its own.
-        if not re.fullmatch(r"-?[0-9]{1,20}", value, re.ASCII):
-            raise InputError(wanted)
-        number = int(value)
+        number = whole(value) or 0
     else:
         try:
             number = operator.index(value)  # type: ignore[arg-type]

@@ -82,6 +82,8 @@ INFERENCE: Mapping[str, Procedure] = {
 
 def procedure(name: str) -> Procedure:
     """A learning procedure or a control by its name; an unknown one is refused with those that exist."""
+    if "," in name:
+        raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
     return named_one("learning procedure", name, {**PROCEDURES, **CONTROLS})
 
 

@@ -111,7 +111,8 @@ def live(
     dtype
         The type of every array, indices included.
     widths
-        Bytes of an element by role, where a role has another type: weight, index, gradient, kept.
+        Bytes of an element by role, where a role has another type: weight, index, gradient, kept; an array's own name
+        goes before its role.
 
     Returns
     -------
@@ -164,7 +165,7 @@ def _gradients(table: Table) -> frozenset[str]:
 
 
 def _counts(walk: _Walk, width: int, widths: Mapping[str, int]) -> list[Count]:
-    sized = [(array, array.count * widths.get(walk.role(array), width)) for array in walk.arrays]
+    sized = [(array, array.count * walk.width(array, width, widths)) for array in walk.arrays]
     return [
         total(count for array, count in sized if array.first <= moment <= array.last)
         for moment in range(len(walk.lines))
@@ -186,7 +187,7 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str
         tag = line.tag
         curve.append(Moment(line.name, tag.layer, tag.macro, count.at(sizes), tag.block))
     levels = [moment.bytes for moment in curve]
-    kept = tuple(_held(a, sizes, widths.get(walk.role(a), width), walk.role(a)) for a in walk.arrays if a.kept)
+    kept = tuple(_held(a, sizes, walk.width(a, width, widths), walk.role(a)) for a in walk.arrays if a.kept)
     if not levels:
         return Live(kept, 0, "", (), (), dtype)
     if all(isinstance(level, int) for level in levels):
@@ -196,7 +197,7 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str
         rows = np.stack(np.broadcast_arrays(*levels))
         peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
     alive = [a for a in walk.arrays if a.first <= worst <= a.last]
-    witnesses = [_held(a, sizes, widths.get(walk.role(a), width), walk.role(a)) for a in alive]
+    witnesses = [_held(a, sizes, walk.width(a, width, widths), walk.role(a)) for a in alive]
     witnesses.sort(key=lambda held: -int(np.ravel(held.bytes)[0]))
     return Live(kept, peak, curve[worst].line, tuple(witnesses), tuple(curve), dtype)
 
@@ -264,6 +265,10 @@ class _Walk:
         if array.name in self.gradients:
             return "gradient"
         return "kept" if array.kept else ""
+
+    def width(self, array: _Array, width: int, widths: Mapping[str, int]) -> int:
+        """Bytes of an element: by its name, by its role, or as of all."""
+        return widths.get(array.name, widths.get(self.role(array), width))
 
     def give(self, scope: _Names, name: str, weight: bool = False) -> _Array:
         """An array from outside: there from the start; inputs and weights stay to the end."""

@@ -1,0 +1,30 @@
+"""Whole numbers as people write them: 1024, 1e3, 1.5e9, 512k, 8G, 24GiB, 16 GB. One reader for every flag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+COUNTS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+"""Letters after a count, of tokens for example; b is a billion."""
+
+BYTES: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}{unit}": 10 ** (3 * power) for power, letter in enumerate("kmgtp", 1) for unit in ("", "b")},
+    **{f"{letter}{unit}": 2 ** (10 * power) for power, letter in enumerate("kmgtp", 1) for unit in ("i", "ib")},
+}
+"""Letters after a number of bytes: 8G and 8GB are 8 x 10^9, 8Gi and 8GiB are 8 x 2^30."""
+
+_WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})")
+
+
+def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
+    """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if not found or found[4].lower() not in units:
+        return None
+    digits, fraction = found[1], found[2] or ""
+    scaled = int(digits + fraction) * 10 ** int(found[3] or 0) * units[found[4].lower()]
+    number, rest = divmod(scaled, 10 ** len(fraction))
+    return None if rest else number

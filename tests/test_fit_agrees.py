@@ -1,0 +1,125 @@
+"""What fits: one answer, whoever is asked, for presets of every kind; and all advice fits when it is tried."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+KINDS = {
+    "decoder": ("gpt2", SMALL | {"vocab_size": 300, "max_position_embeddings": 64}),
+    "grouped": ("qwen2.5-7b", SMALL | {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 8, "seq_len": 48}),
+    "experts": ("mixtral-8x7b", SMALL | {"vocab_size": 300, "num_key_value_heads": 2, "head_dim": 8, "seq_len": 32}),
+    "encoder": ("bert-base", SMALL | {"vocab_size": 300, "architecture": "BertForMaskedLM", "seq_len": 32}),
+    "encoder-decoder": ("t5-small", SMALL | {"vocab_size": 300, "seq_len": 32, "head_dim": 8}),
+    "speech": ("whisper-tiny", {"target_len": 20}),
+    "vision": ("vit-b-16", {}),
+}
+ASKED = (
+    {},
+    {"procedure": "recompute"},
+    {"plan": "flash,fused,at-once"},
+    {"dtype": "bf16"},
+    {"dtype": "bf16", "lora": "attention", "optimizer": "sgd"},
+    {"dtype": "int8", "optimizer": "lion", "engine": "table"},
+)
+LIMITED = ("numpy", "autograd", "torch", "torch-operators")
+
+
+def asked_of(kind, given):
+    model, sizes = KINDS[kind]
+    return model, {**{name.replace("_", "-"): value for name, value in sizes.items()}, **given}
+
+
+def of_memory(kind, given, **more):
+    model, sizes = KINDS[kind]
+    return lc.memory(model, **{**sizes, **given, **more})
+
+
+def of_fit(kind, given, room):
+    model, sizes = KINDS[kind]
+    own = {"plan": "", **given}
+    if own.get("engine") == "torch":
+        own.pop("plan")
+    (row,) = lc.fit(model, room, procedures=own.pop("procedure", "bp"), **{**sizes, **own}).rows
+    return row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind):
+    for given in (own for own in ASKED if "lora" not in own or kind not in ("encoder-decoder", "speech")):
+        one, more = (of_memory(kind, given, batch_size=size).peak for size in (1, 2))
+        for room in (one + 5 * (more - one) + 17,):
+            told = of_memory(kind, given, budget=room)
+            row = of_fit(kind, given, room)
+            assert (row.largest, row.engine) == (told.fits["batch_size"], told.engine), given
+            assert of_memory(kind, given, batch_size=row.largest).peak <= room, given
+            assert of_memory(kind, given, batch_size=row.largest + 1).peak > room, given
+        assert of_fit(kind, given, one - 1).largest == 0, given
+
+
+def test_so_do_they_where_the_planner_chooses_for_every_batch():
+    room = 2 * of_memory("decoder", {"plan": "auto"}, batch_size=3).peak
+    told, row = of_memory("decoder", {"plan": "auto"}, budget=room), of_fit("decoder", {"plan": "auto"}, room)
+    assert row.largest == told.fits["batch_size"]
+    at, over = (of_memory("decoder", {"plan": "auto"}, budget=room, batch_size=row.largest + n).peak for n in (0, 1))
+    assert at <= room < over
+
+
+@pytest.mark.parametrize("engine", LIMITED)
+def test_so_do_they_of_a_runner_that_is_named(engine):
+    given = {"engine": engine, "optimizer": "sgd"}
+    room = 2 * of_memory("decoder", given, batch_size=3).peak
+    told, row = of_memory("decoder", given, budget=room), of_fit("decoder", given, room)
+    assert (row.largest, row.engine) == (told.fits["batch_size"], engine)
+    own = given | {"budget": room} if engine == "torch" else given  # its planner chooses for every batch
+    assert of_memory("decoder", own, batch_size=row.largest).peak <= room
+    assert of_memory("decoder", own, batch_size=row.largest + 1).peak > room
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_longest_sequence_is_the_longest(kind):
+    for given in ({}, {"engine": "table"}, {"dtype": "bf16"}):
+        most = of_memory(kind, given, batch_size=64).peak
+        room = int(0.7 * most)
+        length = of_memory(kind, given, batch_size=64, budget=room).fits["seq_len"]
+        if kind in ("vision", "speech", "encoder-decoder"):
+            assert length is None
+            continue
+        assert of_memory(kind, given, batch_size=64, seq_len=length).peak <= room
+        assert of_memory(kind, given, batch_size=64, seq_len=length + 1).peak > room
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_advice_fits_when_it_is_tried(kind, capsys):
+    """Of every procedure that does not fit; the runner, lengths and sizes are those that were asked for."""
+    model, sizes = KINDS[kind]
+    flags = [text for name, value in sizes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    least = min(row.ram for row in lc.fit(model, "1TB", procedures="bp", **sizes).rows)
+    tried = 0
+    for given in ([], ["--dtype", "bf16"]):
+        for room in (0.5, 0.95):
+            ram = str(int(room * least))
+            assert main(["fit", model, "--ram", ram, *flags, *given, "--procedure", "inference,bp", "--json"]) == 0
+            for text in json.loads(capsys.readouterr().out)["advice"]:
+                names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
+                own = re.search(r"With (--.*? it fits.*)\.", text)
+                for name in names[1].split(", ") if names and own else ():
+                    for change in re.split(r" or with |; with ", own[1].replace(" it fits", "").removesuffix(" too")):
+                        call = ["fit", model, "--ram", ram, *_without(flags, change), *_without(given, change)]
+                        assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
+                        rows = json.loads(capsys.readouterr().out)["rows"]
+                        assert any(row["fits"] for row in rows), (kind, name, ram, given, change)
+                        tried += 1
+    assert tried
+
+
+def _without(flags, change):
+    """The flags but for the one that is changed."""
+    name = change.split()[0]
+    place = flags.index(name) if name in flags else len(flags)
+    return flags[:place] + flags[place + 2 :]

@@ -302,3 +302,26 @@ def test_a_terminal(colour):
     assert "880,690,382,336" in text
     assert "\x1b[1m" in text  # bold is no colour
     assert "\x1b[3" not in text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda: learncost.cost("gpt2", seq_len=64),
+        lambda: learncost.memory("gpt2", seq_len=64),
+        lambda: learncost.fit("gpt2", "8GB", seq_len=64, procedures="bp"),
+        lambda: learncost.sweep("gpt2", procedure="bp,pepita", seq_len=range(1, 99)),
+        lambda: learncost.conventions("gpt2", seq_len=64),
+        lambda: learncost.explain("gpt2", "attention"),
+        lambda: learncost.explain("softmax"),
+        lambda: learncost.formulas("gpt2", "mlp"),
+        lambda: learncost.formulas("mha"),
+        lambda: learncost.compare("gpt2", seq_len=64),
+    ],
+)
+def test_answers_show_themselves(found):
+    """In a notebook as a table, in text no wider than 80 columns."""
+    answer = found()
+    assert "<table" in answer._repr_html_() or "<math" in answer._repr_html_()
+    assert max(map(len, str(answer).splitlines())) <= 80
+    assert answer.to_dict()

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 from learncost.bench.machine import described
 from learncost.bench.result import Bench, Case, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
-from learncost.ledger.sheet import Row, Sheet, significant, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, significant, styled
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
-
-WIDTH = 100
-"""Columns of text where nothing says how many there are."""
 
 COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", "beyond MiB", "of leanest peer")
 
@@ -30,7 +27,7 @@ class BenchTable:
         self.found = found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.found, min(options.max_width, WIDTH)))
+        yield from styled(_lines(self.found, options.max_width))
 
 
 def bench_table(found: Bench) -> BenchTable:

@@ -84,6 +84,11 @@ class Contest:
 
         return as_text(self)
 
+    def _repr_html_(self) -> str:
+        from learncost.contest.show import sheets
+
+        return "".join(sheet.html() for sheet in sheets(self))
+
 
 def contest(
     setting: Setting,

@@ -132,6 +132,11 @@ class Memory:
 
         return str(sheet(self))
 
+    def _repr_html_(self) -> str:
+        from learncost.ledger.show_memory import sheet
+
+        return sheet(self).html()
+
 
 _FIELDS = (
     "model", "procedure", "plan", "optimizer", "dtype", "batch_size", "seq_len", "target_len", "accumulate", "trained",

@@ -173,6 +173,9 @@ class Fit:
     def __str__(self) -> str:
         return str(self.sheet)
 
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
+
 
 def fit(
     model: str | Configuration,

@@ -146,6 +146,9 @@ class PublishedMemory:
     def __str__(self) -> str:
         return str(self.sheet)
 
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
+
 
 def published_memory(
     model: str | Configuration,

@@ -20,6 +20,8 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import check_probability, possible, rows_of
 from learncost.ledger.grid import Grid, grid_of
+from learncost.ledger.sheet import Row as Cells
+from learncost.ledger.sheet import Sheet
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
 from learncost.models.families import FAMILIES
@@ -39,6 +41,10 @@ BLOCK = 2**13  # configurations at a time: their monomials stay in the processor
 BY = ("total", "macro-operation")
 ALL = "all"
 UNREAD = "unread"  # stands for the parameters that nothing reads, among the axes
+
+
+SHOWN = 20
+"""Rows that a sweep shows of itself."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,25 @@ class Sweep:
             for part in self.parts()
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    @property
+    def sheet(self) -> Sheet:
+        """The first rows; `frame` and `write` have all."""
+        columns = {name: values[:SHOWN] for name, values in self.columns.items()}
+        whole = zip(*(values.tolist() for values in columns.values()), strict=True)
+        rows = tuple(Cells(tuple(map(_cell, row))) for row in whole)
+        notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
+        left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
+        return Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left)
+
+    def __rich__(self) -> Sheet:
+        return self.sheet
+
+    def __str__(self) -> str:
+        return str(self.sheet)
+
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
 
     def to_dict(self) -> dict[str, Any]:
         """The columns as lists; counts are whole numbers."""
@@ -332,3 +357,8 @@ def _chosen(given: str | Iterable[str], known: Mapping[str, Any], check: Callabl
     if not names:
         raise InputError(f"nothing is chosen of {', '.join(known)}")
     return list(dict.fromkeys(check(name.strip() if isinstance(name, str) else name) for name in names))
+
+
+def _cell(value: object) -> str:
+    """A value of a row, numbers with separators."""
+    return str(value) if isinstance(value, bool | str) else f"{value:,.0f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.checks))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __rich__(self) -> RichTable:
         from rich.table import Table

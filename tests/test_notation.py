@@ -147,6 +147,13 @@ REPEATS = [
     ("X", "X[b] = X[a] W[a b]", "X enters a turn as a and leaves it as b"),
 ]
 
+SIZES_AND_NAMES = [
+    ("t(P share) -> T", "T[B] = P[B share=share[B]]", "share is an axis and a name of the header"),
+    ("t(X; M) -> Y", "F[B d] = X[B M=0[] d]\n Y[B d] = F[B d] M[d]", "M is an axis and a name of the header"),
+    ("t(X; w) -> Y", "Y[a b] = X[a b] w[a] where a <= b < a + w", "w is a size and a name of the header"),
+    ("t(X; n) -> X", "repeat n carry X:\n   X[a] = X[a] n[a]", "n is a size and a name of the header"),
+]
+
 HEADERS = [
     ("t(X)", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: t(X)"),
     ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
@@ -194,6 +201,12 @@ def test_a_line_that_is_not_well_formed_is_quoted(header, lines, message):
     assert "\n" not in text
     assert text.startswith(message)
     assert text.endswith(f", in line: {lines.splitlines()[-1]}")
+
+
+@pytest.mark.parametrize(("header", "lines", "message"), SIZES_AND_NAMES)
+def test_a_name_of_the_header_is_no_size(header, lines, message):
+    with pytest.raises(lc.NotationError, match=message):
+        lc.layer(f"{header}\n {lines}")
 
 
 @pytest.mark.parametrize(("carried", "line", "message"), REPEATS)

@@ -189,3 +189,43 @@ def test_refusals(old, new, message):
     assert old in RECURRENT
     with pytest.raises(lc.NotationError, match=message):
         lc.layer(RECURRENT.replace(old, new))
+
+
+def test_a_repeat_within_shares_what_the_lines_around_it_read():
+    """V is each outer turn's own and shared by the inner turns; a turn that reads nothing of what it carries."""
+    text = """t(X; W V) -> X
+  repeat 2 carry X:
+    H[d] = X[d] V[d]
+    repeat n carry H:
+      H[d] = H[d] V[d]
+    repeat 3 carry X:
+      X[d] = H[d] W[d]"""
+    generator = np.random.default_rng(0)
+    x, v, w, seed = (generator.standard_normal(shape) for shape in (4, (2, 4), (2, 3, 4), 4))
+    found = lc.run(lc.layer(text), {"X": x, "V": v, "W": w, "dX": seed}, {"n": 2})
+    # Of each inner loop the last turn's W alone is seen.
+    expected = x * v[0] ** 3 * w[0, 2] * v[1] ** 3 * w[1, 2]
+    np.testing.assert_allclose(found["X"], expected)
+    np.testing.assert_allclose(found["dV"], seed * 3 * expected / v)
+    np.testing.assert_allclose(found["dW"][:, 2], seed * expected / w[:, 2])
+    assert not found["dW"][:, :2].any()
+
+
+def test_what_is_zero_in_a_stack_is_zero_in_its_slices():
+    """A condition on a stack's axes is one on its slices' axes, a place further to the left, and back."""
+    text = """t(X h; U) -> Y h
+  I[M B e] = X[M B e] 2[] where B <= e
+  repeat M carry h each x=I keep H=h shared U:
+    R[B e'] = h[B e] U[e e']
+    S[B e] = R[B e] + x[B e] where B <= e
+    h[B e] = S[B e] 0.5[]
+  Y[B M e] = H[M B e] where B < e"""
+    layer = lc.layer(text)
+    generator = np.random.default_rng(0)
+    x, h, u = (generator.standard_normal(shape) for shape in ((2, 3, 4), (3, 4), (4, 4)))
+    inside, strict = np.triu(np.ones((3, 4))), np.triu(np.ones((3, 4)), 1)
+    kept, last = [], h
+    for turn in range(2):
+        last = (last @ u + 2 * x[turn] * inside) * inside * 0.5
+        kept.append(last * strict)
+    np.testing.assert_allclose(lc.run(layer, {"X": x, "h": h, "U": u})["Y"], np.stack(kept, axis=1))

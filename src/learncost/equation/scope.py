@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from learncost.equation.attempts import advice
@@ -15,6 +15,7 @@ from learncost.equation.table import (
     Condition,
     Line,
     Literal,
+    Operand,
     Product,
     Read,
     Repeat,
@@ -24,6 +25,7 @@ from learncost.equation.table import (
     Term,
     Word,
     walk,
+    windows,
 )
 
 # Words that may act along an axis of a `where`: they read what is outside as minus infinity.
@@ -64,17 +66,34 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
 
 
 def _check_names(header: Header, lines: Iterable[Statement]) -> None:
-    """Refuse a size of no axis, and a name of the header that is an axis: sizes go by the names of axes."""
-    axes = {base(axis): line for line, _ in reversed([*walk(lines)]) for axis in line.loops}
+    """Refuse a size of no axis, and a name of the header that is a size: sizes go by the names of axes."""
+    every = [*walk(lines)]
+    axes = {base(axis): line for line, _ in reversed(every) for axis in (*line.loops, *_labels(line))}
+    counts = {size: line for line, turns in reversed(every) for size in (*turns, *windows([line]))}
     for name in (*header.inputs, *header.weights):
-        if name in axes:
-            raise NotationError(f"{name} is an axis and a name of the header: call one otherwise", str(axes[name]))
-    for line, turns in walk(lines):
-        sizes = {base(size) for term in line.right if isinstance(term, Literal) for size in term.sizes}
-        if unknown := sorted(sizes - {*axes, *turns}):
+        if name in axes or name in counts:
+            what = "an axis" if name in axes else "a size"
+            line = axes.get(name) or counts[name]
+            raise NotationError(f"{name} is {what} and a name of the header: call one otherwise", str(line))
+    for line, _ in every:
+        sizes = {base(size) for term in _operands(line) if isinstance(term, Literal) for size in term.sizes}
+        if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""
             raise NotationError(f"#{unknown[0]} is the size of no axis of {header.name}{hint}", str(line))
+
+
+def _labels(line: Line) -> Iterator[str]:
+    """The axes that are read or written at an index."""
+    for term in (*line.left, *_terms(line)):
+        yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
+
+
+def _operands(line: Line) -> Iterator[Operand]:
+    """Everything on the right, and what indices read."""
+    yield from line.right
+    for term in (*line.left, *_terms(line)):
+        yield from (axis.at for axis in term.axes if isinstance(axis, Read))
 
 
 def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
@@ -82,6 +101,11 @@ def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
     for line in parsed:
         names.update(line.reads if isinstance(line, Line) else line.weights if isinstance(line, Call) else ())
     return frozenset(names)
+
+
+def _is_among(name: str, names: frozenset[str]) -> bool:
+    """Whether a weight is one of the names, or a call's whose prefix is."""
+    return name in names or any(name.startswith(f"{prefix}.") for prefix in names)
 
 
 class _Scope:
@@ -200,7 +224,10 @@ class _Scope:
         outer, outer_axes = dict(self.current), dict(self.axes)
         starts = {name: outer[name] for name in block.carry}
         slices = self.slices(block)
+        outside = self.outside
+        self.outside |= _read_outside(block.lines)  # what these lines read is shared by the turns of repeats within
         lines = self.statements(block.lines)
+        self.outside = outside
         ends = {name: self.current[name] for name in block.carry}
         for name in block.carry:
             if ends[name] == starts[name]:
@@ -214,7 +241,7 @@ class _Scope:
         inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts.values()}
         read = dict.fromkeys(name for line in lines for name in line.reads)
         shared = frozenset(block.shared) | self.outside
-        each = tuple(n for n in read if n in self.weights and n not in shared)
+        each = tuple(n for n in read if n in self.weights and not _is_among(n, shared))
         for name in each:
             inner_axes[name] = self.axes[name]
         kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]

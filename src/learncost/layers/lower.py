@@ -23,7 +23,7 @@ from learncost.equation.table import (
     Term,
     Word,
 )
-from learncost.layers.outside import Outside, Pair, bounds, narrowest, pair, within
+from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
 
@@ -116,10 +116,16 @@ class _Lowering:
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack[-1] != "*"}
         inside = line.inside
         outside = Outside({name: known for name, known in self.outside.items() if name not in inside})
-        outside |= {name: self.outside[stack] for name, stack in line.each if stack in self.outside}
+        for name, stack in line.each:
+            if stack in self.outside:
+                turns = 0 if line.part(name, self.axes.get(stack, ())) else -1  # a slice has no turn as its first axis
+                outside[name] = moved(self.outside[stack], turns)
         inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
         body = inner.statements(line.lines)
-        self.outside |= {stack: inner.outside[name] for name, stack in line.keep if name in inner.outside}
+        for name, stack in line.keep:
+            if name in inner.outside:
+                turns = 0 if line.part(name, self.axes.get(stack, ())) else 1
+                self.outside[stack] = moved(inner.outside[name], turns)
         own = {name: axes for name, axes in inner.axes.items() if name not in self.axes or name in line.axes}
         return replace(line, lines=body, axes=own)
 

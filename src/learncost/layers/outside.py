@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Sum, Term, Word
@@ -80,6 +80,12 @@ class Outside(dict[str, dict[Pair, float | None]]):
         if line.word == "maximum" and None not in values:
             return max(v for v in values if v is not None)
         return None
+
+
+def moved(known: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
+    """What is known of a stack and of its slice, whose axes stand one place apart."""
+    found = {pair._replace(lower=pair.lower + places, upper=pair.upper + places): v for pair, v in known.items()}
+    return {pair: value for pair, value in found.items() if min(pair.lower, pair.upper) >= 0}
 
 
 def _unknown(_: float) -> None:

@@ -230,9 +230,12 @@ class Reverse:
         each = [(i, o) for i, o in line.each if inner.reach.wants(i)]
         keep = [(inner.finish(i, tag), self.part(o)) for i, o in each]
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
+        for c in carries:
+            if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
+                starts[c.start] = inner._zeros(f"d{c.start}", inner.axes[c.start], Tag(macro="backward"))
         carry_lines = tuple(
             Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
-            if self.reach.wants(c.initial)
+            if self.reach.wants(c.initial) and inner.reach.wants(c.start)
             # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
             else Carry(f"d{c.end}", starts[c.start] or f"d{c.end}", str(self._initial(c)), f"d{c.initial}:unused")
             for c in carries

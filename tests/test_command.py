@@ -82,7 +82,6 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost ./nothing.json", "no such file"),
         ("compare gpt2 --procedures bp,bp", "different names"),
         ("compare gpt2 --procedures bp,pepitta", "the nearest is 'pepita'"),
-        ("compare gpt2 --procedure bp", "did you mean '--procedures'"),
         ("errata E99", "no erratum is called 'E99'"),
         ("errata E2 --format latex", "format must be one of"),
         ("list modells", "did you mean 'models'"),

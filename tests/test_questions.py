@@ -48,7 +48,15 @@ def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
     ("text", "number"),
     [
         *(("8G", 8 * 10**9), ("8GB", 8 * 10**9), ("24GiB", 24 * 2**30), ("1e3", 1000), ("3e11", 3 * 10**11)),
-        *(("16 GB", 16 * 10**9), ("512k", 512_000), ("1.5 KiB", 1536), ("0.5", None), ("5XB", None), ("-1", None)),
+        *(
+            ("16 GB", 16 * 10**9),
+            ("512k", 512_000),
+            ("1.5 KiB", 1536),
+            ("0.5", None),
+            ("1.0", None),
+            ("5XB", None),
+            ("-1", None),
+        ),
     ],
 )
 def test_bytes_as_people_write_them(text, number):

@@ -24,6 +24,8 @@ def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     found = _WRITTEN.fullmatch(text.strip())
     if not found or found[4].lower() not in units:
         return None
+    if found[2] and not (found[3] or found[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are
+        return None
     digits, fraction = found[1], found[2] or ""
     scaled = int(digits + fraction) * 10 ** int(found[3] or 0) * units[found[4].lower()]
     number, rest = divmod(scaled, 10 ** len(fraction))

@@ -2,6 +2,7 @@
 
 import pytest
 
+import fuzz_tables
 import learncost as lc
 
 MIXED = "a line is a product or a sum, not both"
@@ -16,6 +17,10 @@ REFUSED = [
     ("t(X; W) -> Y", "Y[a] = X[a b] + W[b a]", "axis b of X[a b] is not on the left"),
     ("t(X) -> Y", "Y[a] = softmx[a](X[a])", "no word is called 'softmx'; the nearest is 'softmax'"),
     ("t(X) -> Y", "repeat 3 carry X:", "a repeat needs an indented body"),
+    ("t(X) -> X", "repeat ² carry X:", "a repeat of ² cannot run"),
+    ("t(X) -> Y", "Y[²] = X[²]", "'²' is no name: letters, digits and _ are"),
+    ("t(X) -> X", "repeat 0 carry X:", "a repeat of 0 cannot run"),
+    ("t(X) -> X", "repeat n carry X X:", "X stands twice in the repeat"),
     ("t(X) -> Y", "repeat n:", "a repeat is written `repeat COUNT carry X:`"),
     ("t(X) -> Y", "Y[a] = X[a] X[a] + X[a]", MIXED),
     ("t(X) -> Y", "Y[a] = X[a] + X[a] X[a]", MIXED),
@@ -155,7 +160,23 @@ SIZES_AND_NAMES = [
 ]
 
 HEADERS = [
-    ("t(X)", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: t(X)"),
+    *(
+        (header, f"a layer begins with its header `name(inputs; weights) -> outputs`; {told}, in line: {header}")
+        for header, told in (
+            ("t(X)", "the outputs stand behind an arrow, -> Y"),
+            ("t(X) → Y", "the arrow is ->"),
+            ("# of my own", "a remark begins with %"),
+            ("def t(X) -> Y", "without a word before the name"),
+            ("my-own(X) -> Y", "a name has _ and no hyphen"),
+            ("(X) -> Y", "a layer has a name"),
+        )
+    ),
+    (
+        "t(X[a]) -> Y",
+        "'X[a]' is no name: letters, digits and _ are; names stand there without their axes, which the first line "
+        "that reads them declares, in line: t(X[a]) -> Y",
+    ),
+    ("t(X) -> (Y)", "'(Y)' is no name: letters, digits and _ are; outputs have no parentheses, in line: t(X) -> (Y)"),
     ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
     ("t(X) -> Z", "the output Z is never defined, in line: t"),
     ("t(X) -> X", "the output X is an input that no line changes, in line: t"),
@@ -164,6 +185,25 @@ HEADERS = [
     ("t(X) -> Y;", "'Y;' is no name: letters, digits and _ are, in line: t(X) -> Y;"),
     ("t(X; X) -> Y", "X stands twice in the header, in line: t(X; X) -> Y"),
     ("t(X) -> Y Y", "Y stands twice in the header, in line: t(X) -> Y Y"),
+]
+
+
+ATTEMPTS += [
+    ("t(X; W) -> Y", "Y[B f] = X[B d] W^T[d f]", "axes have names and need no turning"),
+    ("t(X) -> Y", "Y[B] = X[B]**2", "a square is a product"),
+    ("t(X; W) -> Y", "Y[d] = X[d] − W[d]", "a minus is the sign - of the keyboard"),
+    ("t(X) -> Y", "Y[d] = X[d′]", "a prime is the sign ' of the keyboard"),
+    ("t(X; W) -> Y", "Y{d} = X{d} W{d}", "axes stand in square brackets"),
+    ("t(X; b) -> X", "X[d] += b[d]", "a line has one `=`, and names what it reads"),
+    ("t(X) -> Y", "Y[d = X[d]", "a square bracket is open"),
+    ("t(X) -> Y", "Y[d] = 1 - X[d]", "a number has empty brackets: write 1[]"),
+    ("t(X) -> Y", "Y[d] = max(X[d], 0[])", "the larger of two is maximum(X[M], 0[])"),
+    ("t(X) -> Y", "Y[d] = LayerNorm[d](X[d])", "a normalization is normalize[d](X[M d])"),
+    ("t(X) -> Y", "Y[d] = dropout(X[d])", "dropout is a product with an input"),
+    ("t(X) -> Y", "Y[d] = gelu(X)", "gelu is a word, whose operands show their axes, as in gelu(X[M d])"),
+    ("t(X; W) -> Y", "y[f] = x[d] W[d f]", "x is not defined before it is read; there is X"),
+    ("t(X) -> Y", "Y[f] = X[d] W[d f]", "an input or a weight stands in the header"),
+    ("t(X) -> Y", "Y[d] = X[d] 2[] % twice", "a remark is a line of its own that begins with %"),
 ]
 
 
@@ -188,6 +228,11 @@ def test_what_first_attempts_are_told_to_write_can_be_read():
 def test_an_input_named_under_constants_needs_no_gradient():
     bounded = lc.layer("t(X a) -> Y\nconstants: a\n  Y[B d] = at_most(X[B d], a[])")
     assert tuple(lc.derive(bounded).gradients) == ("X",)
+
+
+def test_texts_of_chance_are_layers_or_refused():
+    """A sample of `python -m tests.fuzz --tables`."""
+    assert fuzz_tables.fuzz(200, seed=1) == []
 
 
 REFUSED += MISFITS

@@ -26,6 +26,10 @@ def _number(match: re.Match[str]) -> str:
     return f"a number has empty brackets: write {match['number']}[] {match['value']}"
 
 
+def _lone(match: re.Match[str]) -> str:
+    return f"a number has empty brackets: write {match['lone']}[]"
+
+
 def _word(match: re.Match[str]) -> str:
     return f"a word has its operands in parentheses: {match['word']}({match['value']})"
 
@@ -43,16 +47,23 @@ def _other(left: str, text: str) -> str:
     return f"{name}[{left.partition('[')[2] or ']'}"
 
 
+_SQUARE = "a square is a product, Y[M] = X[M] X[M]; a size has a power, #k^-0.5[]"
+
 ATTEMPTS: tuple[tuple[str, Advice], ...] = (
-    (r"#\s+\S|\s//|\s#\s*$", "a remark is a line of its own that begins with %"),
+    (r"#\s+\S|\s//|\s#\s*$|\s%", "a remark is a line of its own that begins with %"),
     (r"^\s*(?:return|def|let|for|if)\b", "a line is `value[axes] = ...`; outputs are named in the header"),
+    (r"[−–—]", "a minus is the sign - of the keyboard"),
+    (r"[′’‘`]", "a prime is the sign ' of the keyboard: N'"),
+    (r"\{[^{}]*\}", "axes stand in square brackets: Y[M f]"),
+    (r"[-+*/]=", "a line has one `=`, and names what it reads: X[M d] = X[M d] + b[d]"),
     (r":=|==|<-|←", "a line has one `=`, as in Y[M f] = X[M d] W[d f]"),
     (r"\beinsum\b", "a product needs no word: write its factors side by side, Y[M f] = X[M d] W[d f]"),
+    (r"\*\*", _SQUARE),
     (
         r"[@⊗⊙·×]|\*(?!\*)|\b(?:matmul|mm|bmm|dot|mul|multiply|linear)\b\s*\(",
         "factors stand side by side without a sign between them: Y[M f] = X[M d] W[d f]",
     ),
-    (r"\*\*|\^(?!\s*-?\d)|\]\s*\^|[²³]", "a square is a product, Y[M] = X[M] X[M]; a size has a power, #k^-0.5[]"),
+    (r"\^(?!T\b)(?!\s*-?\d)|\]\s*\^(?!T\b)|[²³]", _SQUARE),
     (
         r"\]\s*/|/\s*\w",
         "a quotient is divide(X[M], Z[M]); by a number it is a product, 0.5[] X[M], and by a size #d^-1[] X[M]",
@@ -65,8 +76,15 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
         r"\b(?:mean|average|avg|reduce_mean)\s*[\[(]",
         "a mean is a sum times one over the size: the mean over d is Y[M] = #d^-1[] X[M d]",
     ),
+    (r"\bmax(?:imum)?\s*\(|\bclamp\b|\bclip\b", "the larger of two is maximum(X[M], 0[]), and of 0 and X relu(X[M])"),
     (
-        r"\.T\b|\.mT\b|ᵀ|\b(?:transpose|permute|swapaxes|reshape|view|rearrange)\b",
+        r"(?i)\b(?:layer_?norm|batch_?norm|group_?norm)\b",
+        "a normalization is normalize[d](X[M d]), or the layer norm(X; g b)",
+    ),
+    (r"(?i)\b(?:concat\w*|cat|stack|hstack|vstack)\b", "what would stand side by side is multiplied apart, and added"),
+    (r"(?i)\bdropout\b", "dropout is a product with an input, drawn outside: Y[M d] = X[M d] mask[M d]"),
+    (
+        r"\^T\b|\.T\b|\.mT\b|ᵀ|\b(?:transpose|permute|swapaxes|reshape|view|rearrange)\b",
         "axes have names and need no turning: write them in the order in which the value has them",
     ),
     (r"\b(?:dim|axis|axes)\s*=", "a word has its axes in square brackets before its operands: softmax[N](S[M N])"),
@@ -79,6 +97,7 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
     (rf"{_WORD}\((?P<inner>\s*{_NAME}\s+{_NAME}\s*)\)", _inner),
     (r"=\s*\(|[-+]\s*\(|\]\s*\(", "a line has one operation and no parentheses: give the inner one a line of its own"),
     (rf"=\s*(?P<word>{_NAME})\s+(?P<value>{_VALUE})\s*$", _word),
+    (r"(?<![\w.\[\]^'-])(?P<lone>\d+\.?\d*(?:[eE][-+]?\d+)?)(?![\w.\[])", _lone),
 )
 
 _BARE = re.compile(rf"(?<![\w.]){_NAME}(?![\w.'\[(])")
@@ -86,6 +105,8 @@ _BARE = re.compile(rf"(?<![\w.]){_NAME}(?![\w.'\[(])")
 
 def advice(text: str) -> str:
     """What to write in place of a refused line, after a semicolon; empty where no row fits."""
+    if text.count("[") != text.count("]"):
+        return "; a square bracket is open: every [ has its ]"
     for pattern, told in ATTEMPTS:
         if match := re.search(pattern, text):
             return f"; {told if isinstance(told, str) else told(match)}"
@@ -104,3 +125,22 @@ def in_two_lines(text: str) -> str:
     value = _other(left, text)
     rest = " ".join((*terms[:place], value, *terms[place + 1 :]))
     return f"; first {value} = {terms[place].strip()}, then {left} = {rest}"
+
+
+HEADERS: tuple[tuple[str, str], ...] = (
+    (r"^\s*(?:#|//)", "a remark begins with %"),
+    (r"^\s*(?:def|class|layer|function)\s", "without a word before the name"),
+    (r"→|=>|⇒", "the arrow is ->"),
+    (r":\s*$", "without a colon at the end"),
+    (r"\[", "names stand there without their axes, which the first line that reads them declares"),
+    (r"->\s*\(", "outputs have no parentheses"),
+    (r"^\s*[\w ]*-[\w -]*\(", "a name has _ and no hyphen"),
+    (r"^\s*\(", "a layer has a name"),
+    (r"->\s*$", "the outputs stand behind the arrow"),
+    (r"\)\s*$", "the outputs stand behind an arrow, -> Y"),
+)
+
+
+def header_advice(text: str) -> str:
+    """What to write in place of a refused header, after a semicolon; empty where no row fits."""
+    return next((f"; {told}" for pattern, told in HEADERS if re.search(pattern, text)), "")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.attempts import advice, in_two_lines
+from learncost.equation.attempts import advice, header_advice, in_two_lines
 from learncost.equation.errors import NotationError
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
@@ -82,12 +82,13 @@ def parse_header(text: str) -> Header:
     """The first line of a layer."""
     match = _HEADER.match(text)
     if not match:
-        raise NotationError("a layer begins with its header `name(inputs; weights) -> outputs`", text or "(empty)")
+        told = "a layer begins with its header `name(inputs; weights) -> outputs`"
+        raise NotationError(f"{told}{header_advice(text)}", text or "(empty)")
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
     for one in (*inputs, *weights, *outputs):
         if not one.replace(".", "_").isidentifier():
-            raise NotationError(f"{one!r} is no name: letters, digits and _ are", text)
+            raise NotationError(f"{one!r} is no name: letters, digits and _ are{header_advice(text)}", text)
     if not outputs:
         raise NotationError("the header names no output behind ->", text)
     for names in ((*inputs, *weights), outputs):
@@ -112,13 +113,18 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             raise NotationError(
                 "a repeat is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon", text
             )
+        count, carry, each, keep, shared = match.groups()
+        if int(count) < 1 if count.isdecimal() else not count.isidentifier():
+            raise NotationError(f"a repeat of {count} cannot run: how often is a size or a number from 1", text)
+        pairs = _pairs(each, text), _pairs(keep, text)
+        for names in (split_names(carry), [new for new, _ in pairs[0]], [new for new, _ in pairs[1]]):
+            if twice := [one for i, one in enumerate(names) if one in names[:i]]:
+                raise NotationError(f"{twice[0]} stands twice in the repeat", text)
         body = []
         while rest and _indent(rest[0]) > indent:
             body.append(rest.pop(0))
         if not body:
             raise NotationError("a repeat needs an indented body", text)
-        count, carry, each, keep, shared = match.groups()
-        pairs = _pairs(each, text), _pairs(keep, text)
         result.append(Block(count, split_names(carry), *pairs, split_names(shared), parse_lines(body), text))
     return tuple(result)
 
@@ -227,6 +233,8 @@ class _Reader:
     def name(self) -> str:
         if self.kind() != "name":
             raise _RefusedError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
+        if not self.value().rstrip("'").replace(".", "_").isidentifier():
+            raise _RefusedError(f"{self.value()!r} is no name: letters, digits and _ are")
         self.position += 1
         return self.tokens[self.position - 1][1]
 

@@ -144,6 +144,11 @@ class _Scope:
                 result.extend(map(self.line, self.call(line)))
         return tuple(result)
 
+    def hint(self, name: str) -> str:
+        """What may have been meant by a name that nothing has."""
+        near = next((known for known in self.current if known.lower() == name.lower()), None)
+        return f"; there is {near}" if near else "; an input or a weight stands in the header, name(inputs; weights)"
+
     def call(self, call: Call) -> tuple[Line, ...]:
         if self.expand is None:
             raise NotationError(f"no layer is called {call.layer!r} here", call.text)
@@ -167,7 +172,7 @@ class _Scope:
     def line(self, line: Line) -> Line:
         for name in line.reads:
             if name not in self.current:
-                hint = advice(str(line)) if "." in name else ""
+                hint = (advice(str(line)) if "." in name else "") or self.hint(name)
                 raise NotationError(f"{name} is not defined before it is read{hint}", str(line))
         if not line.tag.local:
             line = replace(line, tag=replace(line.tag, local=line.name, locals=tuple(t.name for t in line.right)))

@@ -17,7 +17,7 @@ from learncost.equation.scope import Axes, bind
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable
-from learncost.vocabulary import canonical, entry, plain
+from learncost.vocabulary import canonical, entries, entry, plain
 
 ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 
@@ -112,7 +112,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     constants: list[str] = []
     cache: list[str] = []
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in text.removeprefix("\ufeff").splitlines():
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
@@ -214,7 +214,8 @@ def _check_word(line: Line) -> Line:
         raise NotationError(f"{found.name} stands in tables that are derived; a layer has no use for it", str(line))
     missing = len(found.inputs) - len(line.right)
     if missing < 0 or missing > len(found.defaults):
-        raise NotationError(f"{found.name} takes {len(found.inputs)} operands, not {len(line.right)}", str(line))
+        told = f"{found.name} takes {len(found.inputs)} operands, not {len(line.right)}"
+        raise NotationError(f"{told}{advice(str(line))}", str(line))
     if len(line.left) != len(found.outputs):
         raise NotationError(f"{found.name} gives {len(found.outputs)} results, not {len(line.left)}", str(line))
     if found.pointwise and line.axes:
@@ -340,7 +341,9 @@ def named(name: str, line: str = "") -> Layer:
     name = name.replace("-", "_")
     if name not in shipped():
         near = difflib.get_close_matches(name, shipped(), n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
+        hint = f"; the nearest is {near[0]!r}" if near else advice(line)
+        if any(canonical(name) == word.name for word in entries()):
+            hint = f"; {name} is a word, whose operands show their axes, as in {name}(X[M d])"
         raise NotationError(f"no layer is called {name!r}{hint}", line)
     return layer((files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8"))
 

@@ -185,6 +185,8 @@ def _turns(
         count = size_of(line.count, sizes)
     except KeyError:
         raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
+    if count < 1:
+        raise InputError(f"{line.count} must be a whole number from 1, not {count}")
     own = {**axes, **line.axes}
     parts = {pair: line.part(pair[0], axes.get(pair[1], ())) for pair in (*line.each, *line.keep)}
     carried = {carry.start: values[carry.initial] for carry in line.carry}

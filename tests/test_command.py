@@ -95,7 +95,7 @@ def test_what_is_wrong_is_one_line(line, said, capsys):
 @pytest.mark.parametrize("flag", ["--seq-len", "--batch-size", "--hidden-size", "--n_layer", "--voc", "--d-ff", "--h"])
 @pytest.mark.parametrize(
     "value",
-    ["0", "-1", "1.5", "1.0", "1e400", "1e3", "nan", "inf", "abc", "", " ", "9" * 13, "9" * 5000, "1_000", "0x10", "٣"],
+    ["0", "-1", "1.5", "1.0", "1e400", "nan", "inf", "abc", "", " ", "9" * 13, "9" * 5000, "1_000", "0x10", "٣"],
 )
 @pytest.mark.parametrize("joined", [True, False])
 def test_sizes_are_whole_numbers(flag, value, joined, capsys):

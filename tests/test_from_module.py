@@ -7,6 +7,8 @@ import learncost as lc
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
 LLAMA = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 40}
 LLAMA |= {"num_hidden_layers": 3, "vocab_size": 50}
 
@@ -76,6 +78,123 @@ def test_what_is_not_known_is_said(make, message):
     with pytest.raises(lc.InputError, match=message) as info:
         lc.from_module(make())
     assert "\n" not in str(info.value)
+
+
+# What learns is what requires_grad says. FLOPs are those of FlopCounterMode on meta, where backward stops by itself.
+
+SMALL = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 4, "num_attention_heads": 3, "pad_token_id": None}
+SMALL |= {"intermediate_size": 20, "max_position_embeddings": 16, "bos_token_id": None, "eos_token_id": None}
+KINDS = {
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "gemma2": ("Gemma2ForCausalLM", {"num_key_value_heads": 3, "head_dim": 4}),
+    "bert": ("BertForMaskedLM", {}),
+    "phi3": ("Phi3ForCausalLM", {"num_key_value_heads": 3}),
+}
+
+
+def module_on_meta(family):
+    kind, more = KINDS[family]
+    keys = {**SMALL, **more}
+    if family == "gpt2":
+        keys["n_inner"] = keys.pop("intermediate_size")
+    config = transformers.AutoConfig.for_model(family, **keys)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        return getattr(transformers, kind)(config)
+
+
+def held_against_torch(module):
+    tokens = torch.zeros(2, 5, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        loss = module(input_ids=tokens, labels=tokens).loss
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    found = lc.cost(lc.from_module(module), price_book="matmul", batch_size=2, seq_len=5)
+    assert found.macro_operations["forward"][1].flops == forward
+    assert found.total.flops == forward + counter.get_total_flops()
+    assert found.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return found
+
+
+def frozen(module, chosen):
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(chosen(name))
+    return module
+
+
+def of_blocks(*numbers):
+    return lambda name: any(f".{number}." in name for number in numbers)
+
+
+PATTERNS = {
+    "embeddings frozen": lambda name: "embed" not in name and ".wte" not in name and ".wpe" not in name,
+    "first two blocks frozen": lambda name: of_blocks(2, 3)(name) or ("norm" in name and not of_blocks(0, 1)(name)),
+    "first and third block": of_blocks(0, 2),
+    "biases": lambda name: name.endswith("bias"),
+    "gains and shifts": lambda name: "norm" in name.lower() or ".ln_" in name,
+    "one projection of one block": lambda name: ".1." in name and ("mlp.c_fc.weight" in name or "down_proj" in name
+                                                                   or "intermediate.dense.weight" in name),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("family", KINDS)
+def test_frozen_parameters_do_not_learn(family, pattern):
+    module = frozen(module_on_meta(family), PATTERNS[pattern])
+    if any(parameter.requires_grad for parameter in module.parameters()):
+        found = held_against_torch(module)
+        assert found.trained_parameters < found.parameters
+
+
+class Path(torch.nn.Module):
+    """A projection as peft wraps it: the names of its parts, which is what can be read off."""
+
+    def __init__(self, base, rank, alpha):
+        super().__init__()
+        wide, narrow = base.weight.shape if isinstance(base, torch.nn.Linear) else base.weight.shape[::-1]
+        self.base_layer, self.scaling = base, {"default": alpha / rank}
+        a, b = torch.nn.Linear(narrow, rank, bias=False), torch.nn.Linear(rank, wide, bias=False)
+        self.lora_A, self.lora_B = torch.nn.ModuleDict({"default": a}), torch.nn.ModuleDict({"default": b})
+
+    def forward(self, x):
+        path = self.lora_B["default"](self.lora_A["default"](x))
+        return self.base_layer(x) + path * self.scaling["default"]
+
+
+def with_paths(module, ends, blocks=range(4), rank=3, alpha=12):
+    module.requires_grad_(False)
+    for name, own in list(module.named_modules()):
+        if name.endswith(ends) and of_blocks(*blocks)(f".{name}."):
+            parent, _, last = name.rpartition(".")
+            with torch.device("meta"):
+                setattr(module.get_submodule(parent), last, Path(own, rank, alpha))
+    return module
+
+
+@pytest.mark.parametrize("blocks", [(0, 1, 2, 3), (1, 2)])
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [("gpt2", ("c_attn",)), ("llama", ("q_proj", "v_proj")), ("bert", ("self.query", "attention.output.dense")),
+     ("phi3", ("qkv_proj", "gate_up_proj"))],
+)  # fmt: skip
+def test_a_model_adapted_by_peft_is_counted_as_it_is(family, ends, blocks):
+    found = held_against_torch(with_paths(module_on_meta(family), ends, blocks))
+    assert "LoRA of rank 3 and alpha 12 on" in found.trained
+
+
+def test_paths_beside_what_learns():
+    module = with_paths(module_on_meta("gpt2"), ("c_attn",))
+    held_against_torch(frozen(module, lambda name: "lora_" in name or name.endswith("ln_f.weight")))
+
+
+def test_paths_that_are_not_alike_name_the_nearest_call():
+    module = with_paths(with_paths(module_on_meta("llama"), ("q_proj",), (0, 1)), ("v_proj",), (2,), rank=2)
+    with pytest.raises(
+        lc.InputError, match=r"different ranks.*nearest call is lc.cost\(.*lora='q_proj,v_proj', lora_rank"
+    ):
+        lc.from_module(module)
 
 
 def test_the_example_of_the_reference():

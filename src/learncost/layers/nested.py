@@ -14,6 +14,8 @@ from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Repeat, Table
 
+MOST_LAYERS = 128
+
 
 def is_nested(repeat: Repeat) -> bool:
     """Whether a repeat has others inside."""
@@ -51,6 +53,8 @@ class _Groups:
             raise InputError("only groups of turns of layers are known as repeats inside of repeats")
         _, self.turns, self.layers = nest
         self.counts = [int(size_of(one.count, self.sizes)) for one in (self.groups, self.layers)]
+        if self.counts[0] * self.counts[1] > MOST_LAYERS:
+            raise InputError(f"layers of groups are written out for this, up to {MOST_LAYERS:,} of them")
 
     def table(self) -> Table:
         groups = tuple(self.group(number) for number in range(self.counts[0]))

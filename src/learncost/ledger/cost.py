@@ -334,14 +334,16 @@ def prepare(
     else:
         configuration = configure(model, sizes)
     built = build(configuration, dropout=probability > 0)
-    learning = "all"
-    if wanted is not None:
+    learning, chosen = "all", wanted or configuration.learned
+    if wanted is not None and configuration.learned is not None:
+        raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
+    if chosen is not None:
         if control := next((name for name in procedures if name in CONTROLS), None):
             raise InputError(f"{control} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, said
 
-        built = adapted(built, wanted)
-        learning = said(built, wanted)
+        built = adapted(built, chosen)
+        learning = said(built, chosen)
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
     return Run(built, axes, book, optimizer, dtype, tokens, learning, (plan or "").strip())
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import isfinite
 
 from learncost.equation.errors import InputError
+from learncost.equation.table import Table
 from learncost.layers.nested import flat
 from learncost.layers.reach import Reach
 from learncost.layers.rewrite_lora import RANK, with_lora
@@ -108,51 +109,109 @@ def _alpha(value: object) -> float:
     return number
 
 
-def adapted(model: Model, wanted: Adaptation) -> Model:
+@dataclass(frozen=True)
+class Learned:
+    """What learns, weight by weight, as a live module has it.
+
+    weights  names of weights; with a number, only in that turn of the repeats, counted through all of them from 0
+    paths    weights with a low-rank path, in the turns of `path_turns`, of a rank and an alpha
+    """
+
+    text: str
+    weights: frozenset[tuple[str, int | None]]
+    paths: tuple[str, ...] = ()
+    path_turns: frozenset[int] = frozenset()
+    rank: int = RANK_OF_PATHS
+    alpha: float = ALPHA
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_Run = tuple[int, int, frozenset[str]]
+"""From a turn to a turn of the repeats, counted through all of them: what learns there."""
+
+
+def adapted(model: Model, wanted: Adaptation | Learned) -> Model:
     """The model in which only what is asked for learns: its table rewritten, its `trained` weights named.
 
     Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
     parts = Parts(model)
-    table = with_lora(model.table, parts.projections(wanted.lora), wanted.alpha / wanted.rank)
-    paths = set(table.weights) - set(model.table.weights)
-    learning = _selected(parts, wanted) | paths
+    projections = parts.projections(wanted.paths if isinstance(wanted, Learned) else wanted.lora)
+    table = with_lora(model.table, projections, wanted.alpha / wanted.rank)
+    paths = frozenset(table.weights) - frozenset(model.table.weights)
+    learning: frozenset[str]
+    runs: list[_Run]
+    if isinstance(wanted, Learned):
+        learning = paths | {name for name, _ in wanted.weights}
+        runs = _runs(wanted, paths)
+    else:
+        learning = paths | _selected(parts, wanted)
+        whole = ((0, sum(map(parts.turns, repeats(model.table)))),)
+        runs = [(a, b, learning) for a, b in parts.stretches(wanted.layers) or whole]
+    built = _apart(model, table, parts, learning, runs, paths)
+    return replace(built, sizes={**model.sizes, RANK: wanted.rank} if paths else model.sizes)
+
+
+def _runs(wanted: Learned, paths: frozenset[str]) -> list[_Run]:
+    """Turns with the same weights in one run."""
+    turns: dict[int, set[str]] = {turn: set(paths) for turn in wanted.path_turns}
+    for name, turn in wanted.weights:
+        if turn is not None:
+            turns.setdefault(turn, set()).add(name)
+    runs: list[_Run] = []
+    for turn, names in sorted(turns.items()):
+        if runs and runs[-1][1] == turn - 1 and runs[-1][2] == names:
+            runs[-1] = (runs[-1][0], turn, runs[-1][2])
+        else:
+            runs.append((turn, turn, frozenset(names)))
+    return runs
+
+
+def _apart(
+    model: Model, table: Table, parts: Parts, learning: frozenset[str], runs: Iterable[_Run], paths: frozenset[str]
+) -> Model:
+    """The model with its repeats split where their turns learn other weights. `table` has the paths in every turn."""
     reach = Reach(frozenset(table.weights))
-    reach.needs(table.lines, learning)
-    stretches = parts.stretches(wanted.layers)
-    whole, trained, before = table, learning - sliced(table), 0
+    reach.needs(table.lines, set(learning))
+    whole, trained, before = table, set(learning - sliced(table)), 0
     for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
         turns = parts.turns(repeat)
-        stacks = learning & {outer for _, outer in repeat.each}
-        learns_here = bool(stacks or learning & {*repeat.shared})
-        inside = [(max(a - before, 0), min(b - before, turns - 1)) for a, b in stretches or ((before, before + turns),)]
+        here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
+        stacks = here & sliced(table)
+        inside = [(max(a - before, 0), min(b - before, turns - 1), own) for a, b, own in runs]
+        # Weights that all turns share learn wherever they are read.
+        inside = [(a, b, (own | (here - stacks)) & here) for a, b, own in inside if a <= b and own & here]
+        if not inside and here - stacks:
+            inside = [(0, turns - 1, here - stacks)]
         before += turns
-        inside = [(a, b) for a, b in inside if a <= b and learns_here]
         every = any(name in reach.needed for name in repeat.shared)
         alone = any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [
-            (Part(a, b, repeat if learns else plain), learns) for a, b, learns in _pieces(turns, inside, every, alone)
+            (Part(a, b, repeat if own & paths or not here & paths else plain), own)
+            for a, b, own in _pieces(turns, inside, every, alone)
         ]
         if len(pieces) > 1 or (alone and turns == 1 and pieces[0][1]):
             whole = split(whole, repeat, (part for part, _ in pieces))
-            trained |= {f"{name}{part.mark}" for part, learns in pieces if learns for name in stacks}
-        elif pieces[0][1]:
-            trained |= stacks
-        else:
-            whole = replace(whole, lines=tuple(plain if line is repeat else line for line in whole.lines))
+            trained |= {f"{name}{part.mark}" for part, own in pieces for name in own & stacks}
+            continue
+        ((part, own),) = pieces
+        trained |= own & stacks
+        body = part.body if own else plain
+        whole = replace(whole, lines=tuple(body if line is repeat else line for line in whole.lines))
     read = {name for line in whole.lines for name in line.reads}  # paths may be in no layer of a repeat
     whole = replace(whole, weights=tuple(n for n in whole.weights if n in read or unmarked(n) not in paths))
     return replace(
         model,
         table=whole,
-        sizes={**model.sizes, RANK: wanted.rank} if paths else model.sizes,
         masks=tuple(name for name in whole.inputs if unmarked(name).endswith(".mask")),
         trained=tuple(name for name in whole.weights if name in trained),
     )
 
 
-def said(model: Model, wanted: Adaptation) -> str:
+def said(model: Model, wanted: Adaptation | Learned) -> str:
     """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
     read = [name for line in model.table.lines for name in line.reads]
     looked_up = {name for name in Parts(model).embeddings if read.count(name) > 1}
@@ -174,17 +233,20 @@ def _selected(parts: Parts, wanted: Adaptation) -> set[str]:
     return chosen
 
 
-def _pieces(
-    turns: int, inside: Iterable[tuple[int, int]], every: bool, alone: bool
-) -> tuple[tuple[int, int, bool], ...]:
-    """The turns in stretches that are alike: first, last, and whether they learn.
+def _pieces(turns: int, inside: Iterable[_Run], every: bool, alone: bool) -> tuple[_Run, ...]:
+    """The turns in stretches that are alike: first, last, and what learns there.
 
     every   a value that all turns read has a gradient, so that every turn goes backward
     alone   nothing below wants a gradient: the first turn that goes backward stands by itself
     """
     inside = tuple(inside)
-    cuts = {0, turns} | {a for a, _ in inside} | {b + 1 for _, b in inside}
+    cuts = {0, turns} | {a for a, _, _ in inside} | {b + 1 for _, b, _ in inside}
     if alone and (every or inside):
         first = 0 if every else inside[0][0]
         cuts |= {first, first + 1}
-    return tuple((a, b - 1, any(low <= a <= high for low, high in inside)) for a, b in pairwise(sorted(cuts)))
+    nothing: frozenset[str] = frozenset()
+
+    def learns(turn: int) -> frozenset[str]:
+        return next((own for low, high, own in inside if low <= turn <= high), nothing)
+
+    return tuple((a, b - 1, learns(a)) for a, b in pairwise(sorted(cuts)))

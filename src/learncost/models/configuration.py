@@ -45,6 +45,7 @@ class Configuration:
     dropout     keeps the probabilities under the family's own names
     unread      parameters that are stored with the model, and that nothing reads
     derived     sizes that followed from others, each with its expression
+    learned     what learns, where a live module says so (`Learned`)
     """
 
     name: str
@@ -62,6 +63,7 @@ class Configuration:
     two_sided: bool = False
     unread: int = 0
     derived: Mapping[str, str] = field(default_factory=dict, compare=False)
+    learned: Any = None
 
     @property
     def activation(self) -> str:

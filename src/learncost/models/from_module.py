@@ -9,7 +9,8 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
-from learncost.models.model import build
+from learncost.models.live_weights import learned, parameters_of
+from learncost.models.model import Model, build
 from learncost.models.wording import nearest, shown
 
 
@@ -17,7 +18,8 @@ def from_module(module: Any) -> Configuration:
     """The configuration of a transformers model that is in memory; `lc.cost` and all that take a model take it.
 
     The class of the module is the architecture, and its config gives the sizes. Then its parameters are counted, shared
-    ones once, and must be as many as the config describes.
+    ones once, and must be as many as the config describes. What has `requires_grad=False` is frozen, and the low-rank
+    paths of peft are counted as they are.
 
     Parameters
     ----------
@@ -32,8 +34,8 @@ def from_module(module: Any) -> Configuration:
     Raises
     ------
     InputError
-        For a class that is not known, and for a module that was changed after its config was written, with the
-        difference.
+        For a class that is not known, for a module that was changed after its config was written, with the difference,
+        and for adapters and patterns of frozen weights that cannot be read, with the call that says them.
 
     Examples
     --------
@@ -44,6 +46,8 @@ def from_module(module: Any) -> Configuration:
     >>> lc.cost(lc.from_module(module), seq_len=16).parameters
     1096
     """
+    if callable(getattr(module, "get_base_model", None)):  # peft's wrapper around an adapted model
+        module = module.get_base_model()
     kind = type(module).__name__
     if not callable(getattr(module, "named_parameters", None)):
         raise InputError(f"a torch.nn.Module is needed, not {shown(module)}")
@@ -57,15 +61,24 @@ def from_module(module: Any) -> Configuration:
     known = [architecture.name for architecture in FAMILIES[family].architectures]
     if kind not in known:
         raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(known)}){_inside(module)}")
-    found = replace(configure({**values, "architectures": [kind]}), name=kind, source="a live module")
-    model = build(found)
-    own, theirs = model.parameters.at(model.sizes), sum(parameter.numel() for parameter in module.parameters())
+    plain, paths = parameters_of(module)
+    theirs = sum(parameter.size for parameter in plain)
+    model = _built(values, kind)
+    own = model.parameters.at(model.sizes)
+    if own != theirs and model.configuration.tied:  # peft's modules_to_save gives a tied head a matrix of its own
+        apart = _built({**values, "tie_word_embeddings": False}, kind)
+        model = apart if apart.parameters.at(apart.sizes) == theirs else model
+        own = model.parameters.at(model.sizes)
     if own != theirs:
         raise InputError(
             f"{kind} has {theirs:,} parameters, and its config describes {own:,} ({theirs - own:+,}): "
             "it was changed, so its config does not say what it costs"
         )
-    return found
+    return replace(model.configuration, learned=learned(model, plain, paths))
+
+
+def _built(values: dict[str, Any], kind: str) -> Model:
+    return build(replace(configure({**values, "architectures": [kind]}), name=kind, source="a live module"))
 
 
 def _inside(module: Any) -> str:

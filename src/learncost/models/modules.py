@@ -46,6 +46,13 @@ def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
     return tuple(w for w in weights if any(fnmatchcase(w, p) or fnmatchcase(w, f"*.{p}") for p in patterns))
 
 
+def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
+    """The weights that the module of a whole path holds: by the longest end that the family names, else by any's."""
+    ends = [end for end in modules_of(family) if f".{path}".endswith(f".{end}")]
+    meant = modules_of(family)[max(ends, key=len)] if ends else _ANY.get(path.rpartition(".")[2], ())
+    return tuple(w for w in weights if any(w == own or w.endswith(f".{own}") for own in meant))
+
+
 def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Of the weights, those that one module holds together where all of them are there: a name, and the weights.
 

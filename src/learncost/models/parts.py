@@ -128,18 +128,18 @@ class Parts:
         if name == "biases":
             return self._some(self.biases(), "train", name, "biases")
         if name in _LINEAR:
-            return self._with_biases(self.linear)
+            return self.with_biases(self.linear)
         if name in _GROUPS:
             group = self.read_by(line for line in self.lines if _GROUPS[name] in line.tag.layer)
             return self._some(group, "train", name, name.replace("_", "-"))
-        return self._with_biases(self.held("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
+        return self.with_biases(self.held("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
 
     def _some(self, found: tuple[str, ...], what: str, name: str, meant: str) -> tuple[str, ...]:
         if not found:
             raise InputError(f"{what}: {self.model.configuration.name} has no {meant} with weights ({name})")
         return found
 
-    def _with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
+    def with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
         """The weights, and what is added to their products straight after; an embedding has no product of its own."""
         chosen = set(weights)
         multiplied = chosen - set(self.embeddings)

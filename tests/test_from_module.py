@@ -189,6 +189,21 @@ def test_paths_beside_what_learns():
     held_against_torch(frozen(module, lambda name: "lora_" in name or name.endswith("ln_f.weight")))
 
 
+def test_what_does_not_follow_a_part_that_learns_says_so():
+    adapted = lc.from_module(with_paths(module_on_meta("llama"), ("q_proj",)))
+    part = lc.from_module(frozen(module_on_meta("llama"), of_blocks(3)))
+    whole = lc.from_module(module_on_meta("llama"))
+    for model in (adapted, part):
+        for ask in (lc.rules, lc.Training, lc.emit):
+            with pytest.raises(lc.InputError, match=r"frozen in part or adapted|learn as a whole"):
+                ask(model)
+        with pytest.raises(lc.InputError, match="the live module says itself what learns"):
+            lc.cost(model, train="head")
+    assert lc.cost(part, "decode", context=5).total == lc.cost(whole, "decode", context=5).total
+    with pytest.raises(lc.InputError, match="frozen in part or adapted"):
+        lc.cost(adapted, "decode", context=5)
+
+
 def test_paths_that_are_not_alike_name_the_nearest_call():
     module = with_paths(with_paths(module_on_meta("llama"), ("q_proj",), (0, 1)), ("v_proj",), (2,), rank=2)
     with pytest.raises(

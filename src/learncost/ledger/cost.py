@@ -333,7 +333,7 @@ def prepare(
         configuration = model
     else:
         configuration = configure(model, sizes)
-    built = build(configuration, dropout=probability > 0)
+    built = build(replace(configuration, learned=None), dropout=probability > 0)
     learning, chosen = "all", wanted or configuration.learned
     if wanted is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")

@@ -12,7 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.record import Cache, Cost
 from learncost.ledger.timing import timing
-from learncost.models.configuration import Configuration, configure
+from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
@@ -52,7 +52,8 @@ def cost_of_inference(
     if lengths["context"] is not None and not decodes:
         raise InputError(f"context goes with the procedure decode: {procedure.name} begins with an empty cache")
     if isinstance(model, Configuration):
-        configuration, left = model, own
+        # What is frozen changes no forward pass; low-rank paths do, and `build` refuses them.
+        configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), own
     else:
         configuration, left = configure(model, own), {}
     tokens = "target_len" if build(configuration).two_sided else "seq_len"

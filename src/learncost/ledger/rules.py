@@ -59,6 +59,8 @@ def rules(
     >>> rule.thumb.formula, f"{rule.cases[0].error:+.2%}"
     ('6 N D', '-12.62%')
     """
+    if isinstance(model, Configuration) and model.learned is not None:
+        raise InputError(f"rules of thumb are of models that learn as a whole: {model.name} does not")
     made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
     measures = Measures(made)
     per_step = made.axes["B"] * made.axes["M"]

@@ -83,6 +83,11 @@ class Configuration:
         return {**optional, **self.settings, **self.sizes, **own}
 
 
+def adds_paths(configuration: Configuration) -> bool:
+    """Whether a live module has low-rank paths beside the weights of its config."""
+    return configuration.learned is not None and bool(configuration.learned.paths)
+
+
 def configure(
     model: object, overrides: Mapping[str, object] | None = None, stdin: TextIO | None = None, exact: bool = True
 ) -> Configuration:

@@ -85,7 +85,13 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
 
     dropout   with drawn masks where the family has them
     padding   with a mask of the keys, for batches of sequences of unequal length
+    Raises `InputError` for one of a live module of which a part is frozen or adapted: `adapted` builds on it without.
     """
+    if configuration.learned is not None:
+        raise InputError(
+            f"{configuration.name} is frozen in part or adapted ({configuration.learned}), which cost, compare, memory "
+            "and conventions follow; give its config here"
+        )
     chosen = plan(configuration)
     table, axes = _build(chosen, dropout, padding)
     family = FAMILIES[configuration.family]

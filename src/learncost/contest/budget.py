@@ -40,7 +40,7 @@ class Share:
 def budget(text: str) -> Budget:
     """A budget as it is written: steps:300, flops:2e10, memory:5MB. Raises `InputError`."""
     kind, _, amount = text.partition(":")
-    number = whole(amount, BYTES if kind == "memory" else COUNTS)
+    number = whole(amount.strip(), BYTES if kind == "memory" else COUNTS)
     if kind not in KINDS or not number:
         raise InputError(f"budget must be such as steps:300, flops:2e10 or memory:5MB, not {shown(text)}")
     return Budget(kind, number)

@@ -21,7 +21,7 @@ _WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))
 
 def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
-    found = _WRITTEN.fullmatch(text.strip())
+    found = _WRITTEN.fullmatch(text)
     if not found or found[4].lower() not in units:
         return None
     if found[2] and not (found[3] or found[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are

@@ -30,13 +30,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with what stands over and under it. `left` says which columns are words; the others are numbers."""
+    """A table with what stands over and under it. `left` says which columns are words; the others are numbers.
+
+    `answer` is what was asked in one sentence, where the table is its reason.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     left: frozenset[int] = frozenset({0})
+    answer: str = ""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -60,6 +64,8 @@ class Sheet:
         """
         for part in textwrap.wrap(self.title, width):
             yield part, "bold"
+        for part in textwrap.wrap(self.answer, width, break_on_hyphens=False):
+            yield part, ""
         widths = self._narrowed(width)
         for places in self._blocks(widths, width) if self.columns else ():
             yield "", ""
@@ -141,9 +147,10 @@ class Sheet:
             line = cells("td", row.cells, row.depth)
             body.append(line.replace("<tr>", '<tr style="font-weight:bold">') if row.style == "bold" else line)
         notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+        told = f"<div>{escape(self.answer)}</div>" if self.answer else ""
         return (
             '<div class="learncost">'
-            f'<table><caption style="text-align:left">{escape(self.title)}</caption>'
+            f'<table><caption style="text-align:left">{escape(self.title)}{told}</caption>'
             f"<thead>{cells('th', self.columns)}</thead><tbody>{''.join(body)}</tbody></table>"
             f'<div style="font-size:smaller">{notes}</div></div>'
         )
@@ -157,7 +164,7 @@ class Sheet:
         rules = ["---" if place in self.left else "---:" for place in range(len(self.columns))]
         rows = [[f"**{cell}**" if row.style == "bold" and cell else cell for cell in row.cells] for row in self.rows]
         table = "\n".join([line(self.columns), line(rules), *map(line, rows)])
-        return "\n\n".join(part for part in (f"**{self.title}**", table, "\n".join(self.notes)) if part)
+        return "\n\n".join(part for part in (f"**{self.title}**", self.answer, table, "\n".join(self.notes)) if part)
 
     def latex(self) -> str:
         """The sheet as a tabular that needs no package; the title and the notes are comments."""

@@ -35,7 +35,7 @@ def sheet(memory: Memory) -> Sheet:
     for macro in macros:
         top = max((one for one in memory.curve if one.macro_operation == macro), key=lambda one: one.bytes)
         rows.append(Row((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
-    return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}))
+    return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
 def beside(found: Several) -> Sheet:
@@ -71,22 +71,25 @@ def _notes(memory: Memory) -> tuple[str, ...]:
     notes = [f"The peak is at line {at.line}{layer}{macro}."] if at.line else []
     if memory.trained != "all":
         notes.append(f"Learns: {memory.trained}.")
-    if memory.budget is not None:
-        batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
-        many = "fit" if (batch or 0) > 1 else "fits"
-        own = f"{batch:,}" if batch else "no"
-        text = f"In {said_bytes(memory.budget)} {many} {own} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
-        if length is not None:
-            text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
-        notes.append(f"{text}.")
-        if not batch:
-            notes.append("learncost fit says which procedures and plans take less, and what else to change.")
     if _executed(memory):
         return (*notes, memory.convention)
     kind, state = FORMATS[memory.dtype], state_of(memory.optimizer)
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
     notes.append(memory.convention)
     return tuple(notes)
+
+
+def _fits(memory: Memory) -> str:
+    """What a budget holds."""
+    if memory.budget is None:
+        return ""
+    batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
+    many, own = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
+    text = f"In {said_bytes(memory.budget)} {many} {own} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
+    if length is not None:
+        text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
+    more = "" if batch else " learncost fit says which procedures and plans take less, and what else to change."
+    return f"{text}.{more}"
 
 
 def _sequences(count: int) -> str:

@@ -1,0 +1,70 @@
+"""Every command over every kind of model: a sample of `python -m tests.commands` and of `python -m tests.fuzz`."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+import fuzz_commands
+from commands.answer import faults
+from commands.called import call, ending
+from commands.design import about_models, covering, lines, others, subjects
+from commands.expected import reason, refused_as_listed
+
+SUBJECTS = list(subjects())
+BY_FAMILY = {}
+for at, subject in enumerate(SUBJECTS):
+    BY_FAMILY.setdefault(subject.family, []).append((at, subject))
+
+
+def wrong(row, line, name=""):
+    """What is wrong with what a command line gives; `name`: of a preset under its usual class."""
+    called = call(line)
+    if ending(called):
+        return ending(called)
+    if called.code == 0:
+        return "; ".join(faults(line, called.out, screens=False))
+    why = reason(line.split()[0], called.refusal)
+    return "" if why and (not name or refused_as_listed(row, name)) else called.refusal
+
+
+@pytest.mark.parametrize("family", BY_FAMILY)
+def test_a_sample_of_every_family_answers_or_says_why_not(family):
+    chance = random.Random(family)
+    at, one = chance.choice([own for own in BY_FAMILY[family] if own[1].usual])
+    at_other, other = chance.choice(BY_FAMILY[family])
+    own = [(row, line, one.name) for row, line in chance.sample(list(lines(one, at)), 2)]
+    own += [(row, line, "") for row, line in chance.sample(list(lines(other, at_other)), 1)]
+    found = {line: wrong(row, line, name) for row, line, name in own}
+    assert not {line: said for line, said in found.items() if said}
+
+
+def test_a_sample_of_the_commands_that_are_about_no_model():
+    found = {line: wrong(row, line) for row, line in random.Random(0).sample(list(others()), 25)}
+    assert not {line: said for line, said in found.items() if said}
+
+
+def test_a_covering_has_every_pair_of_values():
+    options = [["", "a", "b"], ["", "c"], ["", "d", "e", "f"]]
+    rows = covering(options)
+    for (i, one), (j, two) in combinations(enumerate(options), 2):
+        assert {(row[i], row[j]) for row in rows} == {(a, b) for a in one for b in two}
+    assert len(rows) < 3 * 2 * 4
+
+
+def test_every_preset_is_asked_every_command_plainly():
+    for at, subject in list(enumerate(SUBJECTS))[::40]:
+        plain = [row.split()[0] for row, _ in list(lines(subject, at))]
+        assert set(plain) == set(about_models())
+
+
+def test_a_fault_is_told():
+    assert "ZeroDivisionError" in ending(call("--raise")) or call("--raise").code == 2
+    assert faults("cost gpt2 --json", '{"a": NaN}') == ["no JSON: NaN is no number"]
+    assert faults("memory gpt2 --json", '{"peak": 3, "split": {"a": 1}, "curve": [{"bytes": 3}]}')
+    assert faults("cost gpt2", "x" * 81) == [f"a line of 81 columns: {'x' * 81!r}"]
+    assert faults("cost gpt2 --format csv", "a,b\n1,nan\n") == ["'nan' among numbers"]
+
+
+def test_command_lines_of_chance_end_with_a_result_or_one_line():
+    assert fuzz_commands.fuzz(60, seed=1) == []

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 DESIGNS = tomllib.loads((FOLDER / "designs.toml").read_text(encoding="utf-8"))
 SUBJECTS = {"errata": ("", *(erratum.id for erratum in errata())), "layers": layers()}
 
-USUAL, OTHER = 8, 16
+USUAL, OTHER = 12, 24
 """One row in so many is dealt to a preset's usual class, and to its other classes; a plain call to all of them."""
 
 
@@ -118,6 +118,7 @@ def suited(command: str, row: str, subject: Subject) -> str:
         other = DESIGNS["instead-of-seq-len"].get(subject.family, "--seq-len")
         words[at : at + 2] = [other, words[at + 1]] if other else []
     else:
-        words += DESIGNS["also-a-length"].get(subject.family, "").split() if "decode" not in words else []
+        known = command == "emit" or "decode" in words  # it reads lengths off arrays; what is new is one token
+        words += [] if known else DESIGNS["also-a-length"].get(subject.family, "").split()
     own = ["--architecture", subject.architecture] if subject.architecture and not subject.usual else []
     return shlex.join([command, subject.name, *words, *own])

@@ -6,12 +6,12 @@ import json
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from learncost.models.presets import presets
 
-from .design import FOLDER
+from .design import FOLDER, lines, subjects
 
 ANSWERS = FOLDER / "answers.json"
 ALL = "all"
@@ -43,35 +43,45 @@ def _committed() -> Mapping[str, frozenset[str]]:
     return {row: frozenset(who) for row, who in json.loads(ANSWERS.read_text(encoding="utf-8")).items()}
 
 
+def forget() -> None:
+    """Read what is listed again."""
+    _committed.cache_clear()
+
+
 def refused_as_listed(row: str, name: str) -> bool:
     """Whether a preset under its usual class is listed as one that refuses a row."""
-    who = _committed().get(row, frozenset())
-    return ALL in who or name in who or f"{_families()[name]}/*" in who
+    return _among(name, _committed().get(row, frozenset()))
+
+
+def _among(name: str, who: Iterable[str]) -> bool:
+    return any(one in (ALL, name, f"{_families()[name]}/*") for one in who)
 
 
 def write_answers(called: Iterable[tuple[str, str, bool]]) -> list[str]:
-    """List anew which presets refuse which row, of (row, preset, refused); returns what answered and does no more."""
-    refused, asked = defaultdict(set), defaultdict(set)
-    for row, name, no in called:
-        asked[row].add(name)
-        if no:
-            refused[row].add(name)
-    before = _committed() if ANSWERS.exists() else {}
-    lost = [
-        f"{row}: {name}"
-        for row, names in refused.items()
-        for name in sorted(names)
-        if before and not refused_as_listed(row, name)
-    ]
-    told = {row: _short(names, asked[row]) for row, names in sorted(refused.items())}
+    """List anew which presets refuse which row, of (row, preset, refused); what was not called stays as it is listed.
+
+    Returns what answered before and does no more.
+    """
+    now = {(row, name): refused for row, name, refused in called}
+    dealt: dict[str, list[str]] = defaultdict(list)
+    for place, subject in enumerate(subjects()):
+        if subject.usual:
+            for row, _ in lines(subject, place):
+                dealt[row].append(subject.name)
+    told = {}
+    for row, names in sorted(dealt.items()):
+        refused = {name for name in names if now.get((row, name), refused_as_listed(row, name))}
+        if refused:
+            told[row] = _short(refused, names)
     text = ",\n".join(f"{json.dumps(row)}: {json.dumps(who)}" for row, who in told.items())
+    lost = [f"{row}: {name}" for (row, name), refused in now.items() if refused and not refused_as_listed(row, name)]
     ANSWERS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     return lost
 
 
-def _short(names: set[str], asked: set[str]) -> list[str]:
+def _short(names: set[str], asked: Sequence[str]) -> list[str]:
     """Who refuses, in short: all that were asked, whole families, and single presets."""
-    if names == asked:
+    if names == set(asked):
         return [ALL]
     whole = {f for f in {_families()[n] for n in names} if all(n in names for n in asked if _families()[n] == f)}
     return [*sorted(f"{f}/*" for f in whole), *sorted(n for n in names if _families()[n] not in whole)]

@@ -1,5 +1,8 @@
 """The emitted program on PyTorch's operators: its bytes predicted without values, and what the allocator hands out."""
 
+import random
+
+import numpy as np
 import pytest
 
 import learncost as lc
@@ -9,6 +12,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import format_of
 from learncost.readings import rooms
 from learncost.readings.emit import fill, leaves, program
+from learncost.readings.rooms.layout import chosen
 
 torch = pytest.importorskip("torch")
 
@@ -110,3 +114,25 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
     assert result.shape == tuple(other[0].shape)
     strides = [step // result.layout.itemsize for step in result.layout.strides]
     assert strides == list(other[0].stride())
+
+
+def test_the_shape_of_what_is_chosen_is_known_without_choosing():
+    chance, tried = random.Random(0), 0
+    for _ in range(1000):
+        shape = tuple(chance.randint(1, 4) for _ in range(chance.randint(1, 5)))
+        joint = [chance.randint(1, 3) for _ in range(chance.randint(0, 3))]
+        arrays = [np.zeros([chance.choice((size, 1)) for size in joint], int) for _ in shape]
+        items = [chance.choice((array, 0, slice(1, None))) for array in arrays[: chance.randint(1, len(shape))]]
+        for extra in chance.sample([None, Ellipsis], chance.randint(0, 2)):
+            items.insert(chance.randint(0, len(items)), extra)
+        if any(isinstance(item, np.ndarray) for item in items):
+            tried += 1
+            given, rest, before = chosen(
+                shape, [item.shape if isinstance(item, np.ndarray) else item for item in items]
+            )
+            assert (*rest[:before], *given, *rest[before:]) == np.zeros(shape)[tuple(items)].shape, (shape, items)
+    assert tried > 300
+
+
+def test_experts_of_a_large_model_take_no_memory_here():
+    assert lc.memory("deepseek-v2-lite", engine="torch-operators", seq_len=4096, num_hidden_layers=2).peak > 2**36

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.readings.rooms.account import Account, Room
-from learncost.readings.rooms.layout import laid
+from learncost.readings.rooms.layout import chosen, laid
 
 BUFFER = 8192
 """Elements of an operand that NumPy's iterator buffers (numpy.getbufsize())."""
@@ -100,25 +100,9 @@ class Array:
 
 def _chosen(array: Array, items: tuple[Any, ...]) -> Array:
     """The elements at places that arrays hold: a copy, in which the arrays' axes lie outermost."""
-    rank = sum(item is not None and item is not Ellipsis for item in items)
-    if not any(item is Ellipsis for item in items):
-        items = (*items, Ellipsis)
-    at = next(place for place, item in enumerate(items) if item is Ellipsis)
-    items = (*items[:at], *(slice(None),) * (len(array.shape) - rank), *items[at + 1 :])
-    places = [place for place, item in enumerate(items) if isinstance(item, Array)]
-    given = np.broadcast_shapes(*(items[place].shape for place in places))
-    rest, axis, before = [], 0, 0
-    for place, item in enumerate(items):
-        if item is None:
-            rest.append(1)
-        elif not isinstance(item, Array):
-            rest.append(len(range(*item.indices(array.shape[axis]))))
-        if not isinstance(item, Array):
-            before += place < places[0]
-        axis += item is not None
+    given, rest, before = chosen(array.shape, [item.shape if isinstance(item, Array) else item for item in items])
     found = Array.new(array.account, (*given, *rest), array.dtype)
-    together = places == list(range(places[0], places[-1] + 1))
-    if not together or not before:
+    if not before:
         return found
     moved = np.moveaxis(found.layout, range(len(given)), range(before, before + len(given)))
     return Array(moved, found.room)

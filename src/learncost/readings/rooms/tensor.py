@@ -7,10 +7,9 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from learncost.readings.rooms.account import Account, Room
-from learncost.readings.rooms.layout import laid
+from learncost.readings.rooms.layout import chosen, laid
 
 BFLOAT16 = np.dtype("float16")
 """In its place, as NumPy has none: of the same size, and as narrow beside others."""
@@ -85,8 +84,8 @@ class Tensor:
         items = key if isinstance(key, tuple) else (key,)
         if not any(isinstance(item, Tensor) for item in items):
             return Tensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
-        places = tuple(np.zeros(i.shape, np.int64) if isinstance(i, Tensor) else i for i in items)
-        return self.like(as_strided(np.zeros(1, bool), self.shape, [0] * len(self.shape))[places].shape)
+        given, rest, before = chosen(self.shape, [i.shape if isinstance(i, Tensor) else i for i in items])
+        return self.like((*rest[:before], *given, *rest[before:]))
 
     # Elementwise.
 

@@ -152,6 +152,7 @@ FP32 = ("rates", "operators", "fp32")
         (("rates", "gpu", {}), "rates are of operators or kernels, not 'gpu'"),
         ((*FP32, "launch", -1), "'launch' must be a number from 0, not -1"),
         ((*FP32, "launch", math.inf), "'launch' must be a number from 0"),
+        ((*FP32, "launch", 10**400), "'launch' must be a number from 0"),
         ((*FP32, "launch", True), "'launch' must be a number from 0"),
         ((*FP32, "low", 0), "low must be above 0 and at most high"),
         ((*FP32, "low", 9), "low must be above 0 and at most high"),

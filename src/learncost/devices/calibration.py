@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -158,7 +157,7 @@ def _several(row: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
 
 
 def _number(value: object, key: str, where: str, least: float) -> float:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
     if not fits or not least <= value <= 1e30:  # type: ignore[operator]  # a number, where it fits
         bound = "from 0" if least == 0 else "above 0"
         raise InputError(f"{where}: {shown(key)} must be a number {bound}, not {shown(value)}")

@@ -228,10 +228,10 @@ def _memory(step: Step) -> list[str]:
     """What the process took, as measured, and what was predicted for the arrays of a step."""
     if step.process is None or step.memory is None:
         return []
-    more = f"{step.memory / 1e6:,.0f} MB of them since there were weights"
-    lines = [f"memory: the process held {step.process / 1e6:,.0f} MB at most (measured), {more}"]
+    more = f"{step.memory / 1e6:,.0f} MB of it since it has weights"
+    lines = [f"process, measured: {step.process / 1e6:,.0f} MB at most, {more}"]
     if step.predicted is not None:
-        lines.append(f"predicted for the arrays of a step: {step.predicted / 1e6:,.0f} MB")
+        lines.append(f"arrays of a step, predicted: {step.predicted / 1e6:,.0f} MB")
     return lines
 
 

@@ -237,7 +237,8 @@ class _Run:
         held = memory.highest()
         if not self.told:
             self.told = True
-            self.report.say(f"{self.name}; {own.says}")
+            self.report.say(f"model {self.name}")
+            self.report.say(own.says)
         bytes_ = (held, held - self.before, own.memory)
         return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, *bytes_)
 

@@ -95,7 +95,7 @@ class Options:
             return f"{family} from {Path(self.start).name}"
         if self.model not in presets() and (Path(self.model).suffix or Path(self.model).exists()):
             return f"{family} of {Path(self.model).name}"
-        changed = ", ".join(f"{name} {value}" for name, value in self.sizes.items())
+        changed = ", ".join(f"{name.replace('-', '_')} {value}" for name, value in self.sizes.items())
         return f"{self.model} with {changed}" if changed else self.model
 
     def rate(self, step: int) -> float:

@@ -75,6 +75,25 @@ def test_layers_written_at_random(backend, seed):
     assert worst(execute(table, backend, arrays, SIZES), expected(table, arrays, SIZES))[1] < 100 * NEAR
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_step_of_a_line_in_a_repeat_is_not_one_of_a_line_of_that_name_outside(backend):
+    """Both scopes make a first part of V's gradient in steps of other axes."""
+    text = """drawn(X T R; W V U K) -> Z
+  Y[c] = normalize[c](W[c])
+  F[s c] = Y[c] X[s] where c < s < c + 3
+  repeat n carry Y:
+    P[] = Y[z] W[z] #c^0.5[]
+    W[c] = -0.5[] W[c] P[] V[]
+    Q[s' c] = #c^0.5[] W[c] #c^0.5[] W[c] X[s'] where s' <= c
+    D[c] = Q[s' c] U[c s'] 0.3[]
+    Y[c] = Y[c] + D[c]
+  Z[a] = F[s=T[z a] z] W[c=R[]] Y[z] K[z] where a <= z < a + 9"""
+    table = lc.derive(lc.layer(text)).step
+    sizes = small_sizes(table)
+    arrays = random_arrays(table, sizes)
+    assert worst(execute(table, backend, arrays, sizes), expected(table, arrays, sizes))[1] < NEAR
+
+
 @pytest.mark.parametrize("macro", ["forward", "backward"])
 def test_one_half_of_a_layer(macro):
     table = lc.derive(named("attention")).step

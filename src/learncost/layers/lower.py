@@ -84,6 +84,11 @@ def _handed(lines: Iterable[Statement]) -> frozenset[str]:
     return frozenset(carry.initial for line in lines if isinstance(line, Repeat) for carry in line.carry)
 
 
+def _is_step(name: str) -> bool:
+    """Whether lowering made the name: lines of one name in two scopes have steps of one name, with axes of their own."""
+    return "~" in name or "!" in name
+
+
 @dataclass
 class _Lowering:
     """Lines in, lines of the normal form out.
@@ -120,13 +125,14 @@ class _Lowering:
             if stack in self.outside:
                 turns = 0 if line.part(name, self.axes.get(stack, ())) else -1  # a slice has no turn as its first axis
                 outside[name] = moved(self.outside[stack], turns)
-        inner = _Lowering({**self.axes, **line.axes}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
+        known = {name: axes for name, axes in self.axes.items() if not _is_step(name)}
+        inner = _Lowering({**known, **line.axes}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
                 turns = 0 if line.part(name, self.axes.get(stack, ())) else 1
                 self.outside[stack] = moved(inner.outside[name], turns)
-        own = {name: axes for name, axes in inner.axes.items() if name not in self.axes or name in line.axes}
+        own = {name: axes for name, axes in inner.axes.items() if name not in known or name in line.axes}
         return replace(line, lines=body, axes=own)
 
     def line(self, line: Line) -> None:

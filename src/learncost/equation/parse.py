@@ -273,9 +273,9 @@ class _Reader:
             axis = self.name()
             axes.append(Read(axis, self.operand()) if self.take("=") else axis)
         term = Term(name, tuple(axes))
-        if len(set(term.declared)) < len(axes):
-            told = f"an axis stands twice in {name}; write a second one as a prime (N and N')"
-            raise _RefusedError(told, f": {_primed(term)}")
+        plain = [axis for axis in axes if isinstance(axis, str)]
+        if len(set(plain)) < len(plain):
+            raise _RefusedError(*twice(term))
         return term
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
@@ -352,14 +352,15 @@ class _Reader:
         return Call(left, layer, tuple(arguments), tuple(weights), tuple(axes), where, self.text)
 
 
-def _primed(term: Term) -> Term:
-    """The term with a prime on every axis that stands in it before."""
+def twice(term: Term) -> tuple[str, str]:
+    """What is said of a term in which an axis stands twice, and what to write: a prime on every one but the first."""
     axes: list[str | Read] = []
     for axis, own in zip(term.axes, term.declared, strict=True):
         while own in Term("", tuple(axes)).declared:
             own += "'"
         axes.append(Read(own, axis.at) if isinstance(axis, Read) else own)
-    return Term(term.name, tuple(axes))
+    told = f"an axis stands twice in {term.name}; write a second one as a prime (N and N')"
+    return told, f": {Term(term.name, tuple(axes))}"
 
 
 def _tokens(body: str) -> Iterator[tuple[str, str]]:

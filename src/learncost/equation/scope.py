@@ -9,7 +9,7 @@ from dataclasses import replace
 from learncost.equation.attempts import advice
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
-from learncost.equation.parse import Block, Call, Header, Parsed
+from learncost.equation.parse import Block, Call, Header, Parsed, twice
 from learncost.equation.table import (
     Carry,
     Condition,
@@ -200,7 +200,7 @@ class _Scope:
         names = {term.name: self.version(term.name) for term in line.left}
         for term in line.left:
             self.current[term.name] = names[term.name]
-            self.axes[names[term.name]] = term.declared
+            self.declare(replace(term, name=names[term.name]), line)
         return replace(line, left=tuple(Term(names[t.name], t.axes) for t in line.left))
 
     def check_counts(self, line: Line) -> None:
@@ -212,9 +212,16 @@ class _Scope:
                 text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
                 raise NotationError(text, str(line))
 
+    def declare(self, term: Term, line: Line) -> None:
+        """The axes of a name are those of the line in which it stands first."""
+        if len(set(term.declared)) < len(term.axes):
+            raise NotationError("".join(twice(term)), str(line))
+        self.axes[term.name] = term.declared
+
     def meet(self, term: Term, line: Line, index: bool) -> None:
         """A read: the first one of a given name declares its axes, later ones must have as many."""
-        self.axes.setdefault(term.name, term.declared)
+        if term.name not in self.axes:
+            self.declare(term, line)
         (self.indices if index else self.values).add(term.name)
         if term.name in self.indices and term.name in self.values:
             raise NotationError(f"{term.name} is read both as a value and as an index", str(line))

@@ -85,7 +85,7 @@ def _handed(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 def _is_step(name: str) -> bool:
-    """Whether lowering made the name: lines of one name in two scopes have steps of one name, with axes of their own."""
+    """Whether lowering made the name: in two scopes lines of one name have steps of one name, with other axes."""
     return "~" in name or "!" in name
 
 

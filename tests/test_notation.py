@@ -148,6 +148,7 @@ MISFITS = [
 
 REPEATS = [
     ("X", "Y[a] = X[a] W[a]", "X is carried but never assigned"),
+    ("W", "W[a] = X[a] 2[]", "W is carried but never read as it comes in"),
     ("Z", "X[a] = X[a] W[a]", "Z is carried but not defined before"),
     ("X", "X[b] = X[a] W[a b]", "X enters a turn as a and leaves it as b"),
 ]
@@ -179,6 +180,7 @@ HEADERS = [
     ("t(X) -> (Y)", "'(Y)' is no name: letters, digits and _ are; outputs have no parentheses, in line: t(X) -> (Y)"),
     ("", "a layer begins with its header `name(inputs; weights) -> outputs`, in line: (empty)"),
     ("t(X) -> Z", "the output Z is never defined, in line: t"),
+    ("t(X; T) -> Y", "T is read as an index: it is an input, no weight, in line: t"),
     ("t(X) -> X", "the output X is an input that no line changes, in line: t"),
     ("t(X Z) -> Y", "Z is declared in the header of t and never read"),
     ("t(X) -> ", "the header names no output behind ->, in line: t(X) ->"),
@@ -264,7 +266,7 @@ def test_a_repeat_carries_what_it_says(carried, line, message):
 @pytest.mark.parametrize(("header", "message"), HEADERS)
 def test_a_header_says_what_goes_in_and_comes_out(header, message):
     with pytest.raises(lc.NotationError) as refused:
-        lc.layer(f"{header}\n  Y[a] = X[a]" if header else "")
+        lc.layer(f"{header}\n  Y[a] = {'X[b=T[a]]' if 'T' in header else 'X[a]'}" if header else "")
     assert str(refused.value) == message
 
 

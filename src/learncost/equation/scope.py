@@ -53,6 +53,8 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
     for name in (*header.inputs, *header.weights):
         if name not in scope.axes and name not in scope.indices:
             raise NotationError(f"{name} is declared in the header of {header.name} and never read")
+    if learned := [name for name in scope.weights if name in scope.indices]:
+        raise NotationError(f"{learned[0]} is read as an index: it is an input, no weight", header.name)
     _check_names(header, lines)
     return Table(
         lines,
@@ -244,6 +246,8 @@ class _Scope:
         for name in block.carry:
             if ends[name] == starts[name]:
                 raise NotationError(f"{name} is carried but never assigned", block.text)
+            if starts[name] not in self.axes:
+                raise NotationError(f"{name} is carried but never read as it comes in", block.text)
             if _bases(self.axes[ends[name]]) != _bases(self.axes[starts[name]]):
                 raise NotationError(
                     f"{name} enters a turn as {' '.join(self.axes[starts[name]])} and leaves it as "

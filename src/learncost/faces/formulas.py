@@ -298,7 +298,7 @@ def formulas(
     Examples
     --------
     >>> print(lc.formulas("mha").total.maccs)
-    B M N h + 6 B M N h k + 6 B M d h k + 6 B N d h k
+    6 B M N h k + 6 B M d h k + 6 B N d h k + B M N h
     >>> lc.formulas("gpt2", "attention").rows[0].values
     (48318382080, 97731477504)
     """

@@ -222,8 +222,7 @@ def cost(
     >>> lc.cost("gpt2", "decode", context=1000, n_layer=6).total.flops
     181299556
     """
-    if procedure not in INFERENCE:
-        find_procedure(procedure)
+    find_procedure(procedure, INFERENCE)
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
     if dtype is not None:
         _check_choice("dtype", dtype, BYTES)

@@ -80,11 +80,12 @@ INFERENCE: Mapping[str, Procedure] = {
 }
 
 
-def procedure(name: str) -> Procedure:
-    """A learning procedure or a control by its name; an unknown one is refused with those that exist."""
+def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
+    """A learning procedure or a control by its name, or one of `also`; an unknown one is refused with all of them."""
     if "," in name:
         raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
-    return named_one("learning procedure", name, {**PROCEDURES, **CONTROLS})
+    kind = "procedure" if also else "learning procedure"
+    return named_one(kind, name, {**PROCEDURES, **CONTROLS, **(also or {})})
 
 
 def trained_by(model: Model, name: str) -> Model:

@@ -14,7 +14,6 @@ from learncost.equation.table import Table, windows
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model
-from learncost.procedures.optimizer import DEFAULT
 from learncost.readings.run import infer_sizes
 
 
@@ -33,7 +32,7 @@ class LayerTraining(Core):
     procedure
         bp, recompute, pepita or mempepita.
     optimizer
-        adamw (the default), sgd or momentum.
+        sgd (the default), momentum or adamw.
     projected
         Inputs or embeddings to which PEPITA adds the output's error, through a fixed random matrix that is drawn from
         the seed.
@@ -65,7 +64,7 @@ class LayerTraining(Core):
         layer: Layer | Model,
         weights: Mapping[str, Any],
         procedure: str = "bp",
-        optimizer: str = DEFAULT,
+        optimizer: str = "sgd",
         *,
         projected: tuple[str, ...] = (),
         **settings: Any,

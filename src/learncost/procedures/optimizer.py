@@ -53,6 +53,8 @@ def state_of(name: str) -> State:
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
     """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
     found = entry(chosen.word)
+    if taken := [name for name in chosen.scalars if name in table.axes]:
+        raise InputError(f"{taken[0]} is a value of the table and a number of {chosen.word}: call the value otherwise")
     axes = dict(table.axes) | dict.fromkeys(chosen.scalars, ())
     lines, states, results = [], [], []
     for weight, gradient in gradients.items():

@@ -68,7 +68,7 @@ class Memory:
         With a budget, the largest batch and the longest sequence that fit, by name: 0 where nothing fits, None where it
         is not known.
     engine
-        Whose step it is; empty where it is read off the table, line by line, as no program runs it.
+        Whose step it is; table where it is read off the table, line by line, as no program runs it.
     convention
         What is counted, and what is not.
 
@@ -182,8 +182,9 @@ def memory(
     budget
         Bytes that the step may take, as 8GB: the result then has the largest batch and the longest sequence that fit.
     engine
-        Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach or autograd-for-loop. The result's
-        `engine` and `convention` say what was taken and what is counted of it.
+        Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop, or table; by
+        default autograd where it has an answer, else table. The result's `engine` and `convention` say what was taken
+        and what is counted of it.
 
     Returns
     -------

@@ -168,3 +168,18 @@ def test_other_formats():
     assert f"{found.costs['run']['bp'].total.flops:,}" in show.as_markdown(found)
     assert show.as_latex(found).count(r"\begin{tabular}") == 3
     assert found._repr_html_().count("<table>") == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "varied"),
+    [
+        ("whisper-tiny", {}, ("target_len",)),  # 1,500 positions of the encoder are fixed
+        ("t5-small", {"seq_len": 32}, ("seq_len", "target_len")),
+        ("t5-small", {"seq_len": 32, "target_len": 8}, ("seq_len",)),
+        ("vit-b-16", {}, ("seq_len",)),
+    ],
+)
+def test_the_lengths_that_vary_are_those_that_a_model_has(model, more, varied):
+    found = lc.compare(model, "bp,recompute", price_book="matmul", **more)
+    assert found.varied == varied
+    assert f"({' = '.join(varied).replace('_', '-')}, all else" in " ".join(str(found).split())

@@ -1,26 +1,239 @@
-"""One question, one answer: all commands that answer it agree, for presets of every kind (docs/questions.md)."""
+"""One question, one answer: every command that answers it, on the command line and in Python (docs/questions.md)."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 import learncost as lc
 from learncost.faces.command import main
+from learncost.ledger.columns import write_csv
 from learncost.models.numbers import BYTES, whole
+from learncost.models.presets import preset
 
-PRESETS = ("gpt2", "bert-base", "t5-small", "mixtral-8x7b", "vit-b-16", "whisper-tiny")
+DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
+NO_LENGTH = ("vit", "whisper")  # families whose encoder has one length
+KINDS = ("gpt2", "bert-base", "t5-small", "mixtral-8x7b", "vit-b-16", "whisper-tiny")
+ON, TOKENS = "H100-SXM", 64_000_000
 
 
-def lengths(model):
-    return {} if model in ("vit-b-16", "whisper-tiny") else {"seq_len": 64}
+@dataclass(frozen=True)
+class Asked:
+    """A command with what it is told, and how its answer is read off its JSON."""
+
+    command: str
+    read: Callable[[dict], object]
+    more: Mapping[str, object] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("model", PRESETS)
-def test_parameters_and_flops(model):
+def lengths(model: str) -> dict[str, object]:
+    found = preset(model)
+    return {} if found and found.values["model_type"] in NO_LENGTH else {"seq_len": 64}
+
+
+def said(command: str, model: str | None, **given: object) -> dict:
+    """What a command says in JSON. Python says the same."""
+    return _said(command, model, tuple(given.items()))
+
+
+@cache
+def _said(command: str, model: str | None, given: tuple[tuple[str, object], ...]) -> dict:
+    flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+    shown, names = io.StringIO(), () if model is None else (model,)
+    json_too = () if command == "sweep" else ("--json",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", shown)
+        assert main([command, *names, *flags, *json_too]) in (0, None)
+    found = getattr(lc, command.replace("-", "_"))(*names, **dict(given))
+    if command == "sweep":
+        own = io.StringIO()
+        write_csv(found, own)
+        assert shown.getvalue() == own.getvalue()
+        return {"rows": list(csv.DictReader(io.StringIO(shown.getvalue())))}
+    from_python = json.loads(json.dumps(found.to_dict()))
+    assert json.loads(shown.getvalue()) == from_python
+    return from_python
+
+
+def _of_rows(field_name: str) -> Callable[[dict], object]:
+    """MACCs or FLOPs of every layer and macro-operation that has any."""
+
+    def count(value: object) -> object:
+        return value["value"] if isinstance(value, dict) else value
+
+    def read(found: dict) -> object:
+        rows = {(r["layer"], r["block"], r["macro_operation"]): count(r[field_name]) for r in found["rows"]}
+        assert len(rows) == len(found["rows"])
+        return {name: value for name, value in rows.items() if value}
+
+    return read
+
+
+def _by_macro(found: dict) -> object:
+    """MACCs and FLOPs of every macro-operation that has any, whichever way a command writes them down."""
+    macros = found.get("macro_operations") or found.get("price_books", {}).get("run", {}).get("bp", {}).get(
+        "macro_operations"
+    )
+    counts: dict[str, tuple[int, int]] = {}
+    if macros is None:
+        for row in found["rows"]:
+            own = counts.get(row["macro_operation"], (0, 0))
+            new = [row[name]["value"] if isinstance(row[name], dict) else int(row[name]) for name in ("maccs", "flops")]
+            counts[row["macro_operation"]] = (own[0] + new[0], own[1] + new[1])
+    else:
+        for name, own in macros.items():
+            keys = ("maccs_value", "flops_value") if "maccs_value" in own else ("maccs", "flops")
+            counts[name] = (own[keys[0]], own[keys[1]])
+    return {name: own for name, own in counts.items() if any(own)}
+
+
+def _first(found: dict) -> dict:
+    """The row of a sweep; of `fit` that of the step as it is, without a plan."""
+    (row,) = (row for row in found["rows"] if not row.get("plan"))
+    return row
+
+
+def _total(book: str) -> Callable[[dict], object]:
+    return lambda found: found["price_books"][book]["bp"]["total"]["flops"]
+
+
+def _per_step(found: dict) -> object:
+    """The FLOPs of a run over its steps."""
+    return round(found["figures"]["flops"]["value"] / found["figures"]["steps"]["value"])
+
+
+def _without_optimizer(found: dict) -> object:
+    return found["total"]["flops"] - found["macro_operations"]["optimizer_step"]["flops"]
+
+
+def _of_convention(book: str) -> Callable[[dict], object]:
+    def read(found: dict) -> object:
+        (own,) = (one for one in found["price_books"] if one["price_book"] == book)
+        return own["forward_and_backward"]["flops"]
+
+    return read
+
+
+def _by_rule(found: dict) -> object:
+    """What a rule of thumb is set against: the step itself."""
+    (own,) = (one for one in found["rules"] if one["key"] == "6nd")
+    return own["cases"][0]["exact"]
+
+
+def _figure(name: str) -> Callable[[dict], object]:
+    return lambda found: pytest.approx([found["figures"][name][key] for key in ("low", "value", "high")], rel=1e-12)
+
+
+RUN = {"tokens": TOKENS, "on": ON}
+ROOM = {"ram": "32TB", "procedures": "bp"}
+
+QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
+    "How many parameters?": (
+        Asked("cost", lambda found: found["parameters"]),
+        Asked("compare", lambda found: found["parameters"], {"procedures": "bp"}),
+        Asked("sweep", lambda found: int(_first(found)["parameters"])),
+        Asked("conventions", lambda found: found["parameters"]),
+        Asked("rules", lambda found: found["parameters"]),
+        Asked("run-cost", lambda found: found["parameters"], RUN),
+    ),
+    "How many FLOPs has a step?": (
+        Asked("cost", lambda found: found["total"]["flops"]),
+        Asked("compare", _total("run"), {"procedures": "bp"}),
+        Asked("sweep", lambda found: int(_first(found)["flops"])),
+        Asked("run-cost", _per_step, {**RUN, "price_book": "run"}),
+    ),
+    "How many have its matrix products?": (
+        Asked("cost", lambda found: found["total"]["flops"], {"price_book": "matmul"}),
+        Asked("compare", _total("matmul"), {"procedures": "bp", "price_book": "matmul"}),
+        Asked("sweep", lambda found: int(_first(found)["flops"]), {"price_book": "matmul"}),
+        Asked("conventions", _of_convention("matmul")),
+        Asked("rules", _by_rule),
+        Asked("run-cost", _per_step, RUN),
+    ),
+    "How many without the optimizer's step?": (
+        Asked("cost", _without_optimizer),
+        Asked("conventions", _of_convention("run")),
+    ),
+    "How many MACCs and FLOPs has a macro-operation?": (
+        Asked("cost", _by_macro),
+        Asked("compare", _by_macro, {"procedures": "bp"}),
+        Asked("sweep", _by_macro, {"by": "macro-operation"}),
+        Asked("formulas", _by_macro),
+        Asked("explain", _by_macro),
+    ),
+    "How many has a layer of a model?": (
+        Asked("cost", lambda found: (_of_rows("maccs")(found), _of_rows("flops")(found))),
+        Asked("formulas", lambda found: (_of_rows("maccs")(found), _of_rows("flops")(found))),
+    ),
+    "How many bytes at the peak?": (
+        Asked("memory", lambda found: (found["engine"], found["peak"])),
+        Asked("fit", lambda found: (_first(found)["engine"], _first(found)["ram"]), ROOM),
+    ),
+    "Which batch fits?": (
+        Asked("memory", lambda found: found["fits"]["batch_size"], {"budget": "32TB"}),
+        Asked("fit", lambda found: _first(found)["batch_size"], ROOM),
+    ),
+    "How many seconds has a step?": (
+        Asked("cost", lambda found: [found["time"][key] for key in ("low", "seconds", "high")], {"on": ON}),
+        Asked("run-cost", _figure("step"), RUN),
+    ),
+    "How much energy?": (
+        Asked("cost", lambda found: [found["time"]["energy"][key] for key in ("low", "joules", "high")], {"on": ON}),
+        Asked("run-cost", _figure("step_energy"), RUN),
+    ),
+}
+"""The questions that several commands answer, and how each is asked: one sequence, one step of bp where it matters."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("model", KINDS)
+def test_all_who_answer_say_the_same(model, question):
+    first, *others = (one.read(said(one.command, model, **lengths(model), **one.more)) for one in QUESTIONS[question])
+    for other in others:
+        assert other == first
+
+
+# What `complexity` calls n, d, h, k and r, and what the tables of its layers call them.
+WIDTHS = {"seq_len": 64, "hidden_size": 32, "num_attention_heads": 4, "kernel_size": 3, "window": 8}
+LETTERS = {"B": 1, "M": 64, "N": 64, "d_model": 32, "d_ff": 128, "e": 32, "h": 4, "c": 3, "r": 8}
+LAYERS = (
+    "attention",
+    "feed_forward_without_biases",
+    "recurrent",
+    "convolution",
+    "separable_convolution",
+    "restricted_attention",
+)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_a_layer_costs_forward(layer):
+    own = next(one for one in said("complexity", None, **WIDTHS)["layers"] if one["table"] == layer)
+    (forward,) = (row for row in said("formulas", layer)["rows"] if row["macro_operation"] == "forward")
+    explained = said("explain", layer)["macro_operations"]["forward"]
+    for count in (forward["maccs"], explained["maccs"]):
+        assert own["at"]["maccs"] == eval(count, {}, LETTERS)
+
+
+def test_the_document_names_those_who_are_asked():
+    asked = {question: {one.command for one in asked} for question, asked in QUESTIONS.items()}
+    asked["How many MACCs has a layer by itself, forward?"] = {"complexity", "formulas", "explain"}
+    asked["How many bytes at the peak?"].add("train")
+    rows = re.findall(r"^\| ([^|]*\?) \| ([^|]*) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {question: set(re.findall("`([a-z-]+)", who)) for question, who in rows} == asked
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_price_book_says_one_number_to_all(model):
     given = lengths(model)
-    step = lc.cost(model, **given)
     compared = lc.compare(model, "bp", **given)
     swept = lc.sweep(model, "bp", "run,paper,matmul", **given)
-    assert step.parameters == compared.first.parameters == swept.parameters[0]
-    assert step.parameters == lc.conventions(model, **given).parameters == lc.rules(model, **given).parameters
     for series in swept.series:
         own = lc.cost(model, price_book=series.price_book, **given)
         assert (series.maccs[0], series.flops[0]) == (own.total.maccs, own.total.flops) or not series.exact[0]
@@ -34,7 +247,7 @@ def test_parameters_and_flops(model):
         assert found.counts.whole.flops == flops, found.book.name
 
 
-@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("model", KINDS)
 def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
     given = {"plan": "at-once", **lengths(model)}
     one = lc.memory(model, **given)

@@ -15,7 +15,7 @@ from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
-from learncost.models.families import instead
+from learncost.models.families import FAMILIES, instead
 from learncost.readings.price import Book
 
 SCHEMA = 1
@@ -219,11 +219,11 @@ def compare(
         names, left_out = _possible(run, wanted is not None)
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
-    together = run.model.two_sided and target_len is None and not any(s in sizes for s in ("M", "target_length"))
-    varied = ("seq_len", "target_len") if together else ("seq_len",)
     configuration = run.model.configuration
+    one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
+    varied = _varied(run.model.two_sided, bool(FAMILIES[configuration.family].fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
-    found = tuple(_overtaking(run, books, names, together, learned))
+    found = tuple(_overtaking(run, books, names, varied, learned))
     return Comparison(run.book.name, costs, found, varied, learned, left_out)
 
 
@@ -241,6 +241,15 @@ def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
     return names, f"{others} are left out: {next(iter(refused.values()))}"
 
 
+def _varied(two_sided: bool, fixed: bool, one_target: bool) -> tuple[str, ...]:
+    """The lengths that vary together: not an encoder's that the model fixes, nor a decoder's that is given."""
+    if not two_sided:
+        return ("seq_len",)
+    if fixed:
+        return ("target_len",)
+    return ("seq_len",) if one_target else ("seq_len", "target_len")
+
+
 def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
     if procedures is None:
         return ()
@@ -252,11 +261,11 @@ def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 
 def _overtaking(
-    run: Run, books: Mapping[str, Book], names: Iterable[str], together: bool, learned: int | None
+    run: Run, books: Mapping[str, Book], names: Iterable[str], varied: tuple[str, ...], learned: int | None
 ) -> Iterator[Overtaking]:
     for name, book in books.items():
         for quantity in QUANTITIES:
-            counts = {procedure: _in_length(run, procedure, book, quantity, together) for procedure in names}
+            counts = {procedure: _in_length(run, procedure, book, quantity, varied) for procedure in names}
             for one, two in combinations(counts, 2):
                 signs = stretches(coefficients(counts[one] - counts[two], "L"))
                 cheaper = tuple(
@@ -266,9 +275,10 @@ def _overtaking(
                 yield Overtaking((one, two), name, quantity, cheaper)
 
 
-def _in_length(run: Run, procedure: str, book: Book, quantity: str, together: bool) -> Count:
+def _in_length(run: Run, procedure: str, book: Book, quantity: str, varied: tuple[str, ...]) -> Count:
     """A step's total as a polynomial in the length alone, which is called L."""
     whole = total(getattr(row, quantity) for row in run.rows(procedure, book))
-    axes = ("N", "M") if together else ("N",) if run.model.two_sided else ("M",)
+    called = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
+    axes = [called[name] for name in varied]
     found = whole.rename(dict.fromkeys(axes, "L")).at({a: n for a, n in run.axes.items() if a not in axes} | {"": 0})
     return found if isinstance(found, Count) else Count({(): found} if found else {})

@@ -155,8 +155,8 @@ def _crossings(comparison: Comparison) -> Sheet:
     notes = []
     if comparison.positions and any(c.beyond_positions for found in comparison.overtaking for c in found.crossings):
         notes.append(f"* beyond the {comparison.positions:,} positions that the model learns.")
-    both = " = target-len" if len(comparison.varied) > 1 else ""
-    heading = f"The cheaper one at every sequence length from 1 to 10^12 (seq-len{both}, all else as above)"
+    lengths = " = ".join(name.replace("_", "-") for name in comparison.varied)
+    heading = f"The cheaper one at every sequence length from 1 to 10^12 ({lengths}, all else as above)"
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
 
 

@@ -93,7 +93,7 @@ def test_bad_files(text: str, message: str) -> None:
     ("model", "overrides", "message"),
     [
         ("gtp2", {}, "unknown model 'gtp2'; did you mean 'gpt2'"),
-        ("zzzz", {}, "unknown model 'zzzz'; presets are .*gpt2, .*gpt3-jiang"),
+        ("zzzz", {}, "unknown model 'zzzz'; learncost list models shows all"),
         ("", {}, "unknown model ''"),
         ("line\nbreak", {}, r"unknown model 'line\\nbreak'"),
         ("\0", {}, r"unknown model '\\x00'"),

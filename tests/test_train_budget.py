@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.faces.command import main
 from learncost.training.loop import start
@@ -26,9 +27,11 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def _run(text: Path, out: Path, budget: str | None) -> tuple[str, int]:
+def _run(text: Path, out: Path, budget: str | None, procedure: str = "bp") -> tuple[str, int]:
     """The plan that was taken, and the bytes that weights, states and the arena have in the end."""
-    options = Options(paths=(str(text),), model="gpt2", sizes=SIZES, engine="torch", budget=budget, steps=1)
+    options = Options(
+        paths=(str(text),), model="gpt2", sizes=SIZES, engine="torch", budget=budget, procedure=procedure, steps=1
+    )
     found = start(Options(**{**vars(options), "batch_size": 4, "seq_len": 64}), out, Silent())
     assert found.last is not None
     assert found.last.predicted is not None
@@ -42,6 +45,17 @@ def test_a_budget_is_kept(text: Path, tmp_path: Path) -> None:
     plan, taken = _run(text, tmp_path / "kept", str(free - 1000))
     assert "recompute" in plan
     assert taken < free
+
+
+@pytest.mark.parametrize("procedure", ["bp", "pepita"])
+def test_a_run_takes_what_memory_says(procedure: str, text: Path, tmp_path: Path) -> None:
+    """`train --budget` and `memory`, one answer; a run's PEPITA is `stable`."""
+    budget = "10MB"
+    plan, taken = _run(text, tmp_path / "run", budget, procedure)
+    vocabulary = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    more = {**SIZES, "vocab_size": vocabulary, "batch_size": 4, "seq_len": 64, "engine": "torch", "mode": "stable"}
+    told = lc.memory("gpt2", procedure, budget=budget, **more)
+    assert (told.plan, told.peak) == (plan, taken)
 
 
 @pytest.mark.parametrize(

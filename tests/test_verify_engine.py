@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +204,13 @@ def test_what_differs_is_put_where_it_belongs() -> None:
     [
         (["verify", "gpt2", "--plan", "flash"], "--plan is for --engine"),
         (["verify", "--engine", "torch", "--plan", "flash"], "--plan is for a model"),
+        (["verify", "mha", "--engine", "torch", "--seq-len", "4"], "--seq-len is for a model"),
+        (
+            ["verify", "atention", "--engine", "torch"],
+            "no layer or model is called 'atention'; did you mean 'attention'",
+        ),
+        (["verify", "atention"], "no layer or model is called 'atention'; did you mean 'attention'"),
+        (["verify", "none.table"], "none.table cannot be read"),
         (["verify", "gpt2", "--engine", "tensorflow"], "tensorflow"),
         (["verify", "gpt2", "--engine", "torch", "--seq-len", "1"], "seq-len must be at least 2"),
         (["verify", "bert-base-uncased", "--engine", "torch"], "language models"),
@@ -211,6 +219,18 @@ def test_what_differs_is_put_where_it_belongs() -> None:
 def test_refusals(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--engine", "torch"]])
+def test_a_file_in_the_notation(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.table"
+    path.write_text("mine(X; W) -> Y\n  Y[B e] = X[B d] W[d e]\n", encoding="utf-8")
+    assert main(["verify", str(path), *more]) == 0
+    found = capsys.readouterr().out
+    assert "mine" in found
+    assert "comparisons passed" in found
+    assert main(["cost", str(path)]) == 2
+    assert "is a layer, no model" in capsys.readouterr().err
 
 
 @compiled

@@ -55,6 +55,11 @@ class InPlace:
         self._kernels = SimpleNamespace(**{name: _on_tensors(kernels[name]) for name in names})
         self._step = namespace["step"]
 
+    @property
+    def batch(self) -> int:
+        """The bytes of what every step is given anew."""
+        return sum(tensor.nbytes for tensor in self._inputs.values())
+
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """One step on arrays by name: the results that are new, in memory that the next step writes over."""
         for name, tensor in self._inputs.items():

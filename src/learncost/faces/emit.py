@@ -15,14 +15,11 @@ from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
-from learncost.faces.subject import read_layer
 from learncost.layers.derive import derive
-from learncost.layers.layer import Layer, shipped
-from learncost.models.argument import GENERIC
+from learncost.layers.layer import Layer
+from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
-from learncost.models.files import looks_like_path
 from learncost.models.model import Model, build, run_sizes
-from learncost.models.presets import preset_names
 from learncost.models.sizes import check_size
 from learncost.models.wording import nearest, shown
 from learncost.plans.plan import planned
@@ -113,7 +110,8 @@ def emit(
     flags = {**given, **shape, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, flags)
-        subject = _named(subject, sizes)
+        found = layer_or_model(subject)
+        subject = configure(found, sizes) if isinstance(found, str) else found
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
     constants: Mapping[str, int] = {}
@@ -166,17 +164,6 @@ def _in_place(
     found = placed(table, sizes, dtype)
     about += f"\nIts arena takes {found.bytes:,} bytes; weights and the optimizer's state are the caller's."
     return standalone(found, _title(about, "PyTorch on a processor, with kernels in C", written))
-
-
-def _named(name: str, sizes: Mapping[str, Any]) -> Layer | Configuration:
-    """A layer that ships, a file in the notation, or a model."""
-    if name.replace("-", "_") in shipped() or name.endswith(".table"):
-        return read_layer(name)
-    models = (*preset_names(), *GENERIC)
-    if name != "-" and name.lower() not in models and not looks_like_path(name):
-        hint = nearest(name, (*shipped(), *models)) or "; `learncost list layers` and `list models` show them"
-        raise InputError(f"no layer or model is called {shown(name)}{hint}")
-    return configure(name, sizes)
 
 
 def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ OWN = (
     "budget",
     "ram",
     "engine",
+    "mode",
     "train",
     "train-layers",
     "lora",
@@ -50,6 +51,7 @@ def memory(
     accumulate: Number = "1",
     budget: Annotated[str | None, Parameter(name=["--budget", "--ram"], metavar="BYTES")] = None,
     engine: Name = "",
+    mode: Name = "paper",
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -83,6 +85,8 @@ def memory(
         Who runs the step: autograd, which trains a plain module of PyTorch with AdamW fused, autograd-foreach or
         autograd-for-loop; table, as the step is written; numpy, torch (in place where it can be) or torch-operators,
         which run this package's programs. The default is autograd where it has an answer, else table.
+    mode
+        How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
     format
         How the result is written: table, json or md.
 
@@ -107,6 +111,7 @@ def memory(
         accumulate=accumulate,
         budget=budget,
         engine=engine,
+        mode=mode,
         train=train,
         train_layers=train_layers,
         lora=lora,

@@ -17,6 +17,7 @@ from learncost.layers.layer import Layer, layer, named, shipped, usual_names
 from learncost.ledger.cost import Run, prepare
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
+from learncost.models.files import read_layer as read_file
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import default_optimizer, optimizer
@@ -78,7 +79,7 @@ def read_layer(name: str) -> Layer:
     if known := usual_names().get(plain(name)):
         return named(known)
     if name.endswith(".table") or os.path.isfile(name):
-        return _read(Path(name))
+        return read_file(Path(name))
     everything = (*layers(), *usual_names(), *(word.name for word in entries()), *preset_names())
     near = difflib.get_close_matches(name.replace("-", "_").lower(), everything, n=1)
     hint = f"; the nearest is {usual_names().get(near[0], near[0])!r}" if near else ""
@@ -100,18 +101,6 @@ def is_model(name: str) -> bool:
 def is_layer(name: str) -> bool:
     """Whether a layer that ships, or the optimizer, is called so."""
     return plain(name) in usual_names() or name == "optimizer"
-
-
-def _read(path: Path) -> Layer:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file in UTF-8") from None
-    except ValueError:
-        raise InputError(f"not a path: {shown(str(path))}") from None  # a null character in it
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    return layer(text)
 
 
 def _optimizer(name: str) -> Layer:

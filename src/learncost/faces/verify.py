@@ -9,7 +9,9 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
+from learncost.layers.layer import Layer
 from learncost.ledger.sheet import Row, Sheet
+from learncost.models.argument import layer_or_model
 from learncost.proof.report import Check, Report
 from learncost.proof.verify import verify as compute
 
@@ -54,13 +56,14 @@ def verify(
     PyTorch's FlopCounterMode. For a model, a step of every procedure with every optimizer too, and MEMPEPITA with
     PEPITA bit for bit.
 
-    With --engine: what an engine executes with what is priced, line by line. Of a model one step; without one the
-    passes of every layer as they are emitted, their values too.
+    With --engine: what an engine executes with what is priced, line by line. Of a model one step; of a layer, or of
+    every layer without a name, the passes as they are emitted, their values too.
 
     Parameters
     ----------
     model
-        A model, as learncost cost takes it, or a layer. Without it, every word and every layer is verified.
+        A model, as learncost cost takes it, a layer, or a file in the notation. Without it, every word and every layer
+        is verified.
     every
         Shows one line for each comparison, also where there are hundreds.
     engine
@@ -108,7 +111,7 @@ def _of_engine(model: str | None, engine: str, given: dict[str, Any], sizes: dic
     from learncost.faces.train import number
     from learncost.training.verified import verify_engine
 
-    if model is None and (given or sizes):
+    if (given or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):
         raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for a model: name one")
     lengths = {name: number(name, value, True) for name, value in given.items() if name in ("batch_size", "seq_len")}
     return verify_engine(model, engine, **{**given, **lengths}, sizes=sizes)

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.errors import InputError
+from learncost.equation.errors import InputError, named_one
 from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, format_of
 from learncost.models.configuration import Configuration
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.accumulation import GATHERED
+from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
+from learncost.procedures.procedure import PAPER
 from learncost.readings.live import Held, Moment
 
 SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
@@ -49,6 +51,8 @@ class Memory:
         Microbatches that the batch is cut into.
     trained
         What learns, in words.
+    mode
+        How pepita and mempepita update, paper or stable; "" of every other procedure.
     peak
         Bytes at the worst moment.
     moment
@@ -101,6 +105,7 @@ class Memory:
     fits: Mapping[str, int | None] | None = None
     engine: str = ""
     convention: str = ""
+    mode: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -108,6 +113,8 @@ class Memory:
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
         result |= {"engine": self.engine, "convention": self.convention}
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
+        if self.mode:
+            result["mode"] = self.mode
         if self.flash:
             result["flash"] = self.flash
         if self.budget is not None:
@@ -157,6 +164,7 @@ def memory(
     accumulate: int | str = 1,
     budget: int | str | None = None,
     engine: str = "",
+    mode: str = PAPER,
     train: object = None,
     train_layers: object = None,
     lora: object = None,
@@ -185,6 +193,8 @@ def memory(
         Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop, or table; by
         default autograd where it has an answer, else table. The result's `engine` and `convention` say what was taken
         and what is counted of it.
+    mode
+        How pepita and mempepita update: paper, or stable, which `learncost train` runs.
 
     Returns
     -------
@@ -212,8 +222,9 @@ def memory(
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
     kind = format_of(dtype)
+    named_one("mode", mode, MODES)
     run = prepare(model, "run", *lengths, None, None, dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan)
-    step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner)
+    step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode)
     from learncost.ledger.memory_runner import answered  # is built on this module
 
     found = answered(step, engine, limit)
@@ -268,6 +279,7 @@ def described(step: Step) -> dict[str, Any]:
         "target_len": axes["M"] if two_sided else None,
         "accumulate": step.accumulate,
         "trained": step.run.trained,
+        "mode": step.mode,
     }
 
 

@@ -18,7 +18,7 @@ from learncost.models.configuration import Configuration
 from learncost.plans.executed import executed
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.optimizer import DEFAULT, state_of
-from learncost.procedures.procedure import CONTROLS, PROCEDURES
+from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
@@ -160,6 +160,8 @@ class Fit:
             rule += (
                 " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
             )
+        if any(row.procedure in FORWARD_LEARNING for row in self.rows):
+            rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if TABLE in engines:
             rule += " Run by table: as the step's table says, where no other runner is named or known."

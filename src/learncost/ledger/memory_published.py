@@ -26,6 +26,9 @@ STACKS = {"n": "n_layer", "E": "n_enc", "D": "n_dec"}
 """The numbers of blocks as the tables call them."""
 
 
+_COUNTED = "as in gpt2, t5-small or bert-base --architecture BertForMaskedLM"
+
+
 @dataclass(frozen=True)
 class Kept:
     """Values that lie in memory from the forward pass on: what the source counts, and what there is (`mended`)."""
@@ -163,8 +166,10 @@ def published_memory(
     Raises `InputError` for a model that the convention does not speak of.
     """
     own = conventions()[convention]
-    run = prepare(model, "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes, PROCEDURES)
-    letters = _letters(run.model, run.axes)
+    given = "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes
+    run = prepare(model, *given, ("bp",))
+    letters = _letters(run.model, run.axes)  # what the convention does not speak of is said before what cannot learn
+    prepare(model, *given, PROCEDURES)
     rows = []
     for name in PROCEDURES:
         counted = own.elements(name, letters), own.elements(name, letters, mended=True)
@@ -185,10 +190,14 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     """The convention's letters, where the model is one that they describe."""
     stacks = {letter: axes[count] for letter, count in STACKS.items() if count in axes}
     name = model.configuration.name
+    if model.trained is not None:
+        raise InputError(
+            f"{name} has weights that never learn, and the convention counts models whose weights all do, {_COUNTED}"
+        )
     if not model.learns or set(stacks) not in ({"n"}, {"E", "D"}) or not {"d", "h", "k", "f", "v"} <= set(axes):
         other = "" if model.learns else instead(model.configuration.family)
         raise InputError(
-            f"{name} is none of those that the convention counts: stacks of equal blocks, and a head{other}"
+            f"{name} is none of those that the convention counts: stacks of equal blocks, and a head, {_COUNTED}{other}"
         )
     attentions = sum(stacks.values()) + stacks.get("D", 0)
     matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
@@ -196,5 +205,7 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     reading = Reading(model)
     own = [reading.matrices(attention=on).at(axes) for on in (True, False)]
     if own != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
-        raise InputError(f"{name} has other blocks than the convention counts: four matrices of d x d, two of d x f")
+        raise InputError(
+            f"{name} has other blocks than the convention counts, four matrices of d x d and two of d x f, {_COUNTED}"
+        )
     return {letter: axes[letter] for letter in LETTERS if letter in axes} | stacks

@@ -16,7 +16,7 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, stored
 from learncost.procedures.accumulation import GATHERED, accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
-from learncost.procedures.procedure import step, trained_by
+from learncost.procedures.procedure import FORWARD_LEARNING, PAPER, step, trained_by
 from learncost.readings.live import Live, levels, live
 
 
@@ -26,6 +26,7 @@ class Step:
     in_flash   frozen weights lie in flash, not in RAM
     budget     bytes that there are, for the planner, where the plan is left to it
     planner    who chooses the plan
+    mode       of PEPITA and MEMPEPITA: "paper", or "stable"
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class Step:
         in_flash: bool = False,
         budget: int | None = None,
         planner: Callable[[Table, Mapping[str, int], str, int | None], str] = chosen,
+        mode: str = PAPER,
     ) -> None:
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
-        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner
+        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode
+        self.mode = mode if procedure in FORWARD_LEARNING else ""
         self.model = trained_by(run.model, procedure)
         self.optimizer = state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)
-        table = without_gradients(step(self.model, procedure, "sgd"))
+        table = without_gradients(step(self.model, procedure, "sgd", mode=mode))
         weights = self.model.table.weights
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = _stacks(self.model.table)
@@ -70,7 +73,9 @@ class Step:
 
     def whole(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
-        return planned(without_gradients(step(self.model, self.procedure, self.optimizer.name)), self.plan)
+        return planned(
+            without_gradients(step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)), self.plan
+        )
 
     @property
     def beside(self) -> int:

@@ -49,9 +49,9 @@ def beside(found: Several) -> Sheet:
     if first.budget is not None:
         own = (f"{(one.fits or {}).get('batch_size') or 0:,}" for one in memories)
         rows.append(Row((f"sequences in {said_bytes(first.budget)}", *own), "bold"))
-    heading = title(first).replace(f" of {first.procedure}", "", 1).replace(f" by {first.engine}", "", 1)
+    heading = title(first).replace(f" of {called(first)}", "", 1).replace(f" by {first.engine}", "", 1)
     notes = dict.fromkeys(one.convention for one in memories)
-    return Sheet(heading, ("", *(one.procedure for one in memories)), tuple(rows), tuple(notes))
+    return Sheet(heading, ("", *map(called, memories)), tuple(rows), tuple(notes))
 
 
 def title(memory: Memory) -> str:
@@ -61,7 +61,12 @@ def title(memory: Memory) -> str:
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
-    return f"{name}, memory of one step of {memory.procedure}{plan}: {sequences} tokens{parts}"
+    return f"{name}, memory of one step of {called(memory)}{plan}: {sequences} tokens{parts}"
+
+
+def called(memory: Memory) -> str:
+    """The procedure, and its mode where it has one: pepita (paper)."""
+    return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
 
 
 def _notes(memory: Memory) -> tuple[str, ...]:

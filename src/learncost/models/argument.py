@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer, named, shipped, usual_names
 from learncost.models.families import names as family_names
-from learncost.models.files import looks_like_path, read_path, read_stream
+from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
 from learncost.models.presets import preset, preset_names
 from learncost.models.wording import nearest, printable, shown
+from learncost.vocabulary import plain
 
 GENERIC = ("encoder", "decoder", "encoder-decoder")
 
@@ -55,8 +58,25 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         values = read_path(model, hint=nearest(last, everything))
         return _nested(Argument(model, model, values, printable(model)))
     raise InputError(
-        f"unknown model {shown(model)}{nearest(model, everything) or '; presets are ' + ', '.join(everything)}"
+        f"unknown model {shown(model)}{nearest(model, everything) or '; learncost list models shows all'}"
         " (a file is given by its path, such as ./config.json)"
+    )
+
+
+def layer_or_model(name: str) -> Layer | str:
+    """The layer of that name or in that file of the notation, or the name again where it is a model's.
+
+    Raises `InputError` where it is neither's.
+    """
+    if known := usual_names().get(plain(name)):
+        return named(known)
+    if name.endswith(NOTATION):
+        return read_layer(Path(name))
+    if name == "-" or name.lower() in GENERIC or preset(name) or looks_like_path(name):
+        return name
+    hint = nearest(name, (*shipped(), *preset_names(), *GENERIC))
+    raise InputError(
+        f"no layer or model is called {shown(name)}{hint or '; `learncost list layers` and `list models` show them'}"
     )
 
 

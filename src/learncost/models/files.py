@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from learncost.equation.errors import InputError
+from learncost.layers.layer import Layer, layer
 from learncost.models.wording import printable, shown
 
 LARGEST_FILE = 16 * 2**20  # bytes; published configurations take a few thousand, and /dev/zero never ends
+
+
+NOTATION = ".table"
+"""What a file in the notation ends in."""
 
 
 def looks_like_path(model: str) -> bool:
@@ -32,6 +37,8 @@ def read_path(model: str, hint: str = "") -> dict[str, object]:
     the line about an absent one.
     """
     path = Path(model)
+    if path.suffix == NOTATION:
+        raise InputError(f"{shown(model)} is a layer, no model: formulas, explain, verify and emit take layers")
     try:
         if path.is_dir():
             path = path / "config.json"
@@ -110,3 +117,16 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
         raise InputError(f"{where} is nested too deeply for a configuration") from None
     except ValueError:  # thousands of digits
         raise InputError(f"{where} holds a number with too many digits") from None
+
+
+def read_layer(path: Path) -> Layer:
+    """The layer that a file in the notation holds. Raises `InputError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+    except ValueError:
+        raise InputError(f"not a path: {shown(str(path))}") from None  # a null character in it
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return layer(text)

@@ -97,8 +97,15 @@ def trained_by(model: Model, name: str) -> Model:
     return head_only(model)
 
 
+FORWARD_LEARNING = ("pepita", "mempepita")
+"""The procedures that compare two forward passes; they have modes (`learncost.procedures.forward_learning`)."""
+
+PAPER = "paper"
+"""Their mode where none is named."""
+
+
 def step(
-    model: Model, name: str, optimizer_name: str | None = None, jacobian: bool = False, mode: str = "paper"
+    model: Model, name: str, optimizer_name: str | None = None, jacobian: bool = False, mode: str = PAPER
 ) -> Table:
     """One training step as a table: passes, updates and, where one is named, the optimizer.
 
@@ -110,7 +117,7 @@ def step(
     """
     chosen, found = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = trained_by(model, name)
-    if chosen.name in ("pepita", "mempepita"):
+    if chosen.name in FORWARD_LEARNING:
         if model.trained is not None:
             raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for bp and recompute")
         from learncost.procedures.forward_learning import (

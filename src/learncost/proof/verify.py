@@ -14,6 +14,7 @@ from learncost.equation.scope import UNDER_WHERE
 from learncost.equation.table import Product, Table, Term, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, named, shipped
+from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.procedures.optimizer import OPTIMIZERS
@@ -55,8 +56,9 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
     Parameters
     ----------
     model
-        A preset, a path or a generic model's name; a layer's name; or a model, configuration, layer or table itself.
-        None takes all layers and all words. Only the structure counts: it runs at small sizes that are all different.
+        A preset, a path or a generic model's name; a layer's name or its file in the notation; or a model,
+        configuration, layer or table itself. None takes all layers and all words. Only the structure counts: it runs at
+        small sizes that are all different.
 
     Returns
     -------
@@ -88,8 +90,8 @@ def _checks(model: str | Model | Configuration | Layer | Table | None) -> Iterat
         yield from all_words()
         yield from all_layers()
         return
-    if isinstance(model, str) and model.replace("-", "_") in shipped():
-        model = named(model)
+    if isinstance(model, str):
+        model = layer_or_model(model)
     if isinstance(model, Layer):
         yield from verify_table(model.table, model.name, LAYERS.get(model.name))
     elif isinstance(model, Table):

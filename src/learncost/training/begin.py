@@ -80,6 +80,7 @@ def _within(configuration: Configuration, options: Options) -> str:
         dtype=options.dtype,
         plan="auto",
         engine="torch",
+        mode=options.mode,
         budget=options.budget,
     )
     assert found.budget is not None

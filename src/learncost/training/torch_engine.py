@@ -61,12 +61,16 @@ class _TorchTraining(Training):
 
     @property
     def memory(self) -> int | None:
-        """The bytes of what lies in memory from step to step, and of all arenas; None where operators allocate."""
+        """The bytes of what stays from step to step, a batch and all arenas; None where operators allocate.
+
+        It is what `learncost memory --engine torch` says.
+        """
         steps = self._steps.values()
         if not steps or any(step.arena is None for step in steps):
             return None
         arenas = {id(step.arena): step.arena.nbytes for step in steps if step.arena is not None}
-        return sum(tensor.nbytes for tensor in self._pool.tensors.values()) + sum(arenas.values())
+        batch = max(step.batch for step in steps)
+        return sum(tensor.nbytes for tensor in self._pool.tensors.values()) + batch + sum(arenas.values())
 
     @property
     def plan_taken(self) -> str | None:
@@ -111,7 +115,7 @@ class TorchEngine(NumPyEngine):
 
     @property
     def memory(self) -> int | None:
-        """Weights, the optimizer's state and the arena, which is all that a step in place takes."""
+        """Weights, the optimizer's state, the batch and the arena, which is all that a step in place takes."""
         return self._training.memory
 
     @property
@@ -198,6 +202,11 @@ class _Step:
     def arena(self) -> torch.Tensor | None:
         """The memory that it lays its arrays out in; None where operators allocate."""
         return self._in_place.arena if self._in_place else None
+
+    @property
+    def batch(self) -> int:
+        """The bytes of what it is given anew in every step."""
+        return self._in_place.batch if self._in_place else 0
 
     @property
     def _owned(self) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ from learncost.engines.core import Prepared
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Line, Table, each_line
+from learncost.layers.derive import derive
+from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
+from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.plans.plan import planned
@@ -21,6 +24,7 @@ from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import DEFAULT, renewed, without_gradients
 from learncost.proof import engine_in_place as in_place
 from learncost.proof import engine_operators as operators
+from learncost.proof.check import survived
 from learncost.proof.engine import Lines
 from learncost.proof.report import Check, Report
 from learncost.readings.emit.c import source
@@ -47,7 +51,7 @@ def verify_engine(
 ) -> Report:
     """Run one step and compare every product, and every array that it writes, with the price of the step's table.
 
-    model   a model as `cost` takes it; None: every layer, its passes as they are emitted
+    model   a model as `cost` takes it; a layer or its file, its passes as they are emitted; None: every layer
     plan    of torch: as `--plan` has it; None: the planner's choice
     sizes   of the model, in any spelling
     Raises `InputError`, also where the engine's library is not installed.
@@ -56,6 +60,10 @@ def verify_engine(
     if model is None:
         return Report(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
     _installed(engine)
+    found = layer_or_model(model)
+    if isinstance(found, Layer):
+        checks = survived(found.name, operators.verify_layer(derive(found.table).step, found.name, engine))
+        return Report(f"verification of {found.name} on {engine}", tuple(checks))
     for name, length in (("batch-size", batch_size), ("seq-len", seq_len)):
         if length < 2:  # a single token has none after it
             raise InputError(f"{name} must be at least 2, not {length}")

@@ -27,7 +27,10 @@ ASKED = (
     {"dtype": "bf16", "lora": "attention", "optimizer": "sgd"},
     {"dtype": "int8", "optimizer": "lion", "engine": "table"},
 )
-LIMITED = ("numpy", "autograd", "torch", "torch-operators")
+LIMITED = ("numpy", "autograd", pytest.param("torch", marks=pytest.mark.slow), "torch-operators")
+SAMPLE = ("decoder", "vision")
+SAMPLED = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+"""Every kind, but those that take long when asked for."""
 
 
 def asked_of(kind, given):
@@ -94,7 +97,7 @@ def test_the_longest_sequence_is_the_longest(kind):
         assert of_memory(kind, given, batch_size=64, seq_len=length + 1).peak > room
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAMPLED)
 def test_all_advice_fits_when_it_is_tried(kind, capsys):
     """Of every procedure that does not fit; the runner, lengths and sizes are those that were asked for."""
     model, sizes = KINDS[kind]

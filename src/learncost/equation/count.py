@@ -116,6 +116,11 @@ class Count:
             return self.at({**sizes, **derived}) if derived else self._partly(sizes)
         return total if common == 1 else self._whole(total, common)
 
+    def with_sizes(self, sizes: Mapping[str, Any]) -> Count:
+        """As `at`, but always a Count: of no size at all where every size is given."""
+        value = self.at(sizes) if sizes else self
+        return value if isinstance(value, Count) else Count.of((), value)
+
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are parts of known ones (`size_of`)."""
         found = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]

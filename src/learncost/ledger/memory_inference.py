@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
@@ -101,12 +102,12 @@ class Serving:
     @cached_property
     def levels(self) -> tuple[Count, ...]:
         """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
-        found: dict[str, Count] = {}
+        found: dict[frozenset[tuple[tuple[str, ...], Any]], Count] = {}
         for one in self.passes:
             others = {name: size for name, size in one.sizes.items() if name != "B"}
             beside = Count.of(("B",), one.grown) + Count.of((), self._resident(one))
             own = (level + beside for level in levels(one.table, others, _NAMES[self.kind.value], self._widths))
-            found |= {str(level): level for level in own}
+            found |= {frozenset(level.terms.items()): level for level in own}
         return tuple(found.values())
 
     def peak(self, batch: int = 1) -> int:

@@ -97,12 +97,12 @@ class Step:
     def _levels(self) -> tuple[Count, ...]:
         """The bytes at every line, each once, as polynomials in all sizes."""
         found = levels(self.table, {}, _NAMES[self.kind.value], self.widths)
-        return tuple({str(level): level for level in found}.values())
+        return tuple({frozenset(level.terms.items()): level for level in found}.values())
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
-        own = (level.at(sizes) + Count() for level in self._levels)
+        own = (level.with_sizes(sizes) for level in self._levels)
         return min(_solved(level, budget - self.beside) for level in own) * self.accumulate
 
 

@@ -7,14 +7,15 @@ for an array (a sum of one term) is the same array. Nothing is assumed to happen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.arrays import BYTES, alias
-from learncost.equation.count import Count, checked_sizes, shape_of, total
+from learncost.equation.count import Count, checked_sizes, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word
 from learncost.equation.table import walk as each
@@ -164,28 +165,37 @@ def _gradients(table: Table) -> frozenset[str]:
     return frozenset(line.right[line.given.index("G")].name for line in updates)
 
 
-def _counts(walk: _Walk, width: int, widths: Mapping[str, int]) -> list[Count]:
-    sized = [(array, array.count * walk.width(array, width, widths)) for array in walk.arrays]
-    return [
-        total(count for array, count in sized if array.first <= moment <= array.last)
-        for moment in range(len(walk.lines))
-    ]
-
-
 def levels(
     table: Table, sizes: Mapping[str, Any], dtype: str = "fp32", widths: Mapping[str, int] | None = None
 ) -> tuple[Count, ...]:
     """The bytes at every line as polynomials in the sizes that are left out: what is solved for a size that fits."""
-    walk = _walked(table)
-    return tuple(count.at(sizes) + Count() for count in _counts(walk, BYTES[dtype], widths or {}))
+    return tuple(_levels(_walked(table), lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {}))
+
+
+def _levels(walk: _Walk, value: Callable[[Count], Any], width: int, widths: Mapping[str, int]) -> Iterator[Any]:
+    """What is alive at every line, a count becoming a number or another count by `value`.
+
+    What begins and what ends at a line is added to what was alive at the one before.
+    """
+    known: dict[tuple[tuple[str, ...], int], Any] = {}
+    changes = [value(Count())] * (len(walk.lines) + 1)
+    for array in walk.arrays:
+        if (last := min(array.last, len(walk.lines) - 1)) < array.first:
+            continue
+        key = array.axes, walk.width(array, width, widths)
+        if key not in known:
+            known[key] = value(array.count * key[1])
+        changes[array.first] = changes[array.first] + known[key]
+        changes[last + 1] = changes[last + 1] - known[key]
+    return accumulate(changes[:-1])
 
 
 def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
     width = BYTES[dtype]
     curve = []
-    for line, count in zip(walk.lines, _counts(walk, width, widths), strict=True):
+    for line, alive in zip(walk.lines, _levels(walk, lambda count: count.at(sizes), width, widths), strict=True):
         tag = line.tag
-        curve.append(Moment(line.name, tag.layer, tag.macro, count.at(sizes), tag.block))
+        curve.append(Moment(line.name, tag.layer, tag.macro, alive, tag.block))
     levels = [moment.bytes for moment in curve]
     kept = tuple(_held(a, sizes, walk.width(a, width, widths), walk.role(a)) for a in walk.arrays if a.kept)
     if not levels:
@@ -196,8 +206,8 @@ def _read(walk: _Walk, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str
     else:
         rows = np.stack(np.broadcast_arrays(*levels))
         peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
-    alive = [a for a in walk.arrays if a.first <= worst <= a.last]
-    witnesses = [_held(a, sizes, walk.width(a, width, widths), walk.role(a)) for a in alive]
+    held = [a for a in walk.arrays if a.first <= worst <= a.last]
+    witnesses = [_held(a, sizes, walk.width(a, width, widths), walk.role(a)) for a in held]
     witnesses.sort(key=lambda held: -int(np.ravel(held.bytes)[0]))
     return Live(kept, peak, curve[worst].line, tuple(witnesses), tuple(curve), dtype)
 

@@ -47,6 +47,7 @@ def parameters(c: Configuration) -> int:
     ("name", "expected", "tolerance"),
     [
         ("gpt2", 124_439_808, 0),
+        ("distilgpt2", 81_912_576, 0),
         ("gpt2-medium", 354_823_168, 0),
         ("gpt2-large", 774_030_080, 0),
         ("gpt2-xl", 1_557_611_200, 0),

@@ -102,6 +102,7 @@ def test_bad_files(text: str, message: str) -> None:
         ("x" * 5000 + ".json", {}, "cannot read"),
         ("\udc80.json", {}, "no such file"),
         ("openai-community/gpt9", {}, "no such file: 'openai-community/gpt9'; did you mean"),
+        ("Qwen/Qwen9", {}, "; nothing is fetched: save the Hub model's config.json and give its path"),
         ("absent.json", {}, "no such file: 'absent.json'"),
         ("gpt2", {"n_embed": 8}, "unknown size or setting 'n_embed'; did you mean 'n_embd'"),
         ("gpt2", {"n_enc": 8}, "gpt2 has no n_enc; its sizes are num_hidden_layers, hidden_size"),

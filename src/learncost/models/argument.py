@@ -55,12 +55,18 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
-        values = read_path(model, hint=nearest(last, everything))
+        hub = "; nothing is fetched: save the Hub model's config.json and give its path" if _is_hub_name(model) else ""
+        values = read_path(model, hint=nearest(last, everything) + hub)
         return _nested(Argument(model, model, values, printable(model)))
     raise InputError(
         f"unknown model {shown(model)}{nearest(model, everything) or '; learncost list models shows all'}"
         " (a file is given by its path, such as ./config.json)"
     )
+
+
+def _is_hub_name(model: str) -> bool:
+    """Whether it is written as the Hugging Face Hub names models: an organization and a name, no file's ending."""
+    return model.count("/") == 1 and not model.startswith(".") and not model.endswith((".json", ".toml", "/"))
 
 
 def layer_or_model(name: str) -> Layer | str:

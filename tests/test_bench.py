@@ -253,6 +253,11 @@ def test_the_table() -> None:
     assert lines["engine"][:5] == ["3.00", "7,000", "0.75", "1.50", "300"]  # 21 tokens in 3 ms
     assert lines["floor"] == ["2.00"]
     assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in shown
+    html = Bench(
+        machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]
+    )._repr_html_()
+    assert html.count("<table>") == 1
+    assert "7,000" in html
 
 
 @pytest.mark.parametrize(("format", "begins"), [("md", "**tiny, fp32: 3 × 7 tokens"), ("json", "{\n")])

@@ -160,3 +160,14 @@ def test_words_in_any_spelling() -> None:
     assert explain("GELU").layer == "gelu"
     assert explain("swish").layer == "silu"
     assert "<table" in explain("softmax")._repr_html_()
+
+
+def test_a_model_is_a_model_and_its_layer_a_layer():
+    whole, part, layer = (explain(*given).to_dict() for given in (("gpt2",), ("gpt2", "attention"), ("attention",)))
+    assert (whole["model"], whole["layer"]) == ("gpt2", None)
+    assert (part["model"], part["layer"]) == ("gpt2", "attention")
+    assert layer["layer"] == "attention"
+    assert "model" not in layer
+    assert (part["model"], part["layer"]) == tuple(
+        formulas("gpt2", "attention").to_dict()[key] for key in ("model", "layer")
+    )

@@ -214,3 +214,30 @@ def test_refusals_are_one_line(flags, line, capsys):
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [("gpt2", {}), ("gpt2", {"lora": "c_attn"}), ("t5-small", {"seq_len": 16}), ("bert-base", {"seq_len": 16})],
+)
+def test_no_two_rows_say_the_same(model, given):
+    sizes = MODEL if model == "gpt2" else {}
+    rows = [
+        {**row, "plan": "", "why": ""}
+        for row in fit(model, "8GB", **{"seq_len": 64, **sizes, **given}).to_dict()["rows"]
+    ]
+    assert all(row not in rows[:place] for place, row in enumerate(rows))
+
+
+def test_why_autograd_was_not_taken_is_said_once():
+    found = fit("gpt2", "8GB", seq_len=64, lora="c_attn", **MODEL)
+    (refused,) = (line for line in found.advice if "updates every weight" in line)
+    assert refused.startswith("pepita, mempepita: each updates every weight")
+    told = (
+        lc.memory("gpt2", seq_len=64, lora="c_attn", **MODEL)
+        .convention.partition("told by default: it ")[2]
+        .rstrip(".")
+    )
+    assert {row.why for row in found.rows if row.procedure == "bp" and not row.plan} == {told}
+    assert f"of bp, recompute, as it {told}; under plans" in " ".join(str(found).split())
+    assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="autograd", **MODEL))

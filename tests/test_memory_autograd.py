@@ -11,6 +11,7 @@ from allocator import most
 from learncost.bench.torch_models import module
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
+from learncost.ledger import memory_engine
 from learncost.models.configuration import configure
 
 KIB = 2**10
@@ -107,3 +108,11 @@ def test_what_is_asked_on_the_command_line(capsys):
 def test_what_is_not_known_is_refused(model, given, said):
     with pytest.raises(InputError, match=said):
         lc.memory(model, **{"seq_len": 16, "engine": "autograd", **given})
+
+
+def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
+    tapes = []
+    run = memory_engine.run_step
+    monkeypatch.setattr(memory_engine, "run_step", lambda *given: (tapes.append(given), run(*given)))
+    assert lc.memory("gpt2", num_hidden_layers=1, seq_len=8).engine == "autograd"
+    assert len(tapes) == 2

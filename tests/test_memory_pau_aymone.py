@@ -152,6 +152,7 @@ def test_the_command(capsys):
         (["gpt2", "--format", "csv"], "format must be one of table, json, md"),
         (["llama-2-7b"], "llama-2-7b has other blocks than the convention counts"),
         (["bert-base"], "bert-base is none of those that the convention counts"),
+        (["whisper-large-v3"], "whisper-large-v3 has weights that never learn, and the convention counts"),
     ],
 )
 def test_refusals(flags, line, capsys):

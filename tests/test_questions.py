@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import learncost as lc
 from learncost.faces.command import main
+from learncost.faces.progress import Lines
 from learncost.ledger.columns import write_csv
 from learncost.models.numbers import BYTES, whole
 from learncost.models.presets import preset
@@ -276,6 +278,38 @@ def test_bytes_as_people_write_them(text, number):
     assert whole(text, BYTES) == number
 
 
+@pytest.mark.parametrize("number", [2.0, np.float32(2), np.int64(2), "2"])
+def test_a_whole_number_counts_however_it_is_written(number):
+    sizes = {"num_hidden_layers": number, "batch_size": number, "seq_len": 8}
+    wanted = lc.cost("gpt2", num_hidden_layers=2, batch_size=2, seq_len=8).total
+    assert lc.cost("gpt2", tokens=number, **sizes).total == wanted
+    assert lc.run_cost("gpt2", 300e9, ON, number, **sizes).figures["tokens"].value == 300 * 10**9
+    assert lc.memory("gpt2", accumulate=number, budget=8e9, **sizes).budget == 8 * 10**9
+    assert lc.fit("gpt2", np.float64(8e9), procedures="bp", seq_len=number).ram == 8 * 10**9
+    assert lc.rules("gpt2", tokens=300e9, seq_len=number).tokens == 300 * 10**9
+    assert lc.cost("gpt2", "decode", context=number).context == 2
+    axes = {"M": 2, "N": 2, "d": 4, "h": 2, "k": 2}
+    table = lc.layer("attention").table
+    if not isinstance(number, str):
+        assert lc.price(table, {"B": number, **axes}).flops == lc.price(table, {"B": 2, **axes}).flops
+
+
+@pytest.mark.parametrize("number", [0.5, float("nan"), float("inf"), True, "2.5"])
+def test_what_is_no_whole_number_is_refused_in_one_line(number):
+    asked = [
+        lambda: lc.run_cost("gpt2", number, ON, seq_len=8),
+        lambda: lc.cost("gpt2", batch_size=number, seq_len=8),
+        lambda: lc.cost("gpt2", num_hidden_layers=number, seq_len=8),
+        lambda: lc.memory("gpt2", batch_size=4, seq_len=8, accumulate=2.5 if number is True else number),
+        lambda: lc.fit("gpt2", number, seq_len=8),
+        lambda: lc.run_cost("gpt2", 64, ON, country="France", year=number, seq_len=8),
+    ]
+    for ask in asked:
+        with pytest.raises(lc.InputError) as refused:
+            ask()
+        assert "\n" not in str(refused.value)
+
+
 def test_several_procedures_where_several_can_stand(capsys):
     small = ["--num-hidden-layers", "1", "--seq-len", "8"]
     for line in (["compare"], ["memory"], ["fit", "--ram", "8G"], ["sweep"]):
@@ -291,3 +325,11 @@ def test_a_wrong_optimizer_is_answered_with_all(command, capsys):
     name, *more = command.split()
     assert main([name, "gpt2", *more, "--optimizer", "adamm"]) == 2
     assert "sgd, momentum, adamw, adam8bit, adafactor, lion, muon" in capsys.readouterr().err
+
+
+def test_a_line_of_progress_is_no_wider_than_the_screen(capsys):
+    text = "engine torch, plan flash,fused,at-once,recompute=silu+norm, kernels compiled by cc -O3"
+    Lines().say(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(line.strip() for line in lines) == text

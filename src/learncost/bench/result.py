@@ -148,3 +148,8 @@ class Bench:
         from learncost.bench.show import as_text
 
         return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from learncost.bench.show import as_html
+
+        return as_html(self)

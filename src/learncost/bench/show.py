@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from html import escape
 from typing import TYPE_CHECKING
 
 from learncost.bench.machine import described
@@ -43,6 +44,12 @@ def as_text(found: Bench, width: int = WIDTH) -> str:
 def as_markdown(found: Bench) -> str:
     """The measurement as tables of Markdown."""
     return "\n\n".join([*(_sheet(case).markdown() for case in found.cases), *_notes(found)])
+
+
+def as_html(found: Bench) -> str:
+    """The measurement as tables for a notebook."""
+    notes = "".join(f"<div>{escape(note)}</div>" for note in _notes(found))
+    return f'<div class="learncost">{"".join(_sheet(case).html() for case in found.cases)}{notes}</div>'
 
 
 def _notes(found: Bench) -> tuple[str, ...]:

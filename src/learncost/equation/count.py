@@ -206,7 +206,8 @@ def _checked(name: str, value: Any) -> Any:
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = None
+        is_whole = getattr(value, "is_integer", None)
+        number = int(value) if callable(is_whole) and is_whole() else None
     if number is None or number < 1:
         raise InputError(f"the size {name} must be a whole number from 1 or an array of them, not {value!r}")
     return number

@@ -11,6 +11,7 @@ from learncost.devices.calibration import Calibration, check_place, here, save
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Switch
 from learncost.hardware.calibrate import calibrate as measure
+from learncost.ledger.sheet import wrapped
 from learncost.models.wording import shown
 
 
@@ -68,4 +69,4 @@ def _said(found: Calibration, path: Path, on: str) -> str:
                 f"{cached:,.0f} from caches, {rates.launch * 1e6:.1f} us a call; steps are expected to take "
                 f"{rates.low:.2f} to {rates.high:.2f} times as long as predicted"
             )
-    return "\n".join((*lines, f"written to {path}; try: learncost cost gpt2 --on {on}"))
+    return "\n".join(map(wrapped, (*lines, f"written to {path}; try: learncost cost gpt2 --on {on}")))

@@ -85,7 +85,7 @@ class Explanation:
     Attributes
     ----------
     layer
-        What is explained, by name.
+        What is explained, by name: a layer, a word or a model.
     source
         The publication.
     price_book
@@ -105,6 +105,8 @@ class Explanation:
         Of a model, the sizes at which counts are shown.
     letters
         What the axes stand for, where that is known.
+    part
+        Of a model, the layer that was asked for; "" where all are here.
 
     Examples
     --------
@@ -123,6 +125,7 @@ class Explanation:
     format: Format = "text"
     sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
     letters: str = ""  # what the axes stand for, where it is known
+    part: str = ""  # of a model: the layer that was asked for
 
     def __str__(self) -> str:
         return self.show(self.format)
@@ -168,7 +171,7 @@ class Explanation:
 
         return {
             "schema": 1,
-            "layer": self.layer,
+            **({"model": self.layer, "layer": self.part or None} if self.sizes else {"layer": self.layer}),
             "source": self.source,
             "price_book": {"name": self.price_book.name, "source": self.price_book.source},
             "jacobian": self.jacobian,

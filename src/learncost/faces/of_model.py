@@ -185,6 +185,7 @@ def model_explained(found: Run, procedure: str, layer: str = "", format: Format 
         format=format,
         sizes=found.axes,
         letters=letters,
+        part=shown if layer else "",
     )
 
 

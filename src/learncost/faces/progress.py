@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from learncost.ledger.sheet import wrapped
 from learncost.training.loop import Report, Step
 
 
@@ -41,7 +42,7 @@ class Lines:
     """For files and pipes."""
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(wrapped(text), file=sys.stderr, flush=True)
 
     def begin(self, step: int, steps: int) -> None:
         self.say(f"step {step:,} of {steps:,}")

@@ -17,6 +17,7 @@ from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
 from learncost.ledger.record import Cost
 from learncost.models.configuration import Configuration
+from learncost.models.numbers import counted
 from learncost.models.wording import shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.readings.price import Book
@@ -415,10 +416,9 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
         return typed["carbon_intensity"]
     when = None
     if year is not None:
-        try:
-            when = int(year)
-        except ValueError:
-            raise InputError(f"year must be a whole number such as 2022, not {shown(year)}") from None
+        when = counted(year)
+        if when is None:
+            raise InputError(f"year must be a whole number such as 2022, not {shown(year)}")
     return grid.of_the_world(when) if country is None else grid.intensity(country, when)
 
 

@@ -16,7 +16,7 @@ from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
-from learncost.models.numbers import whole
+from learncost.models.numbers import counted
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import default_optimizer
@@ -483,8 +483,8 @@ def _repeat(part: Price, passes: int) -> int:
 
 def check_tokens(name: str, value: object) -> int:
     """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11, 1.5e9 or 300B."""
-    number = whole(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= LARGEST_TRAINING:
+    number = counted(value)
+    if number is None or not 1 <= number <= LARGEST_TRAINING:
         raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
     return number
 

@@ -140,16 +140,20 @@ def _by_autograd(implementation: str, step: Step, sizes: Mapping[str, int], spli
         run_step(tape, table, sizes, step.state, recompute, implementation if step.optimizer.name == "adamw" else "")
         return tape
 
-    account = run().account
+    key = implementation, *sorted(sizes.items())
+    if key not in step.taped:
+        account = run().account
+        step.taped[key] = account.peak, str(account.line)
+    peak, line = step.taped[key]
     if not split:
-        return _Peak(account.peak, str(account.line), {}, ())
-    tape = run(account.peak)
+        return _Peak(peak, line, {}, ())
+    tape = run(peak)
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
     made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     parts["workspace"] = made - tape.gradients
-    parts["activations"] = account.peak - sum(parts.values())
-    return _Peak(account.peak, str(account.line), parts, rooms)
+    parts["activations"] = peak - sum(parts.values())
+    return _Peak(peak, line, parts, rooms)
 
 
 _OPERATORS = (

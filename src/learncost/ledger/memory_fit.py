@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Fitting:
     """A procedure under a plan with the bytes of one sample in RAM and in flash, and the largest batch that fits.
 
     engine  who runs it, as in `lc.memory`
+    why     why PyTorch's autograd does not, whose step is told by default
     """
 
     procedure: str
@@ -68,6 +69,7 @@ class Fitting:
     flash: int
     largest: int
     most: str  # the part that takes most
+    why: str = ""
 
     @property
     def fits(self) -> bool:
@@ -123,6 +125,7 @@ class Fit:
         rows = [
             {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
             | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
+            | ({"why": r.why} if r.why else {})
             for r in self.rows
         ]
         return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)}
@@ -165,9 +168,22 @@ class Fit:
         engines = dict.fromkeys(row.engine for row in self.rows)
         if TABLE in engines:
             rule += " Run by table: as the step's table says, where no other runner is named or known."
+            rule += self._not_by_autograd
         if others := [name for name in engines if name != TABLE]:
             rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells."
         return rule
+
+    @property
+    def _not_by_autograd(self) -> str:
+        """Why the runner that is told by default is not taken: of which procedures, and under plans."""
+        whys: dict[str, dict[str, None]] = {}
+        for row in self.rows:
+            if row.why and not row.plan:
+                whys.setdefault(row.why, {})[row.procedure] = None
+        parts = [f"of {', '.join(own)}, as it {why}" for why, own in whys.items()]
+        if any(row.why and row.plan and row.why not in whys for row in self.rows):
+            parts.append("under plans, as it knows none")
+        return f" Not as PyTorch's autograd, whose step is told by default: {'; '.join(parts)}." if parts else ""
 
     def __rich__(self) -> Sheet:
         return self.sheet
@@ -243,24 +259,41 @@ def fit(
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
     rows: list[Fitting] = []
     said: dict[str, list[str]] = {}
-    refused: dict[str, list[str]] = {}
+    refused: dict[tuple[bool, str], list[str]] = {}
     for name in names:
         ways, why = asked.ways(name)
         for text in why:
-            refused.setdefault(text, []).append(name)
-        rows += [way.fitting for way in ways]
+            own = text.startswith(f"{name} ")  # said of the procedure, by its name
+            refused.setdefault((own, text.removeprefix(f"{name} ")), []).append(name)
+        rows += _different(way.fitting for way in ways)
         if ways and not any(way.fitting.fits for way in ways):
             said.setdefault(_advice(asked, name, ways), []).append(name)
     if not rows:
-        raise InputError(next(iter(refused)))
+        (of_each, text), own = next(iter(refused.items()))
+        raise InputError(_refusal((of_each, text), own[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
-    for why_not, own in refused.items():
-        advice.append(f"{why_not}." if why_not.startswith(own[0]) else f"{', '.join(own)}: {why_not}.")
+    advice += [f"{_refusal(what, own)}." for what, own in refused.items()]
     run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     found = run.model.configuration.name
     return Fit(found, asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine, tuple(rows), tuple(advice))
+
+
+def _refusal(what: tuple[bool, str], procedures: Sequence[str]) -> str:
+    """Why procedures are refused: what is said of each of them, or of the model."""
+    of_each, text = what
+    if of_each:
+        return f"{', '.join(procedures)}{': each' if len(procedures) > 1 else ''} {text}"
+    return f"{', '.join(procedures)}: {text}"
+
+
+def _different(found: Iterable[Fitting]) -> Iterable[Fitting]:
+    """Each row that says something else than those before, whatever its plan is called."""
+    rows: dict[Fitting, Fitting] = {}
+    for one in found:
+        rows.setdefault(replace(one, plan="", why=""), one)
+    return rows.values()
 
 
 @dataclass(frozen=True)
@@ -337,7 +370,7 @@ class _Asked:
         found = told(step, runner)
         most = max(found.split, key=lambda part: found.split[part])
         batch = self._stored(step.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most)
+        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most, runner.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
 
     def _serving(self, run: Run) -> Way:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,8 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX, Format
+from learncost.models.numbers import counted
+from learncost.models.wording import shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, stored
 from learncost.procedures.accumulation import GATHERED, accumulated
@@ -58,6 +60,7 @@ class Step:
         self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
         self.widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value}
         self.widths |= {"index": INDEX, **dict.fromkeys(_scores(table), kind.scores)}
+        self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.plan = run.plan
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside
@@ -132,10 +135,9 @@ _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
 
 
 def _parts(accumulate: Any, batch: int) -> int:
-    text = str(accumulate)
-    number = int(text) if text.isdigit() else 0
-    if not number or batch % number:
-        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {text!r}")
+    number = counted(accumulate) or 0
+    if number < 1 or batch % number:
+        raise InputError(f"accumulate must be a divisor of the batch size {batch}, not {shown(accumulate)}")
     return number
 
 

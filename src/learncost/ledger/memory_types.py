@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.sheet import size_of
-from learncost.models.numbers import BYTES, whole
+from learncost.models.numbers import BYTES, counted
 from learncost.models.wording import shown
 
 
@@ -53,7 +53,7 @@ def format_of(name: str) -> Format:
 
 def bytes_of(name: str, text: object) -> int:
     """A number of bytes as it is written: 8G, 8GB, 24GiB, 16 GB, 1e9. Raises `InputError`."""
-    number = whole(str(text).strip(), BYTES) or 0
+    number = counted(text.strip() if isinstance(text, str) else text, BYTES) or 0
     if not 1 <= number < 10**18:
         raise InputError(f"{name} must be bytes such as 8GB, 256KiB or 1e9, not {shown(text)}")
     return number

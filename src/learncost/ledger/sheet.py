@@ -192,6 +192,11 @@ def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:
         yield Text(line, style, no_wrap=True, overflow="crop")
 
 
+def wrapped(text: str) -> str:
+    """A line in as many as it needs; a path or a plan stays in one piece."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def number(value: int) -> str:
     """A count with separators."""
     return f"{value:,}"

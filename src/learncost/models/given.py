@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.models.numbers import counted
 from learncost.models.sizes import LARGEST, check_size
 from learncost.models.wording import nearest, shown
 
@@ -37,6 +38,8 @@ class Given:
         """A whole number from 1 to 10^12."""
         if isinstance(self.value, str) and not self.is_flag:
             raise InputError(f"{self.label} must be a number, not the text {shown(self.value)}")
+        if isinstance(self.value, float) and not self.is_flag:
+            raise InputError(f"{self.label} must be a whole number as JSON writes it, not {shown(self.value)}")
         return check_size(self.label, self.value)
 
     def whole(self) -> int:
@@ -49,7 +52,8 @@ class Given:
                 raise TypeError
             number = operator.index(value)  # type: ignore[arg-type]  # what does not convert is refused
         except TypeError:
-            number = -1
+            found = counted(value) if self.is_flag and not isinstance(value, str | bool) else None
+            number = -1 if found is None else found
         if not 0 <= number <= LARGEST:
             raise InputError(f"{self.label} must be a whole number from 0 to {LARGEST:,}, not {shown(self.value)}")
         return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 
@@ -30,3 +31,16 @@ def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     scaled = int(digits + fraction) * 10 ** int(found[3] or 0) * units[found[4].lower()]
     number, rest = divmod(scaled, 10 ** len(fraction))
     return None if rest else number
+
+
+def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
+    """The whole number that a value is: an int, a float without a fraction (3e11), or a text as `whole` reads it."""
+    if isinstance(value, str):
+        return whole(value, units)
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what is no integer may still be a whole number
+    except TypeError:
+        is_whole = getattr(value, "is_integer", None)
+        return int(value) if callable(is_whole) and is_whole() else None  # type: ignore[call-overload]

@@ -7,11 +7,10 @@ table 1 (`d_model`, `voc_size`, `M`, `N`), of DistilBERT (`dim`, `hidden_dim`) a
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
-from learncost.models.numbers import whole
+from learncost.models.numbers import counted
 from learncost.models.wording import nearest, shown
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
@@ -85,15 +84,7 @@ def check_size(name: str, value: object) -> int:
     `name` is the spelling that the user gave; the message of the InputError names it.
     """
     wanted = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
-    if isinstance(value, bool):
-        raise InputError(wanted)
-    if isinstance(value, str):
-        number = whole(value) or 0
-    else:
-        try:
-            number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            raise InputError(wanted) from None
+    number = counted(value) or 0
     if not 1 <= number <= LARGEST:
         raise InputError(wanted)
     return number

@@ -245,7 +245,7 @@ def fit(
     --------
     >>> found = lc.fit("gpt2", "256MB", "512MB", procedures="inference,bp", seq_len=128, dtype="int8", optimizer="sgd")
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
-    [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 3), ('bp', 11)]
+    [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
     asked = _Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,

@@ -269,8 +269,8 @@ def fit(
         if ways and not any(way.fitting.fits for way in ways):
             said.setdefault(_advice(asked, name, ways), []).append(name)
     if not rows:
-        (of_each, text), own = next(iter(refused.items()))
-        raise InputError(_refusal((of_each, text), own[:1]) if of_each else text)
+        (of_each, text), refusing = next(iter(refused.items()))
+        raise InputError(_refusal((of_each, text), refusing[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
     advice += [f"{_refusal(what, own)}." for what, own in refused.items()]

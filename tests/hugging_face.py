@@ -41,16 +41,14 @@ def flops_of(module, inputs, loss):
     The angles of rotary positions, which transformers makes by a product of frequencies and positions, are left out;
     the third number says how many FLOPs they are.
     """
-    totals, angles = [], 0
-    for backward in (False, True):
-        with FlopCounterMode(display=False) as counter:
-            result = loss(module(**inputs))
-            if backward:
-                result.backward()
-        totals.append(counter.get_total_flops())
-        by_module = counter.get_flop_counts()
-        angles = sum(sum(counts.values()) for name, counts in by_module.items() if name.endswith("rotary_emb"))
-    return totals[0] - angles, totals[1] - angles, angles
+    with FlopCounterMode(display=False) as counted:
+        result = loss(module(**inputs))
+    by_module = counted.get_flop_counts()
+    angles = sum(sum(counts.values()) for name, counts in by_module.items() if name.endswith("rotary_emb"))
+    with FlopCounterMode(display=False) as counted_back:
+        result.backward()
+    forward = counted.get_total_flops() - angles
+    return forward, forward + counted_back.get_total_flops(), angles
 
 
 def check_parameters(values, architecture=None):

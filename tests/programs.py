@@ -25,15 +25,27 @@ def to_backend(backend, value):
     return np.asarray(value)
 
 
+def whole(function, sizes):
+    """The function compiled by XLA, which is quicker than compiling every operation of it alone."""
+    import jax
+
+    return jax.jit(function, static_argnames=tuple(sizes))
+
+
+def as_it_is(function, sizes):
+    return function
+
+
 def execute(table, backend, arrays, sizes, wrap=None, **options):
     """The results of a table's program by the names of the table, as NumPy arrays; `wrap` compiles the function."""
+    wrap = wrap or (whole if backend == "jax" else as_it_is)
     found = program(table, backend, **options)
     names = namespace(found.text)
     values = {name: to_backend(backend, arrays[name]) for name in (*table.inputs, *table.weights)}
     arguments = [fill(tree, values, names) for tree in found.parameters]
     function = names[found.function]
     more = {given: sizes[name] for name, given in found.sizes.items()}
-    result = (wrap or (lambda given, _: given))(function, more)(*arguments, **more)
+    result = wrap(function, more)(*arguments, **more)
     results = result if len(found.results) > 1 else (result,)
     return {n: np.asarray(v) for tree, own in zip(found.results, results, strict=True) for n, v in unfold(tree, own)}
 

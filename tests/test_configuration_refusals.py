@@ -157,7 +157,7 @@ FAMILY_AND_VALUES = st.sampled_from(sorted(FAMILIES)).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(FAMILY_AND_VALUES, st.dictionaries(st.sampled_from(sorted(CANONICAL)), VALUES, max_size=2))
 def test_any_values_give_a_configuration_or_one_line(given: tuple[str, dict], overrides: dict) -> None:
     family, values = given
@@ -170,7 +170,7 @@ def test_any_values_give_a_configuration_or_one_line(given: tuple[str, dict], ov
         assert set(found.sizes) <= set(FAMILIES[found.family].sizes)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(FAMILY_AND_VALUES)
 def test_any_values_give_a_cost_or_one_line(given: tuple[str, dict]) -> None:
     family, values = given

@@ -13,7 +13,7 @@ from counting import counting, tally_of
 from learncost.readings.run import execute, infer_sizes
 from writing import SIZES, Writer, evaluate
 
-drawn = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 randoms = st.randoms(use_true_random=False)
 
 

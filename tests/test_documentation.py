@@ -29,10 +29,15 @@ def generate() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def pages(generate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folder(generate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
-    paths = generate.write(folder)
-    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
+    generate.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in folder.rglob("*.md")}
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -68,11 +73,11 @@ def test_the_example_is_computed(pages: dict[str, str]) -> None:
     assert row.split("|")[4:-1] == [f" {expected} "] * len(heads)
 
 
-def test_a_second_run_writes_nothing(generate: ModuleType, tmp_path: Path) -> None:
-    dates = {path: path.stat().st_mtime_ns for path in generate.write(tmp_path)}
-    (tmp_path / "layers" / "gone.md").write_text("of a layer that is no more")
-    assert {path: path.stat().st_mtime_ns for path in generate.write(tmp_path)} == dates
-    assert not (tmp_path / "layers" / "gone.md").exists()
+def test_a_second_run_writes_nothing(generate: ModuleType, folder: Path) -> None:
+    dates = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
+    (folder / "layers" / "gone.md").write_text("of a layer that is no more")
+    assert {path: path.stat().st_mtime_ns for path in generate.write(folder)} == dates
+    assert not (folder / "layers" / "gone.md").exists()
 
 
 def test_every_included_page_is_generated(pages: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import BACKENDS, program
 from learncost.readings.run import execute as definition
 from programs import execute, namespace, worst
+from sampling import sampled
 from writing import SIZES, Writer
 
 NEAR = 1e-12  # of a number, or of one where it is smaller: the same operations in another order
@@ -30,8 +31,13 @@ def expected(table, arrays, sizes):
     return values
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        *((name, backend) for name in shipped() for backend in BACKENDS if backend != "jax"),
+        *sampled(((name, "jax") for name in shipped()), 4),
+    ],
+)
 def test_a_layer_forward_backward_and_update(name, backend):
     table = lc.derive(named(name)).step
     sizes = small_sizes(table)
@@ -64,7 +70,7 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
 
 
 @pytest.mark.parametrize(
-    ("backend", "seed"), [(b, s) for b, n in (("numpy", 40), ("torch", 20), ("jax", 5)) for s in range(n)]
+    ("backend", "seed"), [(b, s) for b, n in (("numpy", 40), ("torch", 20), ("jax", 2)) for s in range(n)]
 )
 def test_layers_written_at_random(backend, seed):
     writer = Writer(Random(seed))
@@ -226,19 +232,14 @@ def test_what_nothing_reads_any_more_is_released():
 
 
 @pytest.mark.parametrize("name", ["attention", "norm", "loss", "embedding", "mixture_of_experts", "recurrent"])
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_a_compiler_takes_it_whole(name, backend):
-    import jax
-
+def test_torch_compile_takes_it_whole(name):
     def compiled(function, sizes):
-        if backend == "jax":
-            return jax.jit(function, static_argnames=tuple(sizes))
         return torch.compile(function, fullgraph=True, backend="eager", dynamic=False)
 
     table = lc.derive(named(name)).step
     sizes = small_sizes(table)
     arrays = random_arrays(table, sizes)
-    assert worst(execute(table, backend, arrays, sizes, compiled), expected(table, arrays, sizes))[1] < NEAR
+    assert worst(execute(table, "torch", arrays, sizes, compiled), expected(table, arrays, sizes))[1] < NEAR
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

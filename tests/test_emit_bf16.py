@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from learncost.readings.emit import program
 from learncost.training.engine import engine
 from learncost.training.options import Options
 from programs import execute
+from sampling import sampled
 
 torch = pytest.importorskip("torch")
 dispatch = pytest.importorskip("torch.utils._python_dispatch")
@@ -54,8 +56,7 @@ def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
     return engine(configure(MODELS[name]), Options(**options))
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", ["torch", "jax"])
+@pytest.mark.parametrize(("kind", "name"), sampled(product(("torch", "jax"), MODELS), 3))
 def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     # cpu:0 is another device by name: PyTorch's operators run it.
     more = {"device": "cpu:0"} if kind == "torch" else {}
@@ -108,8 +109,9 @@ def test_numpy_has_no_bf16() -> None:
         program(table, "numpy", dtype="bf16")
 
 
-@pytest.mark.parametrize("procedure", ["recompute", "pepita", "mempepita"])
-@pytest.mark.parametrize("plan", [None, "fused"])
+@pytest.mark.parametrize(
+    ("plan", "procedure"), sampled(product((None, "fused"), ("recompute", "mempepita", "pepita")), 5)
+)
 def test_procedures_in_place(procedure: str, plan: str | None) -> None:
     # Modulated passes add rows of their own to the gradient of the embedding.
     found = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)

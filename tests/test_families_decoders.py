@@ -11,6 +11,7 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build
+from sampling import sampled
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -213,7 +214,7 @@ def given(head, batch):
     """transformers' inputs for a head, and what its backward begins with."""
 
     def numbers(*shape):
-        return torch.zeros(shape, dtype=torch.long, device="meta")
+        return torch.zeros(shape, dtype=torch.long)
 
     targets = {
         "language-model": {"labels": numbers(batch, LENGTH)},
@@ -226,7 +227,7 @@ def given(head, batch):
     return {"input_ids": numbers(batch, LENGTH), **targets}, loss
 
 
-@pytest.mark.parametrize(("family", "seed"), CASES)
+@pytest.mark.parametrize(("family", "seed"), sampled(CASES, 3, lambda case: case[0]))
 def test_matrix_products(family, seed):
     """Forward, and forward and backward. No rotary angle is made by a matrix product in any of them.
 
@@ -237,7 +238,7 @@ def test_matrix_products(family, seed):
     (first, *others) = classes(family).items()
     for name, head in (first, others[seed % len(others)]):
         batch = 1 if head == "score" else BATCH
-        assert check_flops(values, name, *given(head, batch), batch, LENGTH) == 0
+        assert check_flops(values, name, *given(head, batch), batch, LENGTH, device="cpu") == 0
 
 
 # Defaults and spellings.

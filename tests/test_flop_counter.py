@@ -13,6 +13,7 @@ import pytest
 import learncost as lc
 from learncost.layers.layer import named
 from learncost.models.presets import presets
+from sampling import sampled
 from test_printed import FORMULAS, evaluate
 
 transformers = pytest.importorskip("transformers")
@@ -66,7 +67,9 @@ def ours(model: object, procedure: str = "bp", **keywords: object) -> tuple[int,
     return ledger.macro_operations["forward"][1].flops, ledger.total.flops
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - WITHOUT_MODULE))
+@pytest.mark.parametrize(
+    "name", sampled(sorted(PRESETS.keys() - WITHOUT_MODULE), 4, lambda name: PRESETS[name]["config"]["model_type"])
+)
 def test_presets(name: str) -> None:
     keys = dict(PRESETS[name]["config"])
     model_type, architecture = keys.pop("model_type"), keys.pop("architecture", None)

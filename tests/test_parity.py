@@ -129,9 +129,9 @@ def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
 @pytest.mark.parametrize(
     ("name", "kind", "more"),
     [
-        ("gpt2", "torch", {}),
+        pytest.param("gpt2", "torch", {}, marks=pytest.mark.slow),
         ("llama", "torch", {}),
-        ("gpt2", "torch", {"clip": 0.5}),
+        pytest.param("gpt2", "torch", {"clip": 0.5}, marks=pytest.mark.slow),
         ("gpt2", "torch", {"accumulate": 2, "clip": 0.5}),
         ("gpt2", "jax", {"clip": 0.5}),
     ],

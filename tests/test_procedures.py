@@ -60,9 +60,10 @@ def test_recomputation_equals_backpropagation_bit_for_bit(model, case):
     assert_same(one, two)
 
 
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", [*LEARNING, "bare"])
-def test_every_gradient_is_the_complex_step(model):
-    """Im loss(W + i h)/h for every entry of every weight, with dropout and padding in the table."""
+def test_every_gradient_is_the_complex_step(model, every):
+    """Im loss(W + i h)/h for every entry of every weight, or one in so many, with dropout and padding in the table."""
     bare = model == "bare"
     name = "bert-base-uncased" if bare else model
     found = training(name, "bp", bare=bare, dropout=0.2, more={"head_dim": 3, "intermediate_size": 4, "vocab_size": 7})
@@ -88,8 +89,8 @@ def test_every_gradient_is_the_complex_step(model):
 
     assert gradients.keys() == set(plain.weights)
     for weight, gradient in gradients.items():
-        expected = [derivative(weight, place) for place in np.ndindex(gradient.shape)]
-        np.testing.assert_allclose(gradient.ravel(), expected, 1e-9, 1e-12, err_msg=weight)
+        expected = [derivative(weight, place) for place in list(np.ndindex(gradient.shape))[::every]]
+        np.testing.assert_allclose(gradient.ravel()[::every], expected, 1e-9, 1e-12, err_msg=weight)
 
 
 # PEPITA written once more.

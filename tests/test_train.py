@@ -45,7 +45,7 @@ def text(tmp_path):
 def options(text, **others):
     """A tiny GPT-2 on NumPy; twelve steps."""
     own = {"model": "gpt2", "engine": "numpy", "steps": 12, "batch_size": 2, "seq_len": 16, "sizes": SIZES}
-    own |= {"validate_every": 1, "sample_every": 3}
+    own |= {"validate_every": 1, "sample_every": 12}
     return Options(paths=(str(text),), **{**own, **others})
 
 

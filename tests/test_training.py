@@ -267,6 +267,7 @@ def test_trainings_that_do_not_exist_are_refused(settings, message):
         lc.Training("decoder", **settings, **sizes("decoder"))
 
 
+@pytest.mark.slow
 def test_pepita_beats_training_the_head_alone_on_digits(monkeypatch):
     """Three seeds, the same learning rates to choose from; against the head's best rate, even chosen in hindsight."""
     path = Path(__file__).parent.parent / "examples" / "forward_learning.py"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from learncost.equation.count import Count, total
@@ -213,7 +214,7 @@ class Explanation:
 
     # How counts are written.
 
-    @property
+    @cached_property
     def per_sequence(self) -> bool:
         """Whether every count has the batch as a factor, which is then left out."""
         if self.sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as to_json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -78,6 +79,7 @@ class Listed:
     columns: dict[str, Cell] = field(default_factory=dict)
 
 
+@cache
 def _models() -> Listed:
     from learncost.models.argument import GENERIC
     from learncost.models.configuration import configure

@@ -1,0 +1,207 @@
+"""A digest of every number that the commands print: for all presets, price books and procedures.
+
+    python benchmarks/digest.py                      says which answers differ from the digest that is kept
+    python benchmarks/digest.py --write              keeps today's
+    python benchmarks/digest.py --presets gpt2,t5-small
+    python benchmarks/digest.py --answers FOLDER     writes every answer there, for --against
+    python benchmarks/digest.py --against FOLDER     says of every answer that differs which numbers, before and after
+
+It holds a change that should move no number to that. The digest is `benchmarks/digest.txt`: a line for some questions
+of one kind, with a checksum of all numbers in the answers' JSON and the totals of the first for the eye. To see which
+numbers differ, write the answers of the commit before (`--answers`), and compare (`--against`). Two processes, some
+twenty minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+KEPT = Path(__file__).with_name("digest.txt")
+LEARNING = ("bp", "recompute", "pepita", "mempepita", "head-only")
+PLAIN = ("--batch-size", "1", "--optimizer", "sgd", "--dtype", "fp32")
+HEAD = ("parameters", "peak", "total", "maccs", "flops", "bytes", "seconds")
+"""What is shown of the first answer beside the checksum."""
+TOGETHER = 40
+"""Models that a process answers for before another takes its place: it remembers all their tables."""
+
+Question = tuple[str, tuple[str, ...]]
+"""Its line of the digest, and the command line."""
+
+
+def questions(preset: str) -> Iterator[Question]:
+    """What is asked of every preset; all that a default could change is said."""
+    from learncost.books.book import BOOKS
+    from learncost.books.formula import formulas
+    from learncost.models.configuration import configure
+
+    # Images and sounds have one length.
+    length = () if configure(preset).family in ("vit", "whisper") else ("--seq-len", "64")
+    short = (*length, "--batch-size", "2")
+
+    def cost(group: str, *given: str) -> Question:
+        return f"{preset} cost {group}", ("cost", preset, *given, "--json")
+
+    equation = ("--by", "equation")
+    for procedure in LEARNING:
+        yield cost("by equation", "--procedure", procedure, *equation, *PLAIN)
+    for book in BOOKS:
+        for procedure in LEARNING:
+            yield cost(book, "--procedure", procedure, "--price-book", book, *PLAIN)
+    for formula in formulas():
+        yield cost("formulas of publications", "--price-book", formula, "--batch-size", "1")
+    for procedure in ("prefill", "decode"):
+        yield cost("inference", "--procedure", procedure, "--dtype", "bf16", *equation)
+    yield cost("lora", "--lora", "all-linear", *equation, *PLAIN)
+    yield cost("head", "--train", "head", *PLAIN)
+    yield cost("plan", "--plan", "flash,head,recompute=gelu+norm", *equation, *PLAIN)
+    yield cost("on", "--on", "A100-SXM-80GB", *equation, *PLAIN)
+    yield f"{preset} conventions", ("conventions", preset, "--json")
+    yield f"{preset} rules", ("rules", preset, "--json")
+    yield f"{preset} compare", ("compare", preset, "--optimizer", "sgd", "--json")
+    yield f"{preset} formulas", ("formulas", preset, "--json")
+
+    def memory(engine: str, *given: str) -> Question:
+        return f"{preset} memory {engine}", ("memory", preset, "--engine", engine, *given, "--json")
+
+    for procedure in LEARNING:
+        yield memory("table", "--procedure", procedure, *PLAIN)
+        yield memory("table", "--procedure", procedure, *short, "--dtype", "bf16")
+    for procedure in LEARNING[:2]:
+        yield memory("autograd", "--procedure", procedure, *short)
+    for engine in ("torch", "torch-operators", "numpy"):
+        yield memory(engine, *short, "--num-hidden-layers", "2")
+    yield f"{preset} fit", ("fit", preset, "--ram", "24GB", "--optimizer", "adamw", *length, "--json")
+
+
+def layer_questions(layer: str) -> Iterator[Question]:
+    """What is asked of a layer."""
+    from learncost.books.book import BOOKS
+
+    for book in BOOKS:
+        yield f"{layer} formulas", ("formulas", layer, "--price-book", book, "--json")
+
+
+def answer(asked: tuple[str, ...]) -> Any:
+    """The command's JSON, or the line with which it refuses."""
+    from learncost.faces.command import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(asked)
+        except Exception as error:  # a traceback is an answer too, and one to be seen
+            return f"{type(error).__name__}: {error}"
+    return json.loads(out.getvalue()) if not code else err.getvalue().strip()
+
+
+def answers(subject: tuple[str, bool]) -> list[tuple[Question, Any]]:
+    """Of a preset, or a layer, in a process of the pool."""
+    name, is_layer = subject
+    return [(question, answer(question[1])) for question in (layer_questions if is_layer else questions)(name)]
+
+
+def numbers(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number of an answer and where it stands."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from numbers(value, f"{path}/{key}")
+    elif isinstance(found, list):
+        for place, value in enumerate(found):
+            yield from numbers(value, f"{path}/{_name(value, place)}")
+    elif not isinstance(found, str) or not path:
+        yield path, found
+
+
+def _name(value: Any, place: int) -> str:
+    return str(place) + (":" + str(value.get("line") or value.get("name") or "") if isinstance(value, dict) else "")
+
+
+def lines(asked: list[tuple[Question, Any]]) -> Iterator[str]:
+    """The digest's lines of a subject's answers."""
+    for group, own in groupby(asked, key=lambda pair: pair[0][0]):
+        found = [answer for _, answer in own]
+        checksum = hashlib.sha256(json.dumps([sorted(numbers(one)) for one in found], default=str).encode())
+        first = found[0]
+        told = first if isinstance(first, str) else json.dumps({key: first[key] for key in HEAD if key in first})
+        yield f"{group}\t{checksum.hexdigest()[:12]}\t{told[:110]}"
+
+
+def main() -> int:
+    """Ask, and compare."""
+    parser = argparse.ArgumentParser(
+        "benchmarks/digest.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="keep today's numbers")
+    parser.add_argument("--answers", type=Path, help="a folder for every answer")
+    parser.add_argument("--against", type=Path, help="a folder of answers to compare with")
+    parser.add_argument("--presets", default="", help="with commas between; all of them and all layers by default")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+
+    from learncost.layers.layer import shipped
+    from learncost.models.presets import presets
+
+    names = given.presets.split(",") if given.presets else [preset.name for preset in presets()]
+    subjects = [(name, False) for name in names] + ([] if given.presets else [(name, True) for name in shipped()])
+    kept = dict(row.split("\t", 1) for row in KEPT.read_text().splitlines()) if KEPT.exists() else {}
+    digest: list[str] = []
+    asked = differing = 0
+    with Pool(given.processes, maxtasksperchild=TOGETHER) as pool:
+        for found in pool.imap(answers, subjects):
+            asked += len(found)
+            own = list(lines(found))
+            digest += own
+            if given.answers:
+                _keep(given.answers, found)
+            if given.against:
+                differing += sum(_differences(given.against, question, answer) for question, answer in found)
+            elif not given.write:
+                moved = [line for line in own if kept.get(line.split("\t")[0]) != line.split("\t", 1)[1]]
+                differing += len(moved)
+                for line in moved:
+                    before = kept.get(line.split("\t")[0], "absent").partition("\t")[2]
+                    print(line.replace("\t", "  "), f"    before: {before}", sep="\n")
+    print(f"{asked:,} questions, {len(digest):,} lines, {differing:,} differ", file=sys.stderr)
+    if given.write:
+        KEPT.write_text("\n".join(digest) + "\n")
+    return int(bool(differing))
+
+
+def _file(folder: Path, question: Question) -> Path:
+    return folder / ("_".join(question[1]).replace("/", "-") + ".json.gz")
+
+
+def _keep(folder: Path, found: list[tuple[Question, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for question, own in found:
+        _file(folder, question).write_bytes(gzip.compress(json.dumps(own).encode(), 1, mtime=0))
+
+
+def _differences(folder: Path, question: Question, after: Any) -> int:
+    file = _file(folder, question)
+    before = json.loads(gzip.decompress(file.read_bytes())) if file.exists() else None
+    old, new = dict(numbers(before)), dict(numbers(after))
+    moved = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    if moved:
+        print(" ".join(question[1]))
+        for path in moved[:6]:
+            print(f"    {path}: {old.get(path)} -> {new.get(path)}"[:300])
+        if len(moved) > 6:
+            print(f"    and {len(moved) - 6} more")
+    return int(bool(moved))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

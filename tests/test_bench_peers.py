@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from learncost.bench.floor import Product, products
+from learncost.bench.floor import products
 from learncost.bench.packing import packed, unpacked
 from learncost.bench.sides import PEERS, SIDES
 from learncost.bench.subject import Subject
 from learncost.equation.errors import InputError
+from learncost.readings.time import MatrixProduct
 from learncost.training.hugging_face import from_theirs, to_theirs
 
 GPT2 = {
@@ -147,23 +148,23 @@ def test_the_products_of_a_step_by_hand() -> None:
     half = Fraction(1, 2)
     expected = {
         # Forward: Q, K, V and the output's; the feed-forward network's two; the head's, its matrix v x d lies turned.
-        Product(1, rows, D, D, (False, False)): 4 * L,
-        Product(1, rows, F, D, (False, False)): L,
-        Product(1, rows, D, F, (False, False)): L,
-        Product(1, rows, V, D, (False, True)): 1,
+        MatrixProduct(1, rows, D, D, "NN"): 4 * L,
+        MatrixProduct(1, rows, F, D, "NN"): L,
+        MatrixProduct(1, rows, D, F, "NN"): L,
+        MatrixProduct(1, rows, V, D, "NT"): 1,
         # Backward to the inputs, by turned weights, and to the weights, by turned inputs.
-        Product(1, rows, D, D, (False, True)): 4 * L,
-        Product(1, rows, D, F, (False, True)): L,
-        Product(1, rows, F, D, (False, True)): L,
-        Product(1, rows, D, V, (False, False)): 1,
-        Product(1, D, D, rows, (True, False)): 4 * L,
-        Product(1, D, F, rows, (True, False)): L,
-        Product(1, F, D, rows, (True, False)): L,
-        Product(1, V, D, rows, (True, False)): 1,
+        MatrixProduct(1, rows, D, D, "NT"): 4 * L,
+        MatrixProduct(1, rows, D, F, "NT"): L,
+        MatrixProduct(1, rows, F, D, "NT"): L,
+        MatrixProduct(1, rows, D, V, "NN"): 1,
+        MatrixProduct(1, D, D, rows, "TN"): 4 * L,
+        MatrixProduct(1, D, F, rows, "TN"): L,
+        MatrixProduct(1, F, D, rows, "TN"): L,
+        MatrixProduct(1, V, D, rows, "TN"): 1,
         # Attention, in half: scores and dP = dA V^T; P V and dQ = dS K; dV = P^T dA and dK = dS^T Q, one of which the
         # table writes as its transpose.
-        Product(both, M, M, head, (False, True)): 2 * L * half,
-        Product(both, M, head, M, (False, False)): 2 * L * half,
+        MatrixProduct(both, M, M, head, "NT"): 2 * L * half,
+        MatrixProduct(both, M, head, M, "NN"): 2 * L * half,
     }
     found = dict(products(SUBJECTS["gpt2"]))
     rest = {one: times for one, times in found.items() if one not in expected}

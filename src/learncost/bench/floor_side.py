@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from learncost.bench.floor import OPTIMIZER_BYTES, Product, products
+from learncost.bench.floor import OPTIMIZER_BYTES, products
 from learncost.bench.subject import Subject
 from learncost.bench.torch_side import facts, start
+from learncost.readings.time import MatrixProduct
 
 ROUTES = ("highest", "medium")
 """Of torch.set_float32_matmul_precision. On a processor without AMX `medium` is fp32 too, done by oneDNN."""
@@ -57,7 +58,7 @@ class FloorSide:
     def peak(self) -> int | None:
         return None
 
-    def _factors(self, one: Product) -> tuple[Any, Any, Any]:
+    def _factors(self, one: MatrixProduct) -> tuple[Any, Any, Any]:
         """Factors as they lie in memory, seen as m x k and k x n, and their product's place."""
         shapes = ((one.m, one.k), (one.k, one.n))
         made = []
@@ -69,7 +70,7 @@ class FloorSide:
         first, second = made
         return (first, second, place) if one.batch > 1 else (first[0], second[0], place[0])
 
-    def _accurate(self, one: Product) -> tuple[str, ...]:
+    def _accurate(self, one: MatrixProduct) -> tuple[str, ...]:
         """The routes that are as exact as the type says; for bf16 there is one."""
         if self.dtype is not torch.float32:
             return ROUTES[:1]
@@ -84,7 +85,7 @@ class FloorSide:
                 kept.append(route)
         return tuple(kept) or ROUTES[:1]
 
-    def _product(self, one: Product) -> float:
+    def _product(self, one: MatrixProduct) -> float:
         """Seconds of the product by its best route."""
         factors = self._factors(one)
         return min(self._timed(partial(_multiply, route, *factors)) for route in self.routes[one])

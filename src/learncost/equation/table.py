@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from learncost.equation.count import base, size_of
+from learncost.equation.sides import Sides, sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Literal:
 
 
 Operand: TypeAlias = Term | Literal
+_ONE = Literal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,12 @@ class Line:
 @dataclass(frozen=True)
 class Product(Line):
     """`Y[M f] = X[M d] W[d f]`: axes that are absent on the left are summed."""
+
+    @cached_property
+    def sides(self) -> Sides:
+        """What its axes do; of a product of one factor there are rows and lone axes alone. It has two at most."""
+        one, two = (term.loops for term in (*self.right, _ONE)[: max(2, len(self.right))])
+        return sides(one, two, self.left[0].loops)
 
     def __str__(self) -> str:
         return f"{self.left[0]} = {' '.join(map(str, self.right))}{self._suffix()}"

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from learncost.equation.count import ZERO, Count, base, total
+from learncost.equation.sides import sides
 from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Table, Term, Word, each_line
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
@@ -169,12 +170,6 @@ def direct(term: Term) -> tuple[str, ...]:
     return tuple([axis for axis in term.axes if isinstance(axis, str)])
 
 
-def is_matrix_product(one: Iterable[str], two: Iterable[str], needed: Collection[str]) -> bool:
-    """Whether factors that have these axes directly, of which some are needed later, are rows and columns of a sum."""
-    rows, columns, kept = set(one), set(two), set(needed)
-    return bool((rows - columns) & kept) and bool((columns - rows) & kept) and not rows & columns <= kept
-
-
 @lru_cache(maxsize=4096)
 def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
     factors = list(right)
@@ -182,7 +177,7 @@ def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
     while len(factors) > 1:
         (one, rows), (two, columns), *rest = factors
         later = {axis for loops, _ in rest for axis in loops}
-        if is_matrix_product(rows, columns, later.union(left[1])):
+        if sides(rows, columns, later.union(left[1])).are_of_matrices:
             count += Count.of(dict.fromkeys((*one, *two)))
         kept = later.union(left[0])
         factors = [(_among((*one, *two), kept), _among((*rows, *columns), kept)), *rest]

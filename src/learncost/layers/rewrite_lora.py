@@ -37,9 +37,8 @@ def is_linear(line: Line, weight: str) -> bool:
     terms = [term for term in line.right if term.name == weight]
     if len(line.right) != 2 or len(terms) != 1 or terms[0].indexed or line.right[0].name == line.right[1].name:
         return False
-    stays = set(terms[0].loops) & set(line.left[0].loops)
-    other = next(term for term in line.right if term.name != weight)
-    return bool(stays) and stays < set(terms[0].loops) and stays.isdisjoint(other.loops)
+    kept = line.sides.rows if line.right[0].name == weight else line.sides.columns
+    return bool(kept) and not line.sides.batch and len(kept) < len(terms[0].loops)
 
 
 def is_lookup(line: Line, weight: str) -> bool:

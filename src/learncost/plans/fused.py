@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from learncost.equation.count import base
 from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features
 from learncost.layers.names import named_once
-from learncost.layers.products import is_matrix_product
 from learncost.plans.kernels import Names
 
 _APART = ("zeros", "eye", "append", "inside")
@@ -26,10 +25,7 @@ def fused(table: Table) -> Table:
 
 def _multiplies(line: Line) -> bool:
     """Whether the line is a product of two matrices, however their axes lie."""
-    if not isinstance(line, Product) or len(line.right) != 2:
-        return False
-    one, two = line.right
-    return is_matrix_product(one.loops, two.loops, line.left[0].loops)
+    return isinstance(line, Product) and len(line.right) == 2 and line.sides.are_of_matrices
 
 
 def _does(lines: Sequence[Line]) -> str:

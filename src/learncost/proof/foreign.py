@@ -25,7 +25,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.layers.lower import lower
-from learncost.layers.products import direct, is_matrix_product
+from learncost.layers.products import direct
 from learncost.vocabulary import entry
 
 Tensor = Any
@@ -174,7 +174,8 @@ class _Translation:
         union = tuple(dict.fromkeys((*one.loops, *two.loops)))
         loops = tuple(axis for axis in union if axis in kept)
         own = tuple(axis for axis in loops if axis in one.axes or axis in two.axes)
-        if is_matrix_product(one.axes, two.axes, needed):
+        rows, columns = {*one.axes} - {*two.axes}, {*two.axes} - {*one.axes}
+        if rows & needed and columns & needed and not {*one.axes} & {*two.axes} <= needed:
             letters = {axis: chr(97 + i) for i, axis in enumerate(union)}
             spelt = ["".join(letters[axis] for axis in axes) for axes in (one.loops, two.loops, loops)]
             return _Factor(

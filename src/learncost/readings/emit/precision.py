@@ -46,7 +46,7 @@ def contraction(line: Line) -> bool:
     one, two = line.right
     if not (isinstance(one, Term) and isinstance(two, Term)) or one.indexed or two.indexed or line.left[0].indexed:
         return False
-    return not set(one.loops) & set(two.loops) <= set(line.left[0].loops) and set(one.loops) != set(two.loops)
+    return bool(line.sides.summed) and bool(line.sides.rows or line.sides.columns or line.sides.lone)
 
 
 OPERATORS = Rounding(contraction, lambda line: isinstance(line, Word) and bool(line.axes))

@@ -111,14 +111,12 @@ def _product(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping
         return _move(line, axes, values, sizes)
     one, two = line.right
     want = left.loops
-    summed = [axis for axis in dict.fromkeys((*one.loops, *two.loops)) if axis not in want]
+    rows, columns, batch = line.sides.rows, line.sides.columns, line.sides.batch
+    summed = (*line.sides.summed, *line.sides.lone)
     if not summed:
         return np.multiply(_operand(one, want, values, sizes), _operand(two, want, values, sizes))
     assert isinstance(one, Term)
     assert isinstance(two, Term)
-    batch = tuple(a for a in want if a in one.loops and a in two.loops)
-    rows = tuple(a for a in want if a in one.loops and a not in batch)
-    columns = tuple(a for a in want if a in two.loops and a not in batch)
     a = spread(values[one.name], one.loops, (*batch, *rows, *summed))
     b = spread(values[two.name], two.loops, (*batch, *summed, *columns))
     groups, inner = a.shape[: len(batch)], a.shape[len(batch) + len(rows) :]

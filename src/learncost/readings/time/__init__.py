@@ -5,7 +5,7 @@
 
 from learncost.readings.time.predict import Bound, Seconds, Time, time
 from learncost.readings.time.rates import Curve, Grid, Rates
-from learncost.readings.time.work import MatrixProduct, Priced, Work, works
+from learncost.readings.time.work import MatrixProduct, Priced, Work, matrix_product, works
 
 __all__ = [
     "Bound",
@@ -17,6 +17,7 @@ __all__ = [
     "Seconds",
     "Time",
     "Work",
+    "matrix_product",
     "time",
     "works",
 ]

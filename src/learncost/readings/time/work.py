@@ -10,6 +10,7 @@ from typing import Protocol
 
 from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import Count, size_of
+from learncost.equation.sides import sides
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct, matrix_maccs
@@ -29,7 +30,7 @@ class Priced(Protocol):
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """`batch` products of matrices m x k and k x n that lie in memory as `orientation` says."""
+    """`batch` products of matrices m x k and k x n; in `orientation` a T is a factor that lies the other way round."""
 
     batch: int
     m: int
@@ -40,6 +41,17 @@ class MatrixProduct:
     @property
     def flops(self) -> int:
         return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Which of the factors lie in memory the other way round."""
+        return self.orientation[0] == "T", self.orientation[1] == "T"
+
+    def __str__(self) -> str:
+        """Such as `72 × (64 × 256)ᵀ (256 × 256)`: a factor with a ᵀ lies in memory the other way round."""
+        times = f"{self.batch:,} × " if self.batch > 1 else ""
+        one, two = ("ᵀ" if turned else "" for turned in self.turned)
+        return f"{times}({self.m:,} × {self.k:,}){one} ({self.k:,} × {self.n:,}){two}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +167,7 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return int(size_of(axis, sizes))
 
 
-def _product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
+def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
     """A line's product of matrices by its axes: what both factors have is summed or a batch.
 
     Weights read at an index, as those of experts, count as one matrix for all.
@@ -166,17 +178,17 @@ def _product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
     )
     if last_axis in one.loops:  # columns are what the result has last
         one, two = two, one
-    left, (first, second) = set(line.left[0].loops), (set(direct(term)) for term in (one, two))
-    summed = first & second - left
-    rows, columns = set(one.loops) - second, set(two.loops) - first - set(one.loops)
-    batch = first & second - summed
+    found = sides(direct(one), direct(two), line.left[0].loops)
+    # The axes of an index are rows, or columns, of what it chooses.
+    rows, columns = {*one.loops} - {*direct(two)}, {*two.loops} - {*one.loops}
+    summed = {*found.summed}
 
     def last(term: Term, own: set[str]) -> int:
         return max((place for place, axis in enumerate(term.loops) if axis in own), default=-1)
 
     turned = last(one, summed) < last(one, rows), last(two, summed) > last(two, columns)
     orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
-    b, m, n, k = (prod(_size(axis, sizes) for axis in own) for own in (batch, rows, columns, summed))
+    b, m, n, k = (prod(_size(axis, sizes) for axis in own) for own in (found.batch, rows, columns, summed))
     if turned == (True, True):  # the transposed product of the other factors is the same work
         m, n, orientation = n, m, "NN"
     return MatrixProduct(b, m, n, k, orientation)
@@ -215,7 +227,7 @@ def _operations(
 ) -> tuple[tuple[MatrixProduct, ...], Counter[str]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
     if _is_matrix(line):
-        return (_product(line, sizes),), Counter()
+        return (matrix_product(line, sizes),), Counter()
     if operators and (_is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return (), Counter()
     return (), _points(line, sizes, known)

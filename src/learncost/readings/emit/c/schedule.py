@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Product, Term, Word
-from learncost.readings.emit.c.sides import is_library, is_move, sides
+from learncost.readings.emit.c.sides import is_library, is_move, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 
 BEFORE, MAIN, AFTER = range(3)
@@ -112,11 +112,11 @@ class Schedule:
         for line in self._lines:
             if not is_library(line, fixed):
                 continue
-            rows, columns, summed, batch = sides(line, fixed)
-            if self.block is None and len(rows) > 0:
-                self.block = (rows[-1], 0)
-            sequence.update(dict.fromkeys(batch))
-            for side in (rows, columns, summed):
+            found = sides_within(line, fixed)
+            if self.block is None:
+                self.block = (found.rows[-1], 0)
+            sequence.update(dict.fromkeys(found.batch))
+            for side in (found.rows, found.columns, found.summed):
                 keep = self.block[0] if self.block and self.block[0] in side else side[-1]
                 sequence.update(dict.fromkeys(axis for axis in side if axis != keep))
         if self.block and self.block[0] in sequence:

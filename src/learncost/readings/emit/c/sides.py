@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from learncost.equation.sides import Sides, sides
 from learncost.equation.table import Line, Literal, Product, Read, Word
 from learncost.readings.emit.c.unify import is_reduction, needs
 
@@ -13,14 +14,10 @@ def is_move(line: Line) -> bool:
     return not is_reduction(line) and not line.left[0].indexed
 
 
-def sides(line: Line, fixed: set[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Of a product of two factors: the axes of the rows, of the columns, the summed, and those of all three."""
-    left = [axis for axis in line.left[0].loops if axis not in fixed]
-    one, two = ([axis for axis in term.loops if axis not in fixed] for term in line.right)
-    rows = [axis for axis in left if axis in one and axis not in two]
-    columns = [axis for axis in left if axis in two and axis not in one]
-    summed = [axis for axis in one if axis in two and axis not in left]
-    return rows, columns, summed, [axis for axis in left if axis in one and axis in two]
+def sides_within(line: Line, fixed: set[str]) -> Sides:
+    """The sides of a product of two factors inside of a turn, in which some axes are fixed."""
+    one, two, left = ([axis for axis in term.loops if axis not in fixed] for term in (*line.right, line.left[0]))
+    return sides(one, two, left)
 
 
 def is_library(line: Line, fixed: set[str]) -> bool:
@@ -29,8 +26,7 @@ def is_library(line: Line, fixed: set[str]) -> bool:
         return False
     if any(isinstance(term, Literal) or term.indexed for term in line.right):
         return False
-    rows, columns, summed, _ = sides(line, fixed)
-    return bool(rows and columns and summed)
+    return sides_within(line, fixed).are_of_matrices
 
 
 def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learncost.equation.table import Line, Product, Read, Term
+from learncost.equation.table import Line, Operand, Product, Read, Term
 
 
 @dataclass(frozen=True)
@@ -38,30 +37,26 @@ def matrix_product(line: Line) -> MatrixProduct | None:
     out = line.left[0]
     if not all(isinstance(term, Term) and not term.indexed for term in (a, b, out)):
         return None
-    left, one, two = out.loops, a.loops, b.loops
     if any(len(term.axes) != len(set(term.axes)) for term in (a, b, out)):
         return None
-    summed = [axis for axis in one if axis not in left]
-    rows = [axis for axis in one if axis in left]
-    columns = [axis for axis in two if axis in left]
-    if set(rows) & set(columns) or [axis for axis in two if axis not in left] != summed or not summed:
+    sides = line.sides
+    if not sides.are_of_matrices or sides.batch or sides.lone:
         return None
-    if not rows or not columns:
+    rows, columns = sides.rows, sides.columns
+    if out.loops == (*columns, *rows):
+        a, b, rows, columns = b, a, columns, rows
+    if out.loops != (*rows, *columns):
         return None
-    if list(left) == columns + rows:
-        a, b, rows, columns, one, two = b, a, columns, rows, two, one
-    if list(left) != rows + columns:
-        return None
-    first = _matrix(a.name, one, rows, summed)
-    second = _matrix(b.name, two, summed, columns)
+    first = _matrix(a, rows, sides.summed)
+    second = _matrix(b, sides.summed, columns)
     return MatrixProduct(first, second, Matrix(out.name, len(rows))) if first and second else None
 
 
-def _matrix(name: str, axes: Sequence[str], rows: list[str], columns: list[str]) -> Matrix | None:
-    if list(axes) == rows + columns:
-        return Matrix(name, len(rows))
-    if list(axes) == columns + rows:
-        return Matrix(name, len(columns), transposed=True)
+def _matrix(term: Operand, rows: tuple[str, ...], columns: tuple[str, ...]) -> Matrix | None:
+    if term.loops == (*rows, *columns):
+        return Matrix(term.name, len(rows))
+    if term.loops == (*columns, *rows):
+        return Matrix(term.name, len(columns), transposed=True)
     return None
 
 

@@ -65,7 +65,7 @@ class Scope:
             return self._norm(line)
         if isinstance(line, Word) and line.word == "log_softmax":
             return self._loss(line)
-        if isinstance(line, Product) and len(line.right) == 2 and not by_elements(line):
+        if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums:
             return self._attention(line)
         if found := self._rotary(line):
             return found
@@ -73,7 +73,7 @@ class Scope:
 
     def _weight_of(self, line: Line) -> str:
         """The weight of a product that sums over features; empty where it is none."""
-        if not (isinstance(line, Product) and len(line.right) == 2 and not by_elements(line)):
+        if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return ""
         found = [term.name for term in line.right if term.name in self.weights and not term.indexed]
         return found[0] if len(found) == 1 else ""
@@ -128,7 +128,7 @@ class Scope:
             if following is None or any(condition.window for condition in following.where):
                 raise unknown(line)
             lines.append(following)
-            if isinstance(following, Product) and not by_elements(following):
+            if isinstance(following, Product) and following.sides.sums:
                 break
             scales = isinstance(following, Product) and isinstance(following.right[1], Literal)
             if not scales and not (isinstance(following, Word) and following.word == "softmax"):
@@ -156,11 +156,6 @@ class Scope:
 
 def _other(line: Line, name: str) -> str:
     return next((term.name for term in line.right if term.name != name), "")
-
-
-def by_elements(line: Line) -> bool:
-    """Whether no axis is summed."""
-    return set(line.loops) <= set(line.left[0].loops)
 
 
 def unknown(line: Line) -> InputError:

@@ -12,7 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.readings.rooms.account import Room
 from learncost.readings.rooms.autograd import operators
-from learncost.readings.rooms.autograd.modules import Call, Scope, by_elements, unknown
+from learncost.readings.rooms.autograd.modules import Call, Scope, unknown
 from learncost.readings.rooms.autograd.tape import Tape, Value
 
 Values = dict[str, Value]
@@ -196,7 +196,7 @@ class _Scope:
             if line.word not in operators.ACTIVATIONS or len(operands) > 1:
                 raise unknown(line)
             return operators.activation(tape, operands[0], line.word)
-        if not isinstance(line, Product | Sum) or (isinstance(line, Product) and not by_elements(line)):
+        if not isinstance(line, Product | Sum) or (isinstance(line, Product) and line.sides.sums):
             raise unknown(line)
         result, *others = sorted(operands, key=lambda one: -one.elements)
         join = operators.plus if isinstance(line, Sum) else operators.times

@@ -7,6 +7,7 @@ where nothing below learns, block by block, and so must ours.
 import json
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -21,6 +22,7 @@ from learncost.models.model import build
 from learncost.models.parts import spans
 from learncost.procedures.backpropagation import backpropagation
 from learncost.procedures.procedure import step
+from sampling import sampled
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -39,7 +41,7 @@ ARCHITECTURES = {
 
 
 def flops_of(module):
-    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         loss = module(input_ids=tokens, labels=tokens).loss
     forward = counter.get_total_flops()
@@ -78,8 +80,7 @@ def tiny(model_type, tied, chance):
 
 
 def module_of(config):
-    with torch.device("meta"):
-        return getattr(transformers, config.architectures[0])(config)
+    return getattr(transformers, config.architectures[0])(config)
 
 
 def embedding_names(module):
@@ -119,9 +120,10 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
-@pytest.mark.parametrize("case", FROZEN)
+@pytest.mark.parametrize(
+    ("case", "model_type", "tied"),
+    sampled(product(FROZEN, ARCHITECTURES, (True, False)), 3),
+)
 def test_frozen(case, model_type, tied, tmp_path):
     how, chosen = FROZEN[case]
     config = tiny(model_type, tied, random.Random(f"{case} {model_type} {tied}"))
@@ -356,7 +358,9 @@ SHAPES = {
 CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGeneration", "albert": "AlbertForMaskedLM"}
 
 
-@pytest.mark.parametrize(("family", "named"), [(family, named) for family, own in ENDS.items() for named in own])
+@pytest.mark.parametrize(
+    ("family", "named"), sampled(((family, named) for family, own in ENDS.items() for named in own), 2)
+)
 def test_lora_by_the_names_of_modules(family, named):
     config = transformers.AutoConfig.for_model(family, **TWO_SIDED, **SHAPES[family])
     config._attn_implementation, config.architectures = "eager", [CLASSES[family]]

@@ -1,5 +1,6 @@
 """What a contest counts: equal budgets, what a step executes, and the page of the documentation."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,12 @@ PAGE = (
 """The sections of docs/contest.md, each with its problem; the counts of a text do not depend on what it says."""
 
 
+@cache
+def cost_of(kind, entrant):
+    """What a step of an entrant costs by its batch; its tables are made once for all tests."""
+    return costs(setting(kind), entrant)
+
+
 # Budgets.
 
 
@@ -35,23 +42,23 @@ PAGE = (
 def test_equal_flops_are_equal(kind):
     """No entrant uses more than the budget, and none could take one step more."""
     for entrant in ALL:
-        cost_of = costs(setting(kind), entrant)
-        given = 17 * costs(setting(kind), ALL[2])(5).flops
-        found = share(Budget("flops", given), entrant.name, cost_of, 5, 1, 100)
-        flops = cost_of(5).flops
+        cost = cost_of(kind, entrant)
+        given = 17 * cost_of(kind, ALL[2])(5).flops
+        found = share(Budget("flops", given), entrant.name, cost, 5, 1, 100)
+        flops = cost(5).flops
         assert found.steps * flops <= given < (found.steps + 1) * flops
-        assert (found.batch_size, found.cost) == (5, cost_of(5))
+        assert (found.batch_size, found.cost) == (5, cost(5))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text"])
 def test_equal_memory_is_the_largest_batch_that_fits(kind):
-    given = max(costs(setting(kind), entrant)(2).peak for entrant in ALL)
+    given = max(cost_of(kind, entrant)(2).peak for entrant in ALL)
     for entrant in ALL:
-        cost_of = costs(setting(kind), entrant)
-        found = share(Budget("memory", given), entrant.name, cost_of, 1, 7, 10**6)
-        assert cost_of(found.batch_size).peak <= given < cost_of(found.batch_size + 1).peak
+        cost = cost_of(kind, entrant)
+        found = share(Budget("memory", given), entrant.name, cost, 1, 7, 10**6)
+        assert cost(found.batch_size).peak <= given < cost(found.batch_size + 1).peak
         assert found.steps == 7
-    assert share(Budget("memory", 10**12), "bp", costs(setting(kind), ALL[0]), 1, 7, 33).batch_size == 33
+    assert share(Budget("memory", 10**12), "bp", cost_of(kind, ALL[0]), 1, 7, 33).batch_size == 33
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,8 @@ def test_the_rate_rises_and_falls():
 
 
 def test_minutes_say_how_many_steps(text, tmp_path):
-    report = Silent()
-    result = start(
-        options(text, steps=None, minutes=0.005, validate_every=1000, sample_every=1000), tmp_path / "run", report
-    )
+    report, seldom = Silent(), {"validate_every": 1000, "sample_every": 1000}
+    result = start(options(text, steps=None, minutes=0.005, **seldom), tmp_path / "run", report)
     assert result.steps == len(report.steps) == json.loads((tmp_path / "run/training.json").read_text())["steps"]
     # The steps that were timed are forgotten: the first ones are those of a run that is told its steps.
     start(options(text, steps=result.steps, **seldom), tmp_path / "other", Silent())

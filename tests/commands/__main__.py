@@ -67,21 +67,25 @@ def tried(row: str, line: str, name: str = "", usual: bool = True, screens: bool
 class Work:
     """One subject's command lines, or a part of them."""
 
-    place: int
     subject: Subject
     screens: bool
     part: tuple[int, int]
 
+    @property
+    def name(self) -> str:
+        """By which a log knows it."""
+        return f"{self.subject.name} {self.subject.architecture}".strip() or "no model"
+
     def lines(self) -> list[Line]:
         """All of them, one after the other: the model is read once."""
-        every = enumerate(lines(self.subject, self.place) if self.subject.is_model else others(), self.place * 7)
+        every = enumerate(lines(self.subject) if self.subject.is_model else others(), self.subject.place * 7)
         own = [pair for at, pair in every if at % self.part[1] == self.part[0]]
         return [tried(row, line, self.subject.name, self.subject.usual, self.screens) for row, line in own]
 
 
-def done(work: Work) -> tuple[int, list[Line]]:
+def done(work: Work) -> tuple[str, list[Line]]:
     """What comes of it, in a process of the pool."""
-    return work.place, work.lines()
+    return work.name, work.lines()
 
 
 def _quiet() -> None:
@@ -99,13 +103,13 @@ def run(work: list[Work], log: Path | None, workers: int = 2) -> Iterator[list[L
     before = {}
     if log is not None and log.exists():
         kept = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
-        before = {place: [Line(**{**own, "faults": tuple(own["faults"])}) for own in found] for place, found in kept}
+        before = {name: [Line(**{**own, "faults": tuple(own["faults"])}) for own in found] for name, found in kept}
     yield from before.values()
     with Pool(workers, _quiet) as pool:
-        for place, found in pool.imap_unordered(done, [own for own in work if own.place not in before]):
+        for name, found in pool.imap_unordered(done, [own for own in work if own.name not in before]):
             if log is not None:
                 with log.open("a", encoding="utf-8") as file:
-                    print(json.dumps([place, [asdict(line) for line in found]]), file=file)
+                    print(json.dumps([name, [asdict(line) for line in found]]), file=file)
             yield found
 
 
@@ -147,9 +151,9 @@ def main() -> int:
     only = set(filter(None, given.only.split(",")))
     first, every = (int(number) for number in given.part.split("/"))
     part = (first % every, every)
-    models = [(place, own) for place, own in enumerate(subjects()) if not only or {own.name, own.family} & only]
-    work = [Work(place, own, given.screens, part) for place, own in models if own.usual or not given.usual]
-    work += [] if only or given.usual else [Work(len(work), Subject(), given.screens, part)]
+    models = [own for own in subjects() if not only or {own.name, own.family} & only]
+    work = [Work(own, given.screens, part) for own in models if own.usual or not given.usual]
+    work += [] if only or given.usual else [Work(Subject(), given.screens, part)]
     signal.signal(signal.SIGTERM, _end)
     start = time.monotonic()
     found: list[Line] = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from zlib import crc32
 
 from learncost.books.errata import errata
 from learncost.faces.subject import layers
@@ -25,12 +26,17 @@ USUAL, OTHER = 12, 24
 
 @dataclass(frozen=True)
 class Subject:
-    """What a command is called with: a preset under one of its family's classes, or something that is no model."""
+    """What a command is called with: a preset under one of its family's classes, or something that is no model.
+
+    `place` says which rows it is dealt: the subjects of a family are dealt one after another, and what another family
+    has changes nothing.
+    """
 
     name: str = ""
     family: str = ""
     architecture: str = ""
     usual: bool = True
+    place: int = 0
 
     @property
     def is_model(self) -> bool:
@@ -67,7 +73,7 @@ def rows(command: str) -> tuple[str, ...]:
     """A command's options, row by row; of a command about models the first has none but what it cannot do without."""
     found: dict[str, None] = {}
     for design in DESIGNS["design"]:
-        if design["command"] == command:
+        if design["command"] == command and "subjects" not in design:
             found |= dict.fromkeys(" ".join(filter(None, row)) for row in covering(design["options"]))
     return tuple(found)
 
@@ -80,22 +86,22 @@ def about_models() -> tuple[str, ...]:
 
 def subjects() -> Iterator[Subject]:
     """Every preset under every class of its family, the usual one first, which is the one that a preset names."""
+    places = {family: crc32(family.encode()) for family in FAMILIES}
     for preset in presets():
         usual = str((preset.values.get("architectures") or [FAMILIES[preset.family].architectures[0].name])[0])
         names = [architecture.name for architecture in FAMILIES[preset.family].architectures]
         for name in sorted(names, key=lambda name: name != usual):
-            yield Subject(preset.name, preset.family, name, name == names[0] if usual not in names else name == usual)
+            is_usual = name == names[0] if usual not in names else name == usual
+            yield Subject(preset.name, preset.family, name, is_usual, places[preset.family])
+            places[preset.family] += 1
 
 
-def lines(subject: Subject, place: int) -> Iterator[tuple[str, str]]:
-    """The command lines of a subject: the command with its row, by which answers are known, and the whole line.
-
-    `place` is the subject's among all, and says which rows it is dealt.
-    """
+def lines(subject: Subject) -> Iterator[tuple[str, str]]:
+    """The command lines of a subject: the command with its row, by which answers are known, and the whole line."""
     step = USUAL if subject.usual else OTHER
     for command in about_models():
         for at, row in enumerate(rows(command)):
-            if at == 0 or (at + place) % step == 0:
+            if at == 0 or (at + subject.place) % step == 0:
                 yield f"{command} {row}".strip(), suited(command, row, subject)
 
 

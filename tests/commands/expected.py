@@ -64,9 +64,9 @@ def write_answers(called: Iterable[tuple[str, str, bool]]) -> list[str]:
     """
     now = {(row, name): refused for row, name, refused in called}
     dealt: dict[str, list[str]] = defaultdict(list)
-    for place, subject in enumerate(subjects()):
+    for subject in subjects():
         if subject.usual:
-            for row, _ in lines(subject, place):
+            for row, _ in lines(subject):
                 dealt[row].append(subject.name)
     told = {}
     for row, names in sorted(dealt.items()):

@@ -56,8 +56,10 @@ def cost_of_inference(
         configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), own
     else:
         configuration, left = configure(model, own), {}
-    tokens = "target_len" if build(configuration).two_sided else "seq_len"
+    built = build(configuration)
+    tokens = "target_len" if built.two_sided else "seq_len"
     if decodes:
+        inference(built.table, configuration.name)  # what cannot decode says so before its lengths are asked about
         given = {tokens: 1} | given
     batch_size, seq_len, target_len = (given.get(name) for name in ("batch_size", "seq_len", "target_len"))
     run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())

@@ -1,5 +1,6 @@
 """200 steps of the engines and of a plain module of PyTorch with autograd: weights, data, AdamW and schedule alike."""
 
+import sys
 from statistics import median
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from learncost.models.configuration import configure
 from learncost.training.engine import engine
 from learncost.training.options import Options
+from sampling import sampled
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -126,6 +128,13 @@ def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
     return losses
 
 
+@pytest.fixture(params=[50, pytest.param(STEPS, marks=pytest.mark.slow)])
+def steps(request, monkeypatch):
+    """The batches of a training: the first ones, or all."""
+    monkeypatch.setattr(sys.modules[__name__], "STEPS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "more"),
     [
@@ -133,17 +142,18 @@ def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
         ("llama", "torch", {}),
         pytest.param("gpt2", "torch", {"clip": 0.5}, marks=pytest.mark.slow),
         ("gpt2", "torch", {"accumulate": 2, "clip": 0.5}),
-        ("gpt2", "jax", {"clip": 0.5}),
+        pytest.param("gpt2", "jax", {"clip": 0.5}, marks=pytest.mark.slow),
     ],
 )
-def test_two_hundred_steps_in_fp64(name, kind, more):
+def test_losses_in_fp64(name, kind, more, steps):
     # The same arithmetic in another order: 1e-16 a step, which 200 steps of AdamW make no more than some 1e-12.
     if kind == "jax":
         pytest.importorskip("jax")
     own, losses = engines(name, kind, "fp64", **more)
     expected = plain(name, own.weights, torch.float64, clip=more.get("clip", 0.0))
+    assert len(expected) == steps
     np.testing.assert_allclose(losses(), expected, rtol=0, atol=1e-9)
-    assert expected[-1] < 0.5 * expected[0]  # it learned
+    assert expected[-1] < (0.5 if steps == 200 else 0.95) * expected[0]  # it learned
 
 
 def far(found, reference):
@@ -190,7 +200,8 @@ def test_bf16_is_within_the_spread_of_autocast(name):
     assert median(ours) <= max(theirs)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize("name", sampled(MODELS, 2, start=1))
 def test_fp32_and_bf16_are_near(name):
     # In fp32 200 steps stay within some units in the last place of a loss of 3 (2e-7), as eager's do.
     own, losses = engines(name, "torch", "fp32")

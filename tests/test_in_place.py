@@ -19,10 +19,13 @@ from learncost.layers.layer import named
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
 from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit.placed import placed
+from learncost.readings.emit.placed.calls import every_call
 from learncost.readings.run import execute
 from tiny_models import GPT2, LLAMA
 
@@ -289,6 +292,23 @@ def test_what_a_device_cannot_do_is_said(options: dict[str, Any], says: str) -> 
 
     with pytest.raises(InputError, match=says):
         engine(configure(*GPT2), Options(**{"engine": "torch", "learning_rate": 0.1, **options}))
+
+
+@pytest.mark.parametrize(("model", "most"), [("gpt2", 20), ("tinyllama-1.1b", 21), ("bert-base", 20)])
+def test_a_kernel_for_all_lines_that_differ_in_names_and_sizes_alone(model: str, most: int) -> None:
+    small = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 50}
+    small |= {"num_key_value_heads": 2, "intermediate_size": 40} if "llama" in model else {}
+    built = build(configure(model, small))
+    table = planned(without_gradients(step(built, "bp", "adamw")), "flash,fused,head,at-once")
+    program = placed(table, run_sizes(built, 2, 8, None))
+    called = [call for call in every_call(program.calls) if call.function]
+    assert {call.function.name for call in called} == {function.name for function in program.functions}
+    assert len(program.functions) <= most < len(called) - 8
+    # Every weight is updated by one function, whatever its shape: how many elements it has is an argument.
+    updates = [call for call in called if call.lines[0].tag.macro == "optimizer_step"]
+    assert len({call.function.name for call in updates}) == 1
+    assert {" ".join(call.function.sizes) for call in updates} > {"d", "v d"}
+    assert "1200" in program.text
 
 
 def test_names_are_given_once() -> None:

@@ -107,7 +107,11 @@ def test_without_kernels_blocks_cost_what_products_cost() -> None:
     [
         ("    torch.mm(m.H, m.attn_WK, out=", "    if 0: torch.mm(m.H, m.attn_WK, out=", "0 MACCs executed, 184,320"),
         ("    torch.mm(m.H, m.attn_WK, out=", "    for _ in 0, 1: torch.mm(m.H, m.attn_WK, out=", "368,640 MACCs"),
-        ("    kernels.attention_2(", "    lambda: kernels.attention_2(", "0 elements written, 7,680 priced"),
+        (
+            "    kernels.attention(m.attn_K_",
+            "    lambda: kernels.attention(m.attn_K_",
+            "0 elements written, 7,680 priced",
+        ),
     ],
     ids=["dropped", "twice", "kernel dropped"],
 )

@@ -81,8 +81,8 @@ def _large(size: int) -> torch.Tensor:
 
 
 def _on_tensors(call: Call) -> Call:
-    """A kernel that takes tensors in the place of their addresses."""
-    return lambda *tensors: call(*[tensor.data_ptr() for tensor in tensors])
+    """A kernel that takes tensors in the place of their addresses, and sizes after them."""
+    return lambda *given: call(*[one if isinstance(one, int) else one.data_ptr() for one in given])
 
 
 @contextmanager

@@ -55,17 +55,20 @@ class Watch:
 
     def __init__(self, program: Placed) -> None:
         self.events: list[Event] = []
-        self._reads = {function.name: len(function.reads) for function in program.functions}
+        self._writes = {
+            function.name: slice(len(function.reads), len(function.reads) + len(function.writes))
+            for function in program.functions
+        }
         self._open: Event | None = None
 
     def kernel(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
         """The kernel, noted whenever it runs."""
 
-        def noted(*tensors: Any) -> None:
-            written = tuple(tensor.numel() for tensor in tensors[self._reads[name] :])
+        def noted(*given: Any) -> None:
+            written = tuple(tensor.numel() for tensor in given[self._writes[name]])
             self._open = Event(("kernel", name), elements=written)
             self.events.append(self._open)
-            call(*tensors)
+            call(*given)
             self._open = None
 
         return noted

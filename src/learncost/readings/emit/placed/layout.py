@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from learncost.equation.arrays import BYTES
@@ -10,6 +11,7 @@ from learncost.equation.count import shape_of, size_of
 from learncost.equation.table import Line, Table
 from learncost.readings.emit.c import Function, kernel
 from learncost.readings.emit.identifiers import Identifiers
+from learncost.readings.emit.placed.alike import Alike, Pattern, alike, flat, named_by_word
 from learncost.readings.emit.placed.calls import Axes, calls
 from learncost.readings.emit.placed.matrix import matrix_product
 from learncost.readings.emit.placed.timeline import Timeline
@@ -36,6 +38,9 @@ class Layout:
         self.table, self.dtypes, self.sizes = table, dtypes, sizes
         self.functions: list[Function] = []
         self._named, self._wishes = Identifiers(()), set[str]()
+        self._sizes_of: dict[Pattern, set[tuple[int, ...]]] = {}
+        self._written: dict[Pattern, tuple[Alike, Function]] = {}
+        calls(table, dtypes, self._noted)
         self.items = calls(table, dtypes, self._kernel)
         self.timeline = Timeline(table, self.count, self._bytes)
         self.timeline.lay_out(self.items)
@@ -57,9 +62,50 @@ class Layout:
     def _bytes(self, name: str, axes: Axes) -> int:
         return prod(self.shape(axes[name])) * WIDTHS[self.dtypes[name]]
 
+    def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
+        """In place of a kernel, what is computed at which sizes: where these differ, they are parameters."""
+        found = alike(*flat(lines, axes), others, self.dtypes)
+        self._sizes_of.setdefault(found.pattern, set()).add(self._numbers(found.sizes))
+        return Function(wish, "", (), (), (), ())
+
     def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
-        name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
-        self._wishes.add(wish)
-        function = kernel(lines, axes, others, self.dtypes, self.sizes, name)
-        self.functions.append(function)
-        return function
+        """The kernel of lines: one for all that differ in names and sizes alone, called with their own."""
+        lines, axes = flat(lines, axes)
+        found = alike(lines, axes, others, self.dtypes)
+        if found.pattern not in self._written:
+            name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
+            self._wishes.add(wish)
+            several = zip(*self._sizes_of[found.pattern], strict=True)
+            fixed = {
+                size: numbers[0] for size, numbers in zip(found.sizes, several, strict=True) if len({*numbers}) == 1
+            }
+            shown = named_by_word(lines)
+            renamed = {shown.get(array, array): array for array in found.arrays}
+            function = kernel(
+                [line.renamed(shown) for line in lines],
+                {array: axes[own] for array, own in renamed.items() if own in axes},
+                frozenset(shown.get(array, array) for array in others & {*found.arrays}),
+                {array: self.dtypes[own] for array, own in renamed.items() if own in self.dtypes},
+                fixed,
+                name,
+            )
+            self.functions.append(function)
+            names = tuple(renamed)
+            self._written[found.pattern] = replace(found, arrays=names), function
+        first, function = self._written[found.pattern]
+        arrays = dict(zip(first.arrays, found.arrays, strict=True))
+        sizes = dict(zip(first.sizes, found.sizes, strict=True))
+        return replace(
+            function,
+            reads=tuple(arrays[name] for name in function.reads),
+            writes=tuple(arrays[name] for name in function.writes),
+            sizes=tuple(sizes[size] for size in function.sizes),
+            shares=tuple((arrays[read], arrays[written]) for read, written in function.shares),
+        )
+
+    def number(self, size: str) -> int:
+        """What a size comes to; one that `flat` made, to the points of its axes."""
+        return prod(int(size_of(axis, self.sizes)) for axis in size.split())
+
+    def _numbers(self, sizes: Sequence[str]) -> tuple[int, ...]:
+        return tuple(map(self.number, sizes))

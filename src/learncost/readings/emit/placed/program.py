@@ -172,9 +172,8 @@ class _Writer:
             text = f"{out}.addmm_({one}, {two})" if call.added else f"torch.mm({one}, {two}, out={out})"
         elif call.function:
             function = call.function
-            if function.sizes:
-                raise InputError(f"the size of {', '.join(function.sizes)} is not known")
             arguments = [f"m.{self._of(name)}" for name in (*function.reads, *function.writes)]
+            arguments += [str(self.layout.number(size)) for size in function.sizes]
             text = written_call(f"kernels.{function.name}", arguments)
         elif isinstance(line, Word) and line.word == "zeros":
             text = f"m.{self._of(written)}.zero_()"

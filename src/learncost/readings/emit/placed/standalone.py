@@ -33,7 +33,10 @@ def load():
         library.bind(*(address and ctypes.cast(address, ctypes.c_void_p) for address in addresses))
 
     def taking_tensors(function):
-        return lambda *tensors: function(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors))
+        def of(given):
+            return ctypes.c_ssize_t(given) if isinstance(given, int) else ctypes.c_void_p(given.data_ptr())
+
+        return lambda *arguments: function(*map(of, arguments))
 
     return SimpleNamespace(**{name: taking_tensors(getattr(library, name)) for name in KERNELS})'''
 

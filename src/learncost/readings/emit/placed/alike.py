@@ -1,0 +1,128 @@
+"""Lines that differ in names and sizes alone: one kernel computes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from learncost.equation.count import base
+from learncost.equation.table import Kernel, Line, Literal, Operand, Read, Tag, Term, Word
+
+Axes = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What is computed, whatever arrays and sizes are called: they are numbered in the order in which they come.
+
+    arrays  of each array its axes, its type, and whether it is made here and read by others
+    """
+
+    lines: tuple[Line, ...]
+    arrays: tuple[tuple[tuple[str, ...], str | None, bool], ...]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A pattern, and the names that these lines have for its arrays and sizes, in its order."""
+
+    pattern: Pattern
+    arrays: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: Mapping[str, str]) -> Alike:
+    """The pattern of the lines of one kernel.
+
+    axes     the declared axes of every name
+    outputs  the names, of those that the lines make, that others read
+    """
+    terms = [term for line in lines for operand in (*line.right, *line.left) for term in _terms(operand)]
+    arrays = tuple(dict.fromkeys(term.name for term in terms))
+    used = [axis for name in arrays for axis in axes.get(name, ())]
+    used += [axis for term in terms for axis in (*term.loops, *term.declared)]
+    used += [axis for line in lines for axis in _others(line)]
+    sizes = tuple(dict.fromkeys(base(axis) for axis in used if not axis.isdigit()))
+    numbered = {size: f"size {number}" for number, size in enumerate(sizes)}
+    places = {axis: numbered[base(axis)] + axis[len(base(axis)) :] for axis in used if not axis.isdigit()}
+    names = {name: f"array {number}" for number, name in enumerate(arrays)}
+    handed = {name for line in lines for name in line.makes} & {*outputs}
+    pattern = Pattern(
+        tuple(_plain(line.renamed(names, places), _kernel(line.tag.kernel, places)) for line in lines),
+        tuple(
+            (tuple(places.get(axis, axis) for axis in axes.get(name, ())), dtypes.get(name), name in handed)
+            for name in arrays
+        ),
+    )
+    return Alike(pattern, arrays, sizes)
+
+
+def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
+    """Lines element by element over the same axes as lines over one axis, which is called as they are together."""
+    terms = [term for line in lines for term in (*line.left, *line.right)]
+    (whole, *others) = {term.axes for term in terms if term.axes} or {()}
+    declared = {axes[term.name] for term in terms if isinstance(term, Term) and term.axes}
+    if others or len(whole) < 2 or declared != {whole} or not all(isinstance(axis, str) for axis in whole):
+        return lines, axes
+    together = " ".join(base(str(axis)) for axis in whole)
+    if any(line.where or getattr(line, "axes", ()) for line in lines) or len({*whole}) < len(whole):
+        return lines, axes
+
+    def over_one(term: Term) -> Term:
+        return replace(term, axes=(together,)) if term.axes else term
+
+    def changed(line: Line) -> Line:
+        left = tuple(map(over_one, line.left))
+        right = tuple(over_one(term) if isinstance(term, Term) else term for term in line.right)
+        kernel = line.tag.kernel and replace(line.tag.kernel, axes=(), blocks=None)
+        return replace(line, left=left, right=right, tag=replace(line.tag, kernel=kernel))
+
+    names = {term.name for term in terms if term.axes}
+    return [changed(line) for line in lines], {**axes, **dict.fromkeys(names, (together,))}
+
+
+def named_by_word(lines: Sequence[Line]) -> Mapping[str, str]:
+    """Of a kernel of one word the arrays by the names that the word has for them; else none."""
+    (line, *more) = lines
+    if more or not isinstance(line, Word):
+        return {}
+    pairs = [(term.name, name) for term, name in zip(line.right, line.given, strict=True) if isinstance(term, Term)]
+    pairs += [(term.name, name) for term, name in zip(line.left, line.gives, strict=True)]
+    names = dict(pairs)
+    return names if len(names) == len(pairs) == len({*names.values()}) else {}
+
+
+def _plain(line: Line, kernel: Kernel | None) -> Line:
+    """The line without what it is for: how it is grouped stays."""
+    return replace(line, tag=Tag(kernel=kernel))
+
+
+def _kernel(kernel: Kernel | None, places: Mapping[str, str]) -> Kernel | None:
+    if kernel is None:
+        return None
+    blocks = kernel.blocks and (places[kernel.blocks[0]], kernel.blocks[1])
+    return Kernel("", tuple(places[axis] for axis in kernel.axes), blocks)
+
+
+def _terms(operand: Operand) -> Iterator[Term]:
+    """The term and those that it is read at."""
+    if isinstance(operand, Literal):
+        return
+    yield operand
+    for axis in operand.axes:
+        if isinstance(axis, Read):
+            yield from _terms(axis.at)
+
+
+def _others(line: Line) -> Iterator[str]:
+    """The axes and sizes that a line has beside those of its terms."""
+    yield from line.loops
+    for condition in line.where:
+        yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))
+    for operand in (*line.right, *line.left):
+        if isinstance(operand, Literal):
+            yield from operand.sizes
+    if line.tag.kernel:
+        yield from line.tag.kernel.axes
+        yield from [line.tag.kernel.blocks[0]] if line.tag.kernel.blocks else []
+    yield from getattr(line, "axes", ())

@@ -58,7 +58,15 @@ def test_a_step_is_the_one_that_is_defined(name, procedure, backend):
     assert worst(found, values)[1] < NEAR
 
 
-@pytest.mark.parametrize(("name", "procedure"), [("gpt2", "bp"), ("llama", "recompute"), ("encoder-decoder", "pepita")])
+@pytest.mark.parametrize(
+    ("name", "procedure"),
+    [
+        ("gpt2", "pepita"),
+        ("llama", "recompute"),
+        pytest.param("gpt2", "bp", marks=pytest.mark.slow),
+        pytest.param("encoder-decoder", "pepita", marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_on_jax(name, procedure):
     table, sizes, arrays, values = prepared(build(SHORT[name]), procedure)
     assert worst(execute(table, "jax", arrays, sizes), values)[1] < NEAR  # compiled whole

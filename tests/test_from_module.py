@@ -163,10 +163,10 @@ class Path(torch.nn.Module):
         return self.base_layer(x) + path * self.scaling["default"]
 
 
-def with_paths(module, ends, blocks=range(4), rank=3, alpha=12):
+def with_paths(module, ends, blocks=None, rank=3, alpha=12):
     module.requires_grad_(False)
     for name, own in list(module.named_modules()):
-        if name.endswith(ends) and of_blocks(*blocks)(f".{name}."):
+        if name.endswith(ends) and (blocks is None or of_blocks(*blocks)(f".{name}.")):
             parent, _, last = name.rpartition(".")
             with torch.device("meta"):
                 setattr(module.get_submodule(parent), last, Path(own, rank, alpha))
@@ -187,6 +187,41 @@ def test_a_model_adapted_by_peft_is_counted_as_it_is(family, ends, blocks):
 def test_paths_beside_what_learns():
     module = with_paths(module_on_meta("gpt2"), ("c_attn",))
     held_against_torch(frozen(module, lambda name: "lora_" in name or name.endswith("ln_f.weight")))
+
+
+# Where a parameter is called otherwise than most: shared by T5's blocks, without "weight", inside of a head, beside
+# experts. What learns must be as many as there, by the name that chooses them and with paths of low rank.
+ODD = {"num_hidden_layers": 2, "num_layers": 2, "num_decoder_layers": 2, "hidden_size": 12, "num_attention_heads": 3}
+ODD |= {"vocab_size": 31, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+SIDES = {**ODD, "d_kv": 4, "d_ff": 20}
+MASKED = {**ODD, "intermediate_size": 20, "max_position_embeddings": 16}
+EXPERTS = {**ODD, "num_key_value_heads": 3, "num_experts": 4, "intermediate_size": 20}
+EXPERTS |= {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "chosen", "ends"),
+    [
+        ("T5ForConditionalGeneration", SIDES, lambda name: "decoder" not in name, ()),
+        ("T5ForConditionalGeneration", SIDES, lambda name: name.endswith("relative_attention_bias.weight"), ()),
+        ("ViTForImageClassification", {**MASKED, "image_size": 32}, lambda name: "classifier" not in name, ()),
+        ("DebertaForMaskedLM", MASKED | {"pos_att_type": ["p2c", "c2p"], "relative_attention": True},
+         lambda name: name.endswith("bias"), ()),
+        ("Qwen2MoeForCausalLM", EXPERTS, lambda name: ".experts." in name, ()),
+        ("Qwen2MoeForCausalLM", EXPERTS, None, ("shared_expert.down_proj",)),
+        ("RobertaForMaskedLM", MASKED, None, ("dense",)),
+        ("RobertaForSequenceClassification", MASKED, None, ("classifier.dense",)),
+        ("ElectraForMaskedLM", {**MASKED, "embedding_size": 8}, None, ("dense",)),
+    ],
+)  # fmt: skip
+def test_odd_names_of_parameters_learn_too(kind, keys, chosen, ends):
+    config = getattr(transformers, kind).config_class(**keys)
+    with torch.device("meta"):
+        module = getattr(transformers, kind)(config)
+    module = frozen(module, chosen) if chosen else with_paths(module, ends)
+    found = lc.cost(lc.from_module(module), **({} if "ViT" in kind else {"seq_len": 5}))
+    assert found.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad) > 0
+    assert found.parameters == sum(p.numel() for p in module.parameters())
 
 
 def test_what_does_not_follow_a_part_that_learns_says_so():

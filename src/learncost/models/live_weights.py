@@ -134,8 +134,11 @@ class _Reader:
         inside: dict[int, list[Parameter]] = {}
         places: dict[int, tuple[int, tuple[str, ...]]] = {}
         outside = []
+        stacked = {name for _, _, weights in self.blocks for name in weights}
+        others = [name for name in self.model.table.weights if name not in stacked]
         for own in plain:
-            if (place := self.place(own.path)) is None:
+            # What T5's first blocks hold for all blocks of their stack stands outside of ours.
+            if (place := self.place(own.path)) is None or self.held(own.path, others):
                 outside.append(own)
             else:
                 key = self.blocks.index(next(b for b in self.blocks if b[1:] == place))
@@ -143,8 +146,6 @@ class _Reader:
                 places[key] = place
         for key, (turn, weights) in places.items():
             yield from ((name, turn) for name in self.matched(inside[key], weights, f"block {key}"))
-        stacked = {name for _, _, weights in self.blocks for name in weights}
-        others = [name for name in self.model.table.weights if name not in stacked]
         yield from ((name, None) for name in self.matched(outside, others, "what stands outside of the blocks"))
 
     def matched(self, theirs: list[Parameter], ours: Iterable[str], where: str) -> Iterator[str]:
@@ -168,9 +169,13 @@ class _Reader:
         groups: dict[tuple[bool, int], tuple[list[bool], list[str]]] = {}
         for own in rest:
             groups.setdefault((own.leaf == "bias", own.size), ([], []))[0].append(own.learns)
+        named = set(groups)
         for name in left:
             size = self.size(name)
-            groups.setdefault((name in shifts, size), ([], []))[1].append(name)
+            key = (name in shifts, size)
+            if key not in named and (not key[0], size) in named:
+                key = (not key[0], size)  # learned positions are added like a bias and called otherwise, as in ViT
+            groups.setdefault(key, ([], []))[1].append(name)
         for learns, names in groups.values():
             if not names or not any(learns):
                 continue
@@ -201,7 +206,7 @@ class _Reader:
         for own in paths:
             place = self.place(own.path)
             among = place[1] if place else [w for w in self.model.table.weights if w not in self.parts.in_blocks]
-            held = self.held(own.path, among) or (() if place else ("head",) if "head" in own.path else ())
+            held = self.held(own.path, among) or (("head",) if not place and _is_head(own.path) else ())
             if not held:
                 raise InputError(f"{own.path} has a low-rank path, and which of our weights it is beside is not known")
             for name in held:
@@ -230,6 +235,11 @@ class _Reader:
             stands = {turn for _, turn, weights in self.blocks if name in weights}
             if own != every & stands:
                 raise InputError(f"{name} has a low-rank path in other blocks than others have theirs: not known")
+
+
+def _is_head(path: str) -> bool:
+    """Whether a module is the matrix of the logits: lm_head, embed_out, or the decoder inside of an lm_head."""
+    return "head" in path.rpartition(".")[2] or path.endswith(("lm_head.decoder", "predictions.decoder", "embed_out"))
 
 
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:

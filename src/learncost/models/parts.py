@@ -195,13 +195,14 @@ class Parts:
         if name in _EMBEDDINGS and name not in self.table.weights:
             return self._some(tables, "lora", name, "embeddings")
         found = self.held("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
-        for weight in found:
-            if weight not in (*self.multiplied(), *tables):
-                raise InputError(
-                    f"lora: {shown(name)} means {weight}, which is no matrix of a product; LoRA is for projections, "
-                    f"such as {', '.join(self.linear[:4])}"
-                )
-        return found
+        fit = tuple(weight for weight in found if weight in (*self.multiplied(), *tables))
+        if len(fit) < len(found) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
+            other = next(weight for weight in found if weight not in fit)
+            raise InputError(
+                f"lora: {shown(name)} means {other}, which is no matrix of a product; LoRA is for projections, "
+                f"such as {', '.join(self.linear[:4])}"
+            )
+        return fit
 
 
 def _is_projection(line: Line, weight: str) -> bool:

@@ -325,6 +325,11 @@ def test_mine_that_nobody_says_is_explained():
     assert not mine.matches
     assert mine.rest == 0
     assert mine.nearest.value + sum(amount for _, amount in mine.lines) == products + softmax
+    below = lc.conventions("gpt2", mine=products - softmax).mine  # matrix products have no softmax to leave out
+    assert all(amount > 0 or what not in ("softmax", "activations") for what, amount in below.lines)
+    kaplan = lc.conventions("gpt2", mine="62GMac").mine  # it counts no scores and no head: neither is left out again
+    assert kaplan.nearest.convention == "kaplan"
+    assert not kaplan.lines
     odd = lc.conventions("gpt2", mine=1234567).mine
     assert odd.nearest.value + sum(amount for _, amount in odd.lines) + odd.rest == 1234567
 
@@ -334,6 +339,8 @@ def test_mine_on_the_screen_and_as_data(capsys):
     out = capsys.readouterr().out
     assert out.startswith("gpt2: 291.6G is what these say")
     assert "price book matmul: FLOPs of forward, for a step" in out
+    assert "A step is 1 sequence of 1,024 tokens." in out
+    assert len(out.splitlines()) < 20, "the answer, without all the conventions that it was sought among"
     assert max(map(len, out.splitlines())) <= 80
     assert main(["conventions", "gpt2", "--mine", "300G", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["mine"]

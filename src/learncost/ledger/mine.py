@@ -13,6 +13,7 @@ from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.ledger.cost import Run
+from learncost.ledger.reasons import LEFT_OUT, SCORES
 from learncost.models.wording import shown
 from learncost.readings.price import Row
 
@@ -214,11 +215,19 @@ def _count(run: Run, rows: Iterable[Row], unit: str) -> int:
 
 
 def _explained(own: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
-    """The fewest terms of the bridge that take the rest away, or at least half of it each."""
+    """The fewest terms of the bridge that take the rest away, or at least half of it each.
+
+    A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.
+    Of the ways to count attention's products it has one, or none of these products.
+    """
     rest = own.value - nearest.value
     pool: dict[str, Fraction] = {}
-    for one in conventions.conventions:
+    without = nearest.kind == "counter" and (nearest.convention.startswith("thop") or "fused" in nearest.convention)
+    for one in sorted(conventions.conventions, key=lambda one: one.book.name != nearest.convention):
+        its_own = one.book.name == nearest.convention
         for reason in one.reasons:
+            if not its_own and (reason.what.startswith(LEFT_OUT) or (without and reason.what in SCORES)):
+                continue
             amount = reason.amount.forward if nearest.part == "forward" else reason.amount.whole
             value = Fraction(amount.maccs if nearest.unit == "MACCs" else amount.flops)
             if nearest.per == "a token":
@@ -226,16 +235,18 @@ def _explained(own: Typed, nearest: Said, conventions: Conventions) -> tuple[tup
             elif nearest.per == "a sequence":
                 value /= conventions.batch_size
             if value:
-                pool.setdefault(reason.what, value)
+                pool.setdefault(reason.what, -value if its_own else value)
+        without |= its_own and any(name in SCORES for name in pool)
     best: tuple[tuple[str, Fraction], ...] = ()
     left = abs(rest)
     for count in range(1, MOST_LINES + 1):
         for names in combinations(pool, count):
-            for signs in product((1, -1), repeat=count):
-                lines = tuple((name, sign * pool[name]) for name, sign in zip(names, signs, strict=True))
-                over = abs(rest - sum(amount for _, amount in lines))
-                if over < left / 2:
-                    best, left = lines, over
+            if sum(name in SCORES for name in names) > 1:
+                continue
+            lines = tuple((name, pool[name]) for name in names)
+            over = abs(rest - sum(amount for _, amount in lines))
+            if over < left / 2:
+                best, left = lines, over
         if left <= own.rounding:
             break
     return best

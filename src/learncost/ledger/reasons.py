@@ -16,6 +16,18 @@ from learncost.readings.price import Book, Row
 Difference = tuple[str, tuple[Row, ...], tuple[Row, ...]]
 """A term, the rows that a book has for it, and those of matrix products alone."""
 
+SCORES = (
+    "causal attention in half",
+    "pairs that causal attention hides",
+    "no products of scores and values",
+    "products of scores and values",
+    "products of scores and values in half",
+)
+"""Terms that say of the same products which of them count: of two at once one would take away what is gone."""
+
+LEFT_OUT = "left out of the publication's total: "
+"""How a term begins that only the publication has which prints the total."""
+
 
 def because(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Difference]:
     """The terms by which the rows of a book differ from those of matrix products, each row in one term alone."""
@@ -66,7 +78,7 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
     def term(row: Row) -> str:
         line = row.source
         if not isinstance(line, Line):
-            return f"left out of the publication's total: {row.line}"
+            return f"{LEFT_OUT}{row.line}"
         if isinstance(line, Product) and matrix_maccs(line):
             return "matrix products"
         through = {jacobians[name] for name in (line.name, *line.reads) if name in jacobians}

@@ -75,9 +75,10 @@ def as_csv(found: Conventions) -> str:
 
 
 def sheets(found: Conventions, width: int) -> tuple[Sheet, ...]:
-    """Whose number it is, where one is given; what counters say; what every book says; why."""
-    own = (Sheet(_title(found), (), ()), _counters(found, width), _books(found, width), _why(found, width))
-    return own if found.mine is None else (_mine(found, found.mine), *own)
+    """Whose number it is, where one is given; else what counters say, what every book says, and why."""
+    if found.mine is not None:
+        return (_mine(found, found.mine),)
+    return Sheet(_title(found), (), ()), _counters(found, width), _books(found, width), _why(found, width)
 
 
 def _mine(found: Conventions, mine: Mine) -> Sheet:
@@ -91,16 +92,18 @@ def _mine(found: Conventions, mine: Mine) -> Sheet:
         notes.append("Within the rounding of the digits that were typed.")
     if not shown:
         near = mine.nearest
-        share = float(mine.number.value / near.value) - 1
-        word = "more" if share > 0 else "less"
-        heading = (
-            f"{found.model}: no convention says {mine.number.text}; it is {significant(abs(100 * share))} % {word} than"
-        )
+        share = 100 * (float(mine.number.value / near.value) - 1)
+        off = f"{significant(abs(share))} % {'more' if share > 0 else 'less'}"
+        heading = f"{found.model}: no convention says {mine.number.text}; it is {off} than the nearest"
         rows = [Row((near.text, number(round(near.value))), "bold")]
         rows += [Row((what, f"{round(amount):+,}"), depth=1) for what, amount in mine.lines]
         if mine.rest:
             rows.append(Row(("not explained" if mine.lines else "the difference", f"{round(mine.rest):+,}"), depth=1))
         rows.append(Row((mine.number.text, number(round(mine.number.value))), "bold"))
+        notes.append(
+            "Where your counter had another length, batch or class, give it: --seq-len, --batch-size, --architecture."
+        )
+    notes.append(f"A step is {_sequences(found)}. Counted: {found.counted}. Without --mine every convention is shown.")
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
 
 
@@ -158,9 +161,12 @@ def _books(found: Conventions, width: int) -> Sheet:
 
 
 def _title(found: Conventions) -> str:
+    return f"{found.model}, one step of backpropagation: {_sequences(found)}"
+
+
+def _sequences(found: Conventions) -> str:
     sides = "" if found.target_len is None else f" and {found.target_len:,}"
-    sequences = f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''} of {found.seq_len:,}{sides}"
-    return f"{found.model}, one step of backpropagation: {sequences} tokens"
+    return f"{found.batch_size:,} sequence{'s' if found.batch_size > 1 else ''} of {found.seq_len:,}{sides} tokens"
 
 
 def _why(found: Conventions, width: int) -> Sheet:

@@ -208,7 +208,7 @@ def test_spellings() -> None:
 
 def test_sizes_are_whole_numbers_from_1_to_a_million_million() -> None:
     numpy = pytest.importorskip("numpy")
-    for good in (1, "1", "0012", 10**12, numpy.int64(7)):
+    for good in (1, 1.0, "1", "0012", 10**12, numpy.int64(7), numpy.float64(2)):
         assert check_size("hidden_size", good) == int(good)
         assert type(check_size("hidden_size", good)) is int
     bad = (
@@ -216,7 +216,6 @@ def test_sizes_are_whole_numbers_from_1_to_a_million_million() -> None:
         -1,
         10**12 + 1,
         10**5000,
-        1.0,
         1.5,
         math.nan,
         True,
@@ -229,7 +228,7 @@ def test_sizes_are_whole_numbers_from_1_to_a_million_million() -> None:
         "+1",
         "-3",
     )
-    for value in (*bad, "٣", "²", "9" * 5000, "twelve", [1], numpy.bool_(True), numpy.float64(2)):
+    for value in (*bad, "٣", "²", "9" * 5000, "twelve", [1], numpy.bool_(True), numpy.float64(2.5)):
         with pytest.raises(
             InputError, match=r"hidden_size must be a whole number from 1 to 1,000,000,000,000, not "
         ) as info:

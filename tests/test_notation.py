@@ -14,6 +14,7 @@ REFUSED = [
     ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but stands in one factor alone"),
     ("t(X; W) -> Y", "Y[a] = X[a b] W[a]", "axis b is summed but stands in one factor alone"),
     ("t(X; W) -> Y", "Y[a c] = X[a b] W[b a]", "axis c on the left is not on the right"),
+    ("t(X; W) -> Y", "Y[ac] = X[ab] W[bc]", "axis ac on the left is not on the right; axes are parted by spaces"),
     ("t(X; W) -> Y", "Y[a] = X[a b] + W[b a]", "axis b of X[a b] is not on the left"),
     ("t(X) -> Y", "Y[a] = softmx[a](X[a])", "no word is called 'softmx'; the nearest is 'softmax'"),
     ("t(X) -> Y", "repeat 3 carry X:", "a repeat needs an indented body"),

@@ -400,7 +400,8 @@ def check_shape(line: Line) -> None:
     left = set(line.left[0].loops)
     right = {axis for term in line.right for axis in term.loops}
     if (missing := sorted(left - right)) and line.right:
-        raise NotationError(f"axis {missing[0]} on the left is not on the right", str(line))
+        parted = "; axes are parted by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
+        raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
     if isinstance(line, Product):
         numbers = [term for term in line.right if isinstance(term, Literal)]
         reduces = len(line.right) == 2 and len(numbers) == 1  # a number beside one value says that the sum is meant

@@ -208,7 +208,7 @@ def _no_such_key(family: Family, spelling: str) -> str:
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
     known = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]
-    known += [*family.sizes, *family.settings, *family.spellings]
+    known += [*family.sizes, *family.settings, *family.spellings, "batch_size", "seq_len", "target_len"]
     return f"unknown size or setting {shown(spelling)}{nearest(spelling, known)}"
 
 
@@ -279,9 +279,13 @@ def _architecture(family: Family, given: Mapping[str, Given]) -> Architecture | 
     if isinstance(name, str) and name and name in by_name:
         return by_name[name]
     known = [architecture.name for architecture in family.architectures if architecture.name]
+    hint = f"; supported are {', '.join(known)}" if known else ""
+    one = next(
+        (own for own in known if isinstance(name, str) and own.lower() == name.lower()), known[0] if known else ""
+    )
     raise InputError(
         f"{wanted.label} {shown(name)} is not supported for {family.name}"
-        + (f"; supported are {', '.join(known)}: give --architecture {known[0]} to count that" if known else "")
+        + (f"{hint}: give --architecture {one} to count that" if known else "")
     )
 
 

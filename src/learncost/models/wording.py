@@ -30,5 +30,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     import difflib  # needed only when something went wrong
 
     names = {candidate.lower().replace("_", "-"): candidate for candidate in known}
-    close = difflib.get_close_matches(name[:100].lower().replace("_", "-"), names, n=3, cutoff=0.6)
+    wanted = name[:100].lower().replace("_", "-")
+    longer = [own for own in names if own.startswith(f"{wanted}-")] if len(wanted) > 2 else []
+    close = [*longer, *(own for own in difflib.get_close_matches(wanted, names, n=3) if own not in longer)][:3]
     return f"; did you mean {' or '.join(repr(names[match]) for match in close)}?" if close else ""

@@ -64,7 +64,7 @@ def _notes(run: RunCost) -> tuple[str, ...]:
     if run.step.target_len is not None:
         notes.append("Tokens are the decoder's; the encoder's sequences come with them.")
     if run.beside:
-        others = ", ".join(f"{name} {flops:.4g}" for name, flops in run.beside.items())
+        others = ", ".join(f"{name} {f'{flops:.4g}'.replace('e+', 'e')}" for name, flops in run.beside.items())
         notes.append(f"FLOPs of the run by other price books: {others}.")
     derived = {name: figure for name, figure in run.figures.items() if figure.computed}
     notes.append("; ".join(f"{_named(name)} = {figure.source}" for name, figure in derived.items()) + ".")

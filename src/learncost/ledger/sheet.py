@@ -170,7 +170,7 @@ class Sheet:
         """The sheet as a tabular that needs no package; the title and the notes are comments."""
         align = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
         lines = [f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\hline"]
-        lines += [_latex_line(self.columns), r"\hline"]
+        lines += [_latex_line(self.columns), r"\hline"] if any(self.columns) else []
         for row in self.rows:
             line = _latex_line(row.cells)
             lines += [r"\hline", line] if row.style == "bold" else [line]

@@ -235,9 +235,9 @@ def test_why_autograd_was_not_taken_is_said_once():
     assert refused.startswith("pepita, mempepita: each updates every weight")
     told = (
         lc.memory("gpt2", seq_len=64, lora="c_attn", **MODEL)
-        .convention.partition("told by default: it ")[2]
+        .convention.partition("has no answer here: it ")[2]
         .rstrip(".")
     )
     assert {row.why for row in found.rows if row.procedure == "bp" and not row.plan} == {told}
-    assert f"of bp, recompute, as it {told}; under plans" in " ".join(str(found).split())
+    assert f"for bp, recompute, as it {told}; under plans" in " ".join(str(found).split())
     assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="autograd", **MODEL))

@@ -167,7 +167,7 @@ class Fit:
             rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if TABLE in engines:
-            rule += " Run by table: as the step's table says, where no other runner is named or known."
+            rule += " Run by table: as the step's table says, line by line."
             rule += self._not_by_autograd
         if others := [name for name in engines if name != TABLE]:
             rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells."
@@ -175,15 +175,15 @@ class Fit:
 
     @property
     def _not_by_autograd(self) -> str:
-        """Why the runner that is told by default is not taken: of which procedures, and under plans."""
+        """Why the runner that is told by default is not taken: for which procedures, and under plans."""
         whys: dict[str, dict[str, None]] = {}
         for row in self.rows:
             if row.why and not row.plan:
                 whys.setdefault(row.why, {})[row.procedure] = None
-        parts = [f"of {', '.join(own)}, as it {why}" for why, own in whys.items()]
+        parts = [f"for {', '.join(own)}, as it {why}" for why, own in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
             parts.append("under plans, as it knows none")
-        return f" Not as PyTorch's autograd, whose step is told by default: {'; '.join(parts)}." if parts else ""
+        return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
 
     def __rich__(self) -> Sheet:
         return self.sheet

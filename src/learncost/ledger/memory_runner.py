@@ -68,7 +68,7 @@ def told(step: Step, runner: Runner) -> Memory:
     """What a step takes as a runner executes it."""
     found = measured(step) if runner.name == TABLE else executed_by(runner.name, step)
     if runner.name == TABLE:
-        why = f" Not as PyTorch's autograd, whose step is told by default: it {runner.why}." if runner.why else ""
+        why = f" PyTorch's autograd, told by default, has no answer here: it {runner.why}." if runner.why else ""
         return replace(found, engine=TABLE, convention=_AS_WRITTEN + why)
     return found
 

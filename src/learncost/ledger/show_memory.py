@@ -93,8 +93,12 @@ def _fits(memory: Memory) -> str:
     text = f"In {said_bytes(memory.budget)} {many} {own} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
     if length is not None:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
-    more = "" if batch else " learncost fit says which procedures and plans take less, and what else to change."
-    return f"{text}.{more}"
+    if not batch:
+        text += (
+            ". Recomputation and other plans take less: learncost fit, with --ram for --budget and the other flags as "
+            "here, says which fit and what else to change"
+        )
+    return f"{text}."
 
 
 def _sequences(count: int) -> str:

@@ -183,3 +183,15 @@ def test_the_lengths_that_vary_are_those_that_a_model_has(model, more, varied):
     found = lc.compare(model, "bp,recompute", price_book="matmul", **more)
     assert found.varied == varied
     assert f"({' = '.join(varied).replace('_', '-')}, all else" in " ".join(str(found).split())
+
+
+def test_procedures_go_by_both_names_of_the_argument():
+    for call in (lc.compare, lambda *given, **named: lc.fit(*given, "8GB", seq_len=8, **named)):
+        expected = str(call("gpt2", procedures="bp,pepita"))
+        assert str(call("gpt2", procedure=["bp", "pepita"])) == expected == str(call("gpt2", procedure="bp, pepita"))
+        with pytest.raises(lc.InputError, match="procedure and procedures are the same"):
+            call("gpt2", procedure="bp", procedures="bp")
+
+
+def test_one_procedure_is_overtaken_by_none():
+    assert "The cheaper one" not in str(lc.compare("gpt2", "bp"))

@@ -293,6 +293,10 @@ def test_numbers_as_people_write_them(number, value):
     assert typed(number).value == value
 
 
+def test_a_float_has_the_digits_that_were_typed():
+    assert typed(2.91648e11).rounding == typed("291.648G").rounding == 500_000
+
+
 @pytest.mark.parametrize("number", ["", "abc", "-3", "0", "1.2.3", "nan", "1e999", "3 apples", True, "9" * 99])
 def test_what_is_no_number(number):
     with pytest.raises(lc.InputError, match="mine must be a count"):

@@ -168,6 +168,12 @@ def test_flops_are_a_token_s_times_the_tokens():
     assert lc.run_cost("gpt2", 1025, "V100").flops == round(step * 1025 / 1024)
 
 
+@pytest.mark.parametrize("tokens", [1, 1024, 1025, 10**9])
+def test_steps_are_those_of_cost(tokens):
+    """The last one may be partly filled."""
+    assert lc.run_cost("gpt2", tokens, "H100 SXM").figures["steps"].value == lc.cost("gpt2", tokens=tokens).steps
+
+
 def test_intervals_are_the_outermost():
     """Every factor at its worst and at its best, by hand: default MFU, PUE, power, and the world's grid."""
     found = lc.run_cost("gpt2", 10**12, "RTX 4090")

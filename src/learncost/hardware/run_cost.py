@@ -255,9 +255,6 @@ def run_cost(
     kind = _peak(figures, typed, machine, dtype or (attained.dtype if attained else None))
     seconds = _step(model, procedure, sizes, on, kind, attained is not None)
     if isinstance(seconds, Figure):
-        figures["steps"] = Figure(
-            count / step.tokens_per_step, "", "arithmetic", "tokens / tokens of a step", computed=True
-        )
         _show_step(figures, seconds, step.tokens_per_step)
     total_by = _time(figures, typed, machine, kind, sizes, attained is not None)
     figures["device_hours"] = products.device_hours(figures["time"], number)
@@ -322,8 +319,8 @@ def _step(
 
 def _show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None:
     """Add how many steps there are, a step's seconds, and the utilization that they mean."""
-    steps = figures["tokens"].value / tokens
-    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step", computed=True)
+    steps = -(-int(figures["tokens"].value) // tokens)  # as `cost --tokens` has it: the last one may be partly filled
+    figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
     figures["step"] = seconds
     if "peak" in figures:
         own = figures["flops"].value * tokens / figures["tokens"].value

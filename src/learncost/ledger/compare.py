@@ -16,6 +16,7 @@ from learncost.ledger.record import Cost
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES, instead
+from learncost.procedures.procedure import several
 from learncost.readings.price import Book
 
 SCHEMA = 1
@@ -172,6 +173,8 @@ def compare(
     lora_rank: object = None,
     lora_alpha: object = None,
     plan: str | None = None,
+    *,
+    procedure: Iterable[str] | str | None = None,
     **sizes: Any,
 ) -> Comparison:
     """One step of several learning procedures side by side, and the lengths at which one overtakes another.
@@ -191,6 +194,8 @@ def compare(
         The decoder's length. Left out, it varies together with `seq_len`.
     plan
         Rewritings that every procedure's step is given.
+    procedure
+        The same as `procedures`, as the command line calls it.
 
     Returns
     -------
@@ -210,7 +215,7 @@ def compare(
     >>> [(one.price_book, one.quantity, one.crossings[0].seq_len) for one in found.overtaking if one.crossings]
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
-    names = _names(procedures)
+    names = _names(procedures, procedure)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     lengths = (batch_size, seq_len, target_len)
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, dtype, sizes, names, wanted, plan)
@@ -250,11 +255,10 @@ def _varied(two_sided: bool, fixed: bool, one_target: bool) -> tuple[str, ...]:
     return ("seq_len",) if one_target else ("seq_len", "target_len")
 
 
-def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
-    if procedures is None:
+def _names(procedures: Iterable[str] | str | None, procedure: Iterable[str] | str | None) -> tuple[str, ...]:
+    if procedures is None and procedure is None:
         return ()
-    listed = procedures.split(",") if isinstance(procedures, str) else list(procedures)
-    names = tuple(name.strip() for name in listed)
+    names = several(procedures, procedure)
     if not names or len(set(names)) < len(names):
         raise InputError(f"procedures must be different names with commas between them, not {','.join(names)!r}")
     return names

@@ -18,7 +18,7 @@ from learncost.models.configuration import Configuration
 from learncost.plans.executed import executed
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.optimizer import DEFAULT, state_of
-from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES
+from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
@@ -52,6 +52,10 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("--train-layers 'last 1'", {"train_layers": "last 1"}),
 )
 """What is tried where nothing fits, one after the other: advice is what then does fit."""
+
+
+EVERY = (NAME, "bp", "recompute", "pepita", "mempepita")
+"""What is tried where no procedure is named."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ def fit(
     model: str | Configuration,
     ram: int | str,
     flash: int | str | None = None,
-    procedures: str = "inference,bp,recompute,pepita,mempepita",
+    procedures: Iterable[str] | str | None = None,
     seq_len: int | str | None = None,
     optimizer: str | None = None,
     dtype: str = "fp32",
@@ -212,6 +216,7 @@ def fit(
     lora_rank: object = None,
     lora_alpha: object = None,
     target_len: int | str | None = None,
+    procedure: Iterable[str] | str | None = None,
     **sizes: Any,
 ) -> Fit:
     """Which learning procedures fit a device's memory, and how large a batch would.
@@ -225,11 +230,14 @@ def fit(
     flash
         Bytes of flash. Frozen weights lie there where it is given, else in RAM.
     procedures
-        Names with commas between; `inference` is the model as it is, which learns nothing.
+        Names, or one text with commas between them; `inference` is the model as it is, which learns nothing. By
+        default that, bp, recompute, pepita and mempepita.
     plan
         This plan alone; by default several are tried.
     engine
         Whose step it is, as in `lc.memory`.
+    procedure
+        The same as `procedures`, as the command line calls it.
 
     Returns
     -------
@@ -254,7 +262,7 @@ def fit(
     )  # fmt: skip
     if engine:
         named_one("engine", engine, {TABLE: None, **ENGINES})
-    names = tuple(dict.fromkeys(name.strip() for name in procedures.split(",")))
+    names = tuple(dict.fromkeys(several(procedures, procedure) or EVERY))
     for name in names:
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
     rows: list[Fitting] = []

@@ -135,7 +135,8 @@ def plain(value: Fraction) -> int | float:
 
 def typed(number: object) -> Typed:
     """A number as people write it: 291.6G, 8.75e11, 875 GFLOPs, 437,472,460,800. Raises `InputError`."""
-    text = str(number).strip()
+    whole = isinstance(number, float) and number.is_integer()
+    text = str(int(number) if whole else number).strip()  # type: ignore[call-overload]
     found = _WRITTEN.fullmatch(text)
     if found is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", found[1])) == 0:
         raise InputError(f"mine must be a count above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")

@@ -74,7 +74,11 @@ def as_csv(comparison: Comparison) -> str:
 
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Macro-operations by procedure; ratios to bp by book; who overtakes whom."""
-    return (_macro_operations(comparison, width), _ratios(comparison), _crossings(comparison))
+    return (
+        _macro_operations(comparison, width),
+        _ratios(comparison),
+        *((_crossings(comparison),) if comparison.overtaking else ()),
+    )
 
 
 def _lines(comparison: Comparison, width: int) -> Iterator[tuple[str, str]]:

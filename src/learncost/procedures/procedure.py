@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError, named_one
@@ -78,6 +78,16 @@ INFERENCE: Mapping[str, Procedure] = {
         Procedure("decode", "the forward pass of new tokens with the cache", {"forward": 1}, _SERVING),
     )
 }
+
+
+def several(procedures: Iterable[str] | str | None, same: Iterable[str] | str | None = None) -> tuple[str, ...]:
+    """The names of several procedures, given as a list or with commas between; `same` is the argument's other name."""
+    if procedures is not None and same is not None:
+        raise InputError("procedure and procedures are the same: give one of them")
+    given = same if procedures is None else procedures
+    if given is None:
+        return ()
+    return tuple(str(name).strip() for name in (given.split(",") if isinstance(given, str) else given))
 
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:

@@ -15,6 +15,9 @@ TABLE = "table"
 USUAL = "autograd"
 """Who runs a step where nobody is named and it can."""
 
+PLANS = 16
+"""Plans that a planner is asked for at most, each for longer sequences than the one before."""
+
 _AS_WRITTEN = (
     "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in place, "
     "and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's."
@@ -113,8 +116,24 @@ def largest_batch(peak: Callable[[int], int], room: int) -> int:
 def longest(step: Step, runner: Runner, budget: int) -> int | None:
     """The longest sequence that fits the batch, 0 where none does, at most what the model has positions for.
 
-    None where there is one length, or two; and of engines whose program is written anew for every length.
+    None where there is one length, or two; and of engines whose program is written anew for every length. A planner
+    that chooses for every length is asked again for one more than what fits under its last plan.
     """
+    found = _longest(step, runner, budget)
+    if step.run.plan != "auto" or found is None:
+        return found
+    for _ in range(PLANS):
+        try:
+            more = _longest(step.at(step.run.axes["B"], found + 1), runner, budget)
+        except InputError:
+            break
+        if more is None or more <= found:
+            break
+        found = more
+    return found
+
+
+def _longest(step: Step, runner: Runner, budget: int) -> int | None:
     if step.model.two_sided or runner.name not in (TABLE, USUAL, f"{USUAL}-foreach", f"{USUAL}-for-loop"):
         return None
     batch = step.run.axes["B"]

@@ -12,6 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX, Format
+from learncost.models.model import run_sizes
 from learncost.models.numbers import counted
 from learncost.models.wording import shown
 from learncost.plans.plan import planned
@@ -69,10 +70,14 @@ class Step:
         table = planned(table, self.plan)
         self.table = stored(_gathering(table) if self.accumulate > 1 else table)
 
-    def at(self, batch: int) -> Step:
-        """The same for another batch, under the plan that the planner takes for it."""
+    def at(self, batch: int, length: int | None = None) -> Step:
+        """The same for another batch, or another length, under the plan that the planner takes for it.
+
+        Raises `InputError` for a length that the model has no positions for.
+        """
         run, *others = self._given
-        return Step(replace(run, axes={**run.axes, "B": batch}), *others)
+        axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
+        return Step(replace(run, axes=axes), *others)
 
     def whole(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""

@@ -8,12 +8,14 @@ import learncost as lc
 def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_it():
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     sizes |= {"intermediate_size": 128, "vocab_size": 300}
-    given = {**sizes, "plan": "auto", "budget": "4MB", "engine": "table"}
-    first = lc.memory("llama-2-7b", seq_len=64, **given)
-    length = first.fits["seq_len"]
-    last = lc.memory("llama-2-7b", seq_len=length, **given)
-    assert last.plan != first.plan, "or nothing is tried here"
-    assert last.peak <= first.budget < lc.memory("llama-2-7b", seq_len=length + 1, **given).peak
+
+    def asked(plan):
+        return lc.memory("llama-2-7b", seq_len=64, plan=plan, budget="4MB", engine="table", **sizes)
+
+    found = asked("auto")
+    length = found.fits["seq_len"]
+    assert length > asked(found.plan).fits["seq_len"], "or the planner would take the same plan for it"
+    assert length == asked("flash,fused,at-once,recompute=all").fits["seq_len"]
 
 
 def test_the_planner_is_told_the_budget():

@@ -12,7 +12,11 @@ REFUSED = [
     ("t(X; W) -> Y", "Y[a] = Z[a]", "Z is not defined before it is read"),
     ("t(X) -> Y", "Y[a] = X[a] + X[a b]", "X[a] is read with 2 axes"),
     ("t(X) -> Y", "Y[a] = X[a b]", "axis b is summed but stands in one factor alone"),
-    ("t(X; W) -> Y", "Y[a] = X[a b] W[a]", "axis b is summed but stands in one factor alone"),
+    (
+        "t(X; W) -> Y",
+        "Y[a] = X[a b] W[a]",
+        "axis b is summed but stands in one factor alone; sum it first: S[a] = 1[] X",
+    ),
     ("t(X; W) -> Y", "Y[a c] = X[a b] W[b a]", "axis c on the left is not on the right"),
     ("t(X; W) -> Y", "Y[ac] = X[ab] W[bc]", "axis ac on the left is not on the right; axes are parted by spaces"),
     ("t(X; W) -> Y", "Y[a] = X[a b] + W[b a]", "axis b of X[a b] is not on the left"),

@@ -12,6 +12,7 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 import learncost as lc
 from learncost.equation.errors import InputError
+from learncost.faces import train as face
 from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -470,6 +472,18 @@ def test_torch_goes_on_bit_for_bit(text, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
+def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
+    last = SimpleNamespace(process=258_629_632, memory=5_909_440, predicted=273_768)
+    result = SimpleNamespace(
+        options=None, folder="run-1", name=f"nano with {', '.join(f'num_of_things {n}' for n in range(6))}", last=last,
+        parameters=10_832, steps=400, validated=None,
+    )  # fmt: skip
+    said = face._summary(result)
+    assert max(map(len, said.splitlines())) <= 80
+    assert "259 MB at most, 5.91 MB of it" in said
+    assert "predicted: 274 kB" in said
+
+
 def test_a_folder_that_is_read_only(text, tmp_path, capsys):
     start(options(text, steps=2), tmp_path / "run", Silent())
     (tmp_path / "run").chmod(0o500)

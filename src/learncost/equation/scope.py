@@ -407,7 +407,9 @@ def check_shape(line: Line) -> None:
         reduces = len(line.right) == 2 and len(numbers) == 1  # a number beside one value says that the sum is meant
         for axis in sorted(right - left) if not reduces else ():
             if sum(axis in term.loops for term in line.right) == 1:
-                raise NotationError(f"axis {axis} is summed but stands in one factor alone{_reduced(line)}", str(line))
+                raise NotationError(
+                    f"axis {axis} is summed but stands in one factor alone{_reduced(line, axis)}", str(line)
+                )
     elif isinstance(line, Sum):
         for term in line.right:
             if extra := sorted(set(term.loops) - left):
@@ -427,11 +429,17 @@ def check_shape(line: Line) -> None:
         _check_condition(condition, line)
 
 
-def _reduced(line: Product) -> str:
-    """What to write for a sum or a mean over axes, where one value is all that stands on the right."""
+def _reduced(line: Product, axis: str) -> str:
+    """What to write for a sum or a mean over axes, where one value is all that stands on the right, or one first."""
     (term, *more) = line.right
-    if more or line.left[0].indexed:
+    if line.left[0].indexed:
         return ""
+    if more:
+        term = next(own for own in line.right if axis in own.loops)
+        if term.indexed:
+            return ""
+        first = f"S[{' '.join(own for own in term.loops if own != axis)}]"
+        return f"; sum it first: {first} = 1[] {term}, then {first} in its place"
     sizes = "".join(f"#{axis}" for axis in term.loops if axis not in line.left[0].loops)
     return f"; write {line.left[0]} = 1[] {term} for the sum, {line.left[0]} = {sizes}^-1[] {term} for the mean"
 

@@ -12,6 +12,7 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.progress import reporter
+from learncost.ledger.sheet import size_of, wrapped
 from learncost.training.files import cannot_write
 from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options
@@ -228,10 +229,10 @@ def _memory(step: Step) -> list[str]:
     """What the process took, as measured, and what was predicted for the arrays of a step."""
     if step.process is None or step.memory is None:
         return []
-    more = f"{step.memory / 1e6:,.0f} MB of it since it has weights"
-    lines = [f"process, measured: {step.process / 1e6:,.0f} MB at most, {more}"]
+    more = f"{size_of(step.memory)} of it since it has weights"
+    lines = [f"process, measured: {size_of(step.process)} at most, {more}"]
     if step.predicted is not None:
-        lines.append(f"arrays of a step, predicted: {step.predicted / 1e6:,.0f} MB")
+        lines.append(f"arrays of a step, predicted: {size_of(step.predicted)}")
     return lines
 
 
@@ -249,4 +250,4 @@ def _summary(result: Result) -> str:
     if result.last is not None:
         lines += _memory(result.last)
     lines.append(f"learncost sample {result.folder} --prompt TEXT lets it write")
-    return "\n".join(lines)
+    return "\n".join(map(wrapped, lines))

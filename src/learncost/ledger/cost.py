@@ -15,7 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
-from learncost.models.model import Model, build, run_sizes
+from learncost.models.model import Model, Structure, build, run_sizes
 from learncost.models.numbers import counted
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
 from learncost.models.wording import shown
@@ -58,23 +58,8 @@ _SHOWN = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Structure:
-    """A model by its table, one object for equal structures, and what learns: what priced rows are remembered by."""
-
-    model: Model
-
-    def __hash__(self) -> int:
-        return hash((id(self.model.table), self.model.trained))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Structure):
-            return False
-        return self.model.table is other.model.table and self.model.trained == other.model.trained
-
-
 @lru_cache(maxsize=64)
-def _priced(structure: _Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
+def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
     found = find_book(book)
     table = _under(plan, step(structure.model, name, optimizer, found.jacobian, mode))
     return price(table, {}, found).rows
@@ -106,7 +91,7 @@ def rows_of(
 
         return by_formula(model, found, name)
     if BOOKS.get(found.name) is found:
-        return _priced(_Structure(model), name, found.name, optimizer, mode, plan)
+        return _priced(Structure(model), name, found.name, optimizer, mode, plan)
     table = _under(plan, step(model, name, optimizer, found.jacobian, mode))
     return price(table, {}, found).rows  # a book of the caller's own
 

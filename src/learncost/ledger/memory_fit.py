@@ -10,7 +10,7 @@ from learncost.equation.errors import InputError, named_one
 from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory_engine import ENGINES, TYPES
 from learncost.ledger.memory_inference import NAME, Serving
-from learncost.ledger.memory_runner import TABLE, USUAL, largest, largest_batch, longest, runner_of, told
+from learncost.ledger.memory_runner import TABLE, USUAL, Runner, largest, largest_batch, longest, runner_of, told
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, format_of, said_bytes
 from learncost.ledger.sheet import Row, Sheet, number, size_of
@@ -342,8 +342,9 @@ class _Asked:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
         found: list[Way] = []
         refused: dict[str, None] = {}
+        whole = self.run(procedure, "")
         for plan in self._plans(procedure):
-            run = self.run(procedure, plan)
+            run = replace(whole, plan=plan)
             try:
                 way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
             except InputError as error:
@@ -355,26 +356,38 @@ class _Asked:
 
     def _plans(self, procedure: str) -> tuple[str, ...]:
         if self.plan is not None:
-            return (self.plan,)
+            return (self.plan.strip(),)
         if procedure == NAME:
             return SERVED
         if self.engine == "torch":
             return ("auto",)
         return ("",) if self.engine.startswith(USUAL) else PLANS
 
-    def fits(self, procedure: str) -> int:
-        """The largest batch under any plan that is tried; 0 where one sample fits under none, or it is refused."""
+    def fits(self, procedure: str) -> bool:
+        """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
         try:
-            return max((way.fitting.largest for way in self.ways(procedure)[0]), default=0)
+            whole = self.run(procedure, "")
         except InputError:
-            return 0
+            return False
+        return any(self._fits(replace(whole, plan=plan), procedure) for plan in reversed(self._plans(procedure)))
+
+    def _fits(self, run: Run, procedure: str) -> bool:
+        try:
+            if procedure == NAME:
+                return self._serving(run).fitting.fits
+            step, runner = self._step(run, procedure)
+            return self._stored(step.flash) and runner.peak(step, step.sizes()) <= self.ram
+        except InputError:
+            return False
+
+    def _step(self, run: Run, procedure: str) -> tuple[Step, Runner]:
+        planner = smallest if self.engine == "torch" else chosen
+        in_flash = self.flash is not None
+        step = Step(run, procedure, format_of(self.dtype), self.optimizer, 1, in_flash, self.ram, planner)
+        return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
-        planner = smallest if self.engine == "torch" else chosen
-        kind = format_of(self.dtype)
-        in_flash = self.flash is not None
-        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner)
-        runner = runner_of(step, self.engine)
+        step, runner = self._step(run, procedure)
         found = told(step, runner)
         most = max(found.split, key=lambda part: found.split[part])
         batch = self._stored(step.flash) * largest(step, runner, self.ram)

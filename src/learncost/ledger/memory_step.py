@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import lru_cache, partial
 from typing import Any
 
 from learncost.equation.count import Count, shape_of
@@ -12,7 +12,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX, Format
-from learncost.models.model import run_sizes
+from learncost.models.model import Structure, run_sizes
 from learncost.models.numbers import counted
 from learncost.models.wording import shown
 from learncost.plans.plan import planned
@@ -51,7 +51,8 @@ class Step:
         self.optimizer = state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])
         learning = set(self.model.learning)
-        table = without_gradients(step(self.model, procedure, "sgd", mode=mode))
+        structure = Structure(self.model)
+        table = _step(structure, procedure, mode)
         weights = self.model.table.weights
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = _stacks(self.model.table)
@@ -59,16 +60,15 @@ class Step:
         self.master = kind.master * sum(_points(shapes[w]) for w in learning)
         frozen = [w for w in weights if w not in learning]
         self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
-        self.widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value}
-        self.widths |= {"index": INDEX, **dict.fromkeys(_scores(table), kind.scores)}
+        self.widths = _widths(table, kind)
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.plan = run.plan
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside
             part = accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room)
-        table = planned(table, self.plan)
-        self.table = stored(_gathering(table) if self.accumulate > 1 else table)
+        self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
+        self.table = _stored(structure, procedure, mode, self.plan, self.accumulate > 1)
 
     def at(self, batch: int, length: int | None = None) -> Step:
         """The same for another batch, or another length, under the plan that the planner takes for it.
@@ -99,19 +99,46 @@ class Step:
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
-        return max(int(level.at(sizes)) for level in self._levels) + self.beside
-
-    @cached_property
-    def _levels(self) -> tuple[Count, ...]:
-        """The bytes at every line, each once, as polynomials in all sizes."""
-        found = levels(self.table, {}, _NAMES[self.kind.value], self.widths)
-        return tuple({frozenset(level.terms.items()): level for level in found}.values())
+        return max(int(level.at(sizes)) for level in self._levels_of()) + self.beside
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
-        own = (level.with_sizes(sizes) for level in self._levels)
+        own = (level.with_sizes(sizes) for level in self._levels_of())
         return min(_solved(level, budget - self.beside) for level in own) * self.accumulate
+
+
+# Of one structure many steps are asked for, at other lengths, in other types, for other optimizers: what does not
+# depend on these is made once.
+
+
+@lru_cache(maxsize=64)
+def _step(structure: Structure, procedure: str, mode: str) -> Table:
+    """The step without the gradients that only an optimizer reads, and with one that has no state."""
+    return without_gradients(step(structure.model, procedure, "sgd", mode=mode))
+
+
+@lru_cache(maxsize=64)
+def _stored(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
+    """The step under a plan, as it lies in memory; where it `gathers`, that of a microbatch."""
+    table = planned(_step(structure, procedure, mode), plan)
+    return stored(_gathering(table) if gathers else table)
+
+
+@lru_cache(maxsize=64)
+def _levels(
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Format
+) -> tuple[Count, ...]:
+    """The bytes at every line, each once, as polynomials in all sizes."""
+    table, widths = _stored(structure, procedure, mode, plan, gathers), _widths(_step(structure, procedure, mode), kind)
+    found = levels(table, {}, _NAMES[kind.value], widths)
+    return tuple({frozenset(level.terms.items()): level for level in found}.values())
+
+
+def _widths(table: Table, kind: Format) -> dict[str, int]:
+    """Bytes of an element by role, and by name where a type has other ones."""
+    widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
+    return widths | dict.fromkeys(_scores(table), kind.scores)
 
 
 def _gathering(table: Table) -> Table:

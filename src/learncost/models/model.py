@@ -71,6 +71,21 @@ class Model:
         return self.configuration.two_sided
 
 
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A model by its table, one object for equal structures, and what learns: what is made of it is remembered by."""
+
+    model: Model
+
+    def __hash__(self) -> int:
+        return hash((id(self.model.table), self.model.trained))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return False
+        return self.model.table is other.model.table and self.model.trained == other.model.trained
+
+
 @lru_cache(maxsize=64)
 def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """The table of a plan, and its axes."""

@@ -471,7 +471,6 @@ def test_torch_goes_on_bit_for_bit(text, tmp_path):
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
 def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
     last = SimpleNamespace(process=258_629_632, memory=5_909_440, predicted=273_768)
     result = SimpleNamespace(
@@ -484,6 +483,7 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
     assert "predicted: 274 kB" in said
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
 def test_a_folder_that_is_read_only(text, tmp_path, capsys):
     start(options(text, steps=2), tmp_path / "run", Silent())
     (tmp_path / "run").chmod(0o500)

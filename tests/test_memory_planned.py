@@ -5,12 +5,13 @@ import pytest
 import learncost as lc
 
 
-def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_it():
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_it(dtype):
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     sizes |= {"intermediate_size": 128, "vocab_size": 300}
 
     def asked(plan):
-        return lc.memory("llama-2-7b", seq_len=64, plan=plan, budget="4MB", engine="table", **sizes)
+        return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="4MB", engine="table", **sizes)
 
     found = asked("auto")
     length = found.fits["seq_len"]

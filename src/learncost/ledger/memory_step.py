@@ -41,7 +41,7 @@ class Step:
         accumulate: Any = 1,
         in_flash: bool = False,
         budget: int | None = None,
-        planner: Callable[[Table, Mapping[str, int], str, int | None], str] = chosen,
+        planner: Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str] = chosen,
         mode: str = PAPER,
     ) -> None:
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
@@ -66,7 +66,7 @@ class Step:
         if run.plan == "auto":
             room = None if budget is None else budget - self.beside
             part = accumulated(table).gather if self.accumulate > 1 else table
-            self.plan = planner(part, self.sizes(), _NAMES[kind.value], room)
+            self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self.table = _stored(structure, procedure, mode, self.plan, self.accumulate > 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd, isqrt
+from typing import TypeAlias
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
@@ -27,42 +28,58 @@ ROWS = 64
 _RUN = Book("run", "", "", "executed")
 
 
-def chosen(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None) -> str:
+Widths: TypeAlias = Mapping[str, int]
+
+
+def chosen(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    budget: int | None = None,
+    widths: Widths | None = None,
+) -> str:
     """The plan for a step of these sizes, as `planned` takes it.
 
+    widths  bytes of an element by role or name, where they are not the type's (`live`)
     budget  bytes that the step may take at its peak, weights and states included; None: nothing beyond what is nearly
             free. Where nothing meets it, the plan that takes least.
     """
     plan: list[str] = []
-    if _does(table, "flash") and _share(table, plan, ["flash"], sizes, dtype) <= 1 + SAME:
+    if _does(table, "flash") and _share(table, plan, ["flash"], sizes, dtype, widths) <= 1 + SAME:
         plan.append("flash")  # not where more is kept to make scores again than scores are, as in DeBERTa
     if _does(table, "fused"):
         plan.append("fused")  # fewer bytes are moved, for no operation more
     if _does(table, "at-once"):
         plan.append("at-once")  # the same operations; refused where clipping or sums over microbatches wait
     several = sizes["B"] > 1 and sizes["M"] >= ROWS
-    if several and _does(table, "head") and _share(table, plan, ["head"], sizes, dtype) < 1 - SAME:
+    if several and _does(table, "head") and _share(table, plan, ["head"], sizes, dtype, widths) < 1 - SAME:
         plan.append("head")  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
     cheap = nearly_free(table)
     if budget is None:
-        taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype) < 1 - SAME
+        taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
         return ",".join((*plan, *cheap) if taken else plan)
     ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all", *segments(table, sizes)]
     needs: dict[str, int] = {}
     for more in ladder:
         text = ",".join((*plan, *filter(None, (more,))))
-        needs[text] = memory(planned(table, text), sizes, dtype).peak
+        needs[text] = memory(planned(table, text), sizes, dtype, widths).peak
         if needs[text] <= budget:
             return text
     return min(needs, key=lambda text: needs[text])
 
 
-def smallest(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", budget: int | None = None) -> str:
+def smallest(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    budget: int | None = None,
+    widths: Widths | None = None,
+) -> str:
     """The plan that the engine takes on a processor. The rules count arrays, so that the arena itself says whether the
     head takes turns; not under a budget, as for `chosen`."""
     from learncost.readings.emit.placed import laid_out  # only where it is asked for: start-up counts
 
-    plan = chosen(table, sizes, dtype, budget)
+    plan = chosen(table, sizes, dtype, budget, widths)
     names = plan.split(",")
     other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
     try:
@@ -101,10 +118,17 @@ def _does(table: Table, name: str) -> bool:
         return False
 
 
-def _share(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int], dtype: str) -> float:
+def _share(
+    table: Table,
+    plan: list[str],
+    more: Sequence[str],
+    sizes: Mapping[str, int],
+    dtype: str,
+    widths: Widths | None,
+) -> float:
     """The peak of a step under more plans, over what it was."""
     before, after = (planned(table, ",".join(names)) for names in (plan, (*plan, *more)))
-    return float(memory(after, sizes, dtype).peak / memory(before, sizes, dtype).peak)
+    return float(memory(after, sizes, dtype, widths).peak / memory(before, sizes, dtype, widths).peak)
 
 
 def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping[str, int]) -> bool:
@@ -113,9 +137,9 @@ def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping
     return bool(price(after, sizes, _RUN).flops <= (1 + CHEAP) * price(before, sizes, _RUN).flops)
 
 
-def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32") -> Live:
+def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: Widths | None = None) -> Live:
     """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
-    return live(stored(table), sizes, dtype)
+    return live(stored(table), sizes, dtype, widths)
 
 
 def stored(table: Table) -> Table:

@@ -38,6 +38,7 @@ GPT2 = '{"model_type": "gpt2", %s}'
     [
         ("", "standard input is empty"),
         ("{", r"standard input is not JSON: line 1, column 2: "),
+        ("a(X) -> Y", r"standard input is not JSON: .*; a file in the notation ends in \.table$"),
         ('{"model_type": "gpt2",\n "n_embd": }', r"not JSON: line 2, column 12: Expecting value"),
         ("[1, 2]", r"holds \[1, 2\]; a JSON object"),
         ("null", "holds None; a JSON object"),

@@ -91,7 +91,8 @@ def parse_json(text: str, where: str) -> dict[str, object]:
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
-        raise InputError(f"{where} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+        hint = f"; a file in the notation ends in {NOTATION}" if "->" in text else ""
+        raise InputError(f"{where} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}{hint}") from None
     except RecursionError:
         raise InputError(f"{where} is nested too deeply for a configuration") from None
     except InputError:

@@ -322,5 +322,6 @@ def test_answers_show_themselves(found):
     """In a notebook as a table, in text no wider than 80 columns."""
     answer = found()
     assert "<table" in answer._repr_html_() or "<math" in answer._repr_html_()
+    assert repr(answer) == str(answer)
     assert max(map(len, str(answer).splitlines())) <= 80
     assert answer.to_dict()

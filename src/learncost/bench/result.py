@@ -10,6 +10,7 @@ from typing import Any
 from learncost.bench.check import Difference
 from learncost.bench.sides import ENGINE, FLOOR
 from learncost.bench.subject import Subject
+from learncost.equation.readable import Readable
 
 PARAMETER_BYTES = 12
 """A parameter's weight and two moments of AdamW, in fp32."""
@@ -118,8 +119,8 @@ class Case:
         return found
 
 
-@dataclass
-class Bench:
+@dataclass(repr=False)
+class Bench(Readable):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
 
     machine: Mapping[str, Any]

@@ -17,6 +17,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 
 
 class Report(Protocol):
@@ -54,8 +55,8 @@ class Result:
         return self.share.steps * self.share.cost.flops
 
 
-@dataclass
-class Contest:
+@dataclass(repr=False)
+class Contest(Readable):
     """What was asked for, and a result for each entrant; `stopped` before the end."""
 
     setting: Setting

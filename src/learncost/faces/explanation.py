@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.ledger.sheet import Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book
@@ -79,8 +80,8 @@ class Kept:
         return f"{self.name}[{' '.join(self.axes)}]"
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Readable):
     """A layer line by line under a price book, and what must be kept between its passes.
 
     Attributes

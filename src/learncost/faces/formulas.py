@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.equation.table import Table
 from learncost.faces.explanation import plain
 from learncost.faces.of_model import ModelFormulas, model_formulas
@@ -54,8 +55,8 @@ class Formula:
         return f"({', '.join(self.procedures)})" if self.procedures else ""
 
 
-@dataclass(frozen=True)
-class Formulas:
+@dataclass(frozen=True, repr=False)
+class Formulas(Readable):
     """The formulas of a layer under a price book; it prints itself as `learncost formulas` does.
 
     Counts are polynomials in the sizes. What is printed leaves the batch out where it divides all of them, and writes

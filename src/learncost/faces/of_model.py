@@ -8,6 +8,7 @@ from typing import Any
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.equation.table import Line
 from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
@@ -52,8 +53,8 @@ class LayerFormula:
         }
 
 
-@dataclass(frozen=True)
-class ModelFormulas:
+@dataclass(frozen=True, repr=False)
+class ModelFormulas(Readable):
     """The formulas of a model's layers in one step, and their values at the model's sizes.
 
     Attributes

@@ -13,6 +13,7 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
 from learncost.ledger.record import Cost
@@ -35,8 +36,8 @@ TOTALS = {
 }
 
 
-@dataclass(frozen=True)
-class RunCost:
+@dataclass(frozen=True, repr=False)
+class RunCost(Readable):
     """What a whole training run takes, figure by figure.
 
     Attributes

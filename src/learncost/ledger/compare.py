@@ -10,6 +10,7 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, possible, prepare
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
@@ -62,8 +63,8 @@ class Overtaking:
         }
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Readable):
     """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
 
     Attributes

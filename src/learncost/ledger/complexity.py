@@ -13,6 +13,7 @@ from typing import Any
 from learncost.books.book import price
 from learncost.equation.count import Count, base, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.equation.table import walk
 from learncost.layers.layer import Layer, named
 from learncost.ledger.crossing import Stretch, coefficients, stretches
@@ -132,8 +133,8 @@ def _signs(stretch: Stretch) -> dict[str, int]:
     return {"first": stretch.first, "last": stretch.last, "sign": stretch.sign}
 
 
-@dataclass(frozen=True)
-class Complexity:
+@dataclass(frozen=True, repr=False)
+class Complexity(Readable):
     """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.

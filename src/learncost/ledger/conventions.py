@@ -10,6 +10,7 @@ from typing import Any
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, prepare
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine
@@ -71,8 +72,8 @@ class Convention:
         return own | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
 
 
-@dataclass(frozen=True)
-class Conventions:
+@dataclass(frozen=True, repr=False)
+class Conventions(Readable):
     """What all price books and counters say of one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, format_of
@@ -25,8 +26,8 @@ what is made and gone within a pass."""
 _PART = {"weight": "weights", "gradient": "gradients", "kept": "activations", "index": "activations"}
 
 
-@dataclass(frozen=True)
-class Memory:
+@dataclass(frozen=True, repr=False)
+class Memory(Readable):
     """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
 
     Attributes

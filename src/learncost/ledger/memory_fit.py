@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory_engine import ENGINES, TYPES
 from learncost.ledger.memory_inference import NAME, Serving
@@ -80,8 +81,8 @@ class Fitting:
         return self.largest > 0
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(frozen=True, repr=False)
+class Fit(Readable):
     """What fits a device's memory, and what to change for what does not.
 
     Attributes
@@ -155,7 +156,22 @@ class Fit:
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
         )
-        return Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left)
+        return Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer)
+
+    @property
+    def answer(self) -> str:
+        """The largest batch of every procedure that fits, and the plan for it."""
+        best: dict[str, Fitting] = {}
+        for row in self.rows:
+            if row.fits and (row.procedure not in best or row.largest > best[row.procedure].largest):
+                best[row.procedure] = row
+        if not best:
+            return "Nothing fits. What to change stands below."
+        said = []
+        for name, row in best.items():
+            batch = f"{row.largest:,} sequence" + ("s" if row.largest > 1 else "")
+            said.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
+        return f"What fits at most: {'; '.join(said)}."
 
     @property
     def _rule(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from learncost.books.formula import Reading, value
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import prepare
 from learncost.ledger.sheet import Row, Sheet, number
 from learncost.models.configuration import Configuration
@@ -98,8 +99,8 @@ class Activations:
     exact: int
 
 
-@dataclass(frozen=True)
-class PublishedMemory:
+@dataclass(frozen=True, repr=False)
+class PublishedMemory(Readable):
     """The memory for activations of one sequence under every procedure, in elements: a publication's and the exact."""
 
     model: str

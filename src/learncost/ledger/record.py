@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from learncost.equation.readable import Readable
+
 if TYPE_CHECKING:
     from learncost.ledger.timing import RowTime, Timing
 
@@ -97,8 +99,8 @@ class Cache:
         return result | {"bytes": self.bytes} | ({"remade": True} if self.remade else {})
 
 
-@dataclass(frozen=True)
-class Cost:
+@dataclass(frozen=True, repr=False)
+class Cost(Readable):
     """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
     All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and

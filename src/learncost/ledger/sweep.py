@@ -18,6 +18,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
 from learncost.ledger.cost import check_probability, possible, rows_of
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.sheet import Row as Cells
@@ -59,8 +60,8 @@ class Series:
     exact: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Readable):
     """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
 
     Attributes

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.count import Count, total
+from learncost.equation.readable import Readable
 
 Number = int | Fraction
 
@@ -78,8 +79,8 @@ class Rule:
         return {**own, "letters": dict(self.thumb.letters), "cases": [case.to_dict() for case in self.cases]}
 
 
-@dataclass(frozen=True)
-class Rules:
+@dataclass(frozen=True, repr=False)
+class Rules(Readable):
     """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
 
     Attributes

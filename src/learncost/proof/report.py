@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from learncost.equation.readable import Readable
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -24,8 +26,8 @@ class Check:
         return f"{mark}: {self.subject}, {self.compared}: {self.found}"
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Readable):
     """All comparisons; `passed` if none failed. Prints as a table."""
 
     title: str

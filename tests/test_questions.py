@@ -22,7 +22,7 @@ from learncost.models.presets import preset
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
 NO_LENGTH = ("vit", "whisper")  # families whose encoder has one length
 KINDS = ("gpt2", "bert-base", "t5-small", "mixtral-8x7b", "vit-b-16", "whisper-tiny")
-ON, TOKENS = "H100-SXM", 64_000_000
+ON, TOKENS = "H100-SXM", 197 * 448 * 1_000  # whole steps of every length that is asked about
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ FROZEN = {
 
 @pytest.mark.parametrize(
     ("case", "model_type", "tied"),
-    sampled(product(FROZEN, ARCHITECTURES, (True, False)), 3),
+    sampled(product(FROZEN, ARCHITECTURES, (True, False)), 4),
 )
 def test_frozen(case, model_type, tied, tmp_path):
     how, chosen = FROZEN[case]
@@ -359,7 +359,7 @@ CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGenera
 
 
 @pytest.mark.parametrize(
-    ("family", "named"), sampled(((family, named) for family, own in ENDS.items() for named in own), 2)
+    ("family", "named"), sampled(((family, named) for family, own in ENDS.items() for named in own), 3)
 )
 def test_lora_by_the_names_of_modules(family, named):
     config = transformers.AutoConfig.for_model(family, **TWO_SIDED, **SHAPES[family])

@@ -35,7 +35,7 @@ def expected(table, arrays, sizes):
     ("name", "backend"),
     [
         *((name, backend) for name in shipped() for backend in BACKENDS if backend != "jax"),
-        *sampled(((name, "jax") for name in shipped()), 4),
+        *sampled(((name, "jax") for name in shipped()), 6),
     ],
 )
 def test_a_layer_forward_backward_and_update(name, backend):

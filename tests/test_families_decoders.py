@@ -227,7 +227,7 @@ def given(head, batch):
     return {"input_ids": numbers(batch, LENGTH), **targets}, loss
 
 
-@pytest.mark.parametrize(("family", "seed"), sampled(CASES, 3, lambda case: case[0]))
+@pytest.mark.parametrize(("family", "seed"), sampled(CASES, 5, lambda case: case[0]))
 def test_matrix_products(family, seed):
     """Forward, and forward and backward. No rotary angle is made by a matrix product in any of them.
 

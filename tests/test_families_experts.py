@@ -131,7 +131,7 @@ def test_parameters(family, seed):
         check_parameters(values, PREFIX[family] + head)
 
 
-@pytest.mark.parametrize(("family", "seed"), sampled(CASES, 4, lambda case: case[0]))
+@pytest.mark.parametrize(("family", "seed"), sampled(CASES, 8, lambda case: case[0]))
 def test_matrix_products(family, seed):
     """Each expert is a product with the tokens that it serves: over all experts B M t rows, whoever they are.
 

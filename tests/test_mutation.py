@@ -106,7 +106,7 @@ EQUIVALENT_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(shipped(), 4))
+@pytest.mark.parametrize("name", sampled(shipped(), 6))
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
     assert not fails(verify_table(named(name).table, name, LAYERS[name]))
     survivors, count = [], 0
@@ -211,7 +211,7 @@ def word_survives(name, other, monkeypatch):
         return not fails(verify_word(other))
 
 
-@pytest.mark.parametrize("name", sampled((own.name for own in entries() if own.kind != "constant"), 4))
+@pytest.mark.parametrize("name", sampled((own.name for own in entries() if own.kind != "constant"), 6))
 def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
     assert not fails(verify_word(entry(name)))
     changes = [(what, other) for own, what, other in changed_words() if own == name]

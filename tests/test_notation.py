@@ -69,6 +69,8 @@ REFUSED = [
     ("t(X) -> Y", "Y = X[a]", "expected '[' before '='"),
     ("t(X) -> Y", "2[] = X[a]", "a number cannot stand here"),
     ("t(X) -> Y", "Y[a] = X[a] #b^x[]", "expected a number"),
+    ("t(X) -> Y", "Y[a] = X[a] #a^inf[]", "a size is raised to a number, not to infinity"),
+    ("t(X) -> Y", "Y[a] = X[a] 1e400[]", "1e400 is larger than any number that a table computes with"),
     ("t(X) -> Y", "Y'[a] = X[a]", '"Y\'": a prime belongs to an axis, not to a name'),
     ("t(X T) -> Y", "Y[a] = X[v=T[a]] T[a]", "T is read both as a value and as an index"),
     ("t(X T) -> Y", "Y[v=T[a]] = X[a] + X[a]", "an index on the left stands before a product only"),

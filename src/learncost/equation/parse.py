@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isinf
 
 from learncost.equation.attempts import advice, header_advice, in_two_lines
 from learncost.equation.errors import NotationError
@@ -241,8 +242,11 @@ class _Reader:
     def number(self) -> float:
         if self.kind() != "number":
             raise _RefusedError("expected a number")
+        number = float(self.value())
+        if isinf(number) and not self.value().endswith("inf"):
+            raise _RefusedError(f"{self.value()} is larger than any number that a table computes with")
         self.position += 1
-        return float(self.tokens[self.position - 1][1])
+        return number
 
     def term(self) -> Term:
         operand = self.operand()
@@ -261,6 +265,8 @@ class _Reader:
             while self.take("#"):
                 sizes.append(self.name())
             power = self.number() if self.take("^") else 1.0
+            if isinf(power):
+                raise _RefusedError("a size is raised to a number, not to infinity")
             self.expect("[")
             self.expect("]")
             return Literal(1.0, tuple(sizes), power)

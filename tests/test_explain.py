@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
@@ -171,3 +172,12 @@ def test_a_model_is_a_model_and_its_layer_a_layer():
     assert (part["model"], part["layer"]) == tuple(
         formulas("gpt2", "attention").to_dict()[key] for key in ("model", "layer")
     )
+
+
+def test_a_layer_itself_is_explained():
+    own = lc.layer("linear(X; W) -> Y\n  Y[B f] = X[B d] W[d f]\n")
+    assert "dW[d f] = dY[B f] X[B d]" in str(lc.explain(own))
+    assert lc.formulas(own).to_dict()["layer"] == "linear"
+    assert str(lc.explain(lc.layer("attention"))) == str(lc.explain("attention"))
+    with pytest.raises(lc.InputError, match="given by its name, or as a layer, not 5"):
+        lc.explain(5)

@@ -12,8 +12,18 @@ from learncost.equation.table import Repeat, Statement, Table, Word, walk
 from learncost.faces.explanation import Explanation, Format, Kept, Part, Step
 from learncost.faces.of_model import model_explained
 from learncost.faces.of_word import word_explained
-from learncost.faces.subject import Subject, is_layer, is_model, not_of_a_model, of_a_model, of_a_word, prepared
+from learncost.faces.subject import (
+    Subject,
+    is_layer,
+    is_model,
+    name_of,
+    not_of_a_model,
+    of_a_model,
+    of_a_word,
+    prepared,
+)
 from learncost.faces.subject import subject as find_subject
+from learncost.layers.layer import Layer
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
@@ -21,7 +31,7 @@ from learncost.vocabulary import called
 
 
 def explain(
-    subject: str,
+    subject: str | Layer,
     layer: str | None = None,
     /,
     *,
@@ -40,7 +50,7 @@ def explain(
     Parameters
     ----------
     subject
-        A layer by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, a word of the
+        A layer, by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, a word of the
         vocabulary (softmax), or a model as `lc.cost` takes it.
     layer
         Of a model: which of its layers; by default all of them.
@@ -85,12 +95,13 @@ def explain(
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     shown_as = cast("Format", format)
     own = {"procedure": procedure, "batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    name = name_of(subject)
     if layer is not None or is_model(subject):
         of_a_model(subject, layer, jacobian)
-        run = prepared(subject, price_book, procedure or "bp", optimizer, own, sizes)
+        run = prepared(name, price_book, procedure or "bp", optimizer, own, sizes)
         return model_explained(run, procedure or "bp", layer or "", shown_as)
-    not_of_a_model(subject, {**own, **sizes})
-    if (word := called(subject)) and not is_layer(subject):
+    not_of_a_model(name, {**own, **sizes})
+    if not is_layer(subject) and (word := called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
     found = find_subject(subject, price_book, jacobian, optimizer)
     parts = tuple(Part(macro, tuple(_steps(table, found))) for macro, table in found.tables.items())

@@ -15,8 +15,18 @@ from learncost.equation.table import Table
 from learncost.faces.explanation import plain
 from learncost.faces.of_model import ModelFormulas, model_formulas
 from learncost.faces.of_word import word_explained
-from learncost.faces.subject import Subject, is_layer, is_model, not_of_a_model, of_a_model, of_a_word, prepared
+from learncost.faces.subject import (
+    Subject,
+    is_layer,
+    is_model,
+    name_of,
+    not_of_a_model,
+    of_a_model,
+    of_a_word,
+    prepared,
+)
 from learncost.faces.subject import subject as find_subject
+from learncost.layers.layer import Layer
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import procedure as find_procedure
@@ -243,7 +253,7 @@ class Formulas(Readable):
 
 
 def formulas(
-    subject: str,
+    subject: str | Layer,
     layer: str | None = None,
     /,
     *,
@@ -307,12 +317,13 @@ def formulas(
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     find_procedure(procedure)
     own = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    name = name_of(subject)
     if layer is not None or is_model(subject):
         of_a_model(subject, layer, jacobian)
-        run = prepared(subject, price_book, procedure, optimizer, own, sizes)
+        run = prepared(name, price_book, procedure, optimizer, own, sizes)
         return model_formulas(run, procedure, layer or "")
-    not_of_a_model(subject, {**own, **sizes})
-    if (word := called(subject)) and not is_layer(subject):
+    not_of_a_model(name, {**own, **sizes})
+    if not is_layer(subject) and (word := called(name)):
         return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
     found = find_subject(subject, price_book, jacobian, optimizer)
     priced = {macro: _priced(table, found.book) for macro, table in found.tables.items()}

@@ -51,9 +51,9 @@ class Subject:
 
 
 def subject(
-    name: str, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str | None = None
+    name: str | Layer, price_book: str = "run", jacobian: bool | None = None, optimizer_name: str | None = None
 ) -> Subject:
-    """The layer of that name (hyphens accepted), or of that file in the notation, with its macro-operations' tables."""
+    """The layer of that name (hyphens accepted) or file, or itself, with the tables of its macro-operations."""
     chosen = book(price_book)
     through = chosen.jacobian if jacobian is None else jacobian
     if name == "optimizer":
@@ -74,8 +74,10 @@ def layers() -> tuple[str, ...]:
     return tuple(sorted((*shipped(), "optimizer")))
 
 
-def read_layer(name: str) -> Layer:
-    """The layer that ships under a name, or that a file holds."""
+def read_layer(name: str | Layer) -> Layer:
+    """The layer that ships under a name, or that a file holds; a layer is itself."""
+    if isinstance(name, Layer):
+        return name
     if known := usual_names().get(plain(name)):
         return named(known)
     if name.endswith(".table") or os.path.isfile(name):
@@ -89,18 +91,25 @@ def read_layer(name: str) -> Layer:
     )
 
 
-def is_model(name: str) -> bool:
+def name_of(subject: str | Layer) -> str:
+    """What it is called. Raises `InputError` for what is neither a name nor a layer."""
+    if not isinstance(subject, str | Layer):
+        raise InputError(f"a layer, a word or a model is given by its name, or as a layer, not {shown(subject)}")
+    return subject if isinstance(subject, str) else subject.name
+
+
+def is_model(name: str | Layer) -> bool:
     """Whether a name is that of a model, and of no layer, word or file in the notation."""
-    if is_layer(name) or called(name) or name.endswith(".table"):
+    if isinstance(name, Layer) or is_layer(name) or called(name) or name.endswith(".table"):
         return False
     if name == "-" or name.lower() in GENERIC or preset(name.lower()):
         return True
     return name.endswith(".json") or os.path.isdir(name) or (looks_like_path(name) and not os.path.isfile(name))
 
 
-def is_layer(name: str) -> bool:
-    """Whether a layer that ships, or the optimizer, is called so."""
-    return plain(name) in usual_names() or name == "optimizer"
+def is_layer(name: str | Layer) -> bool:
+    """Whether a layer that ships, or the optimizer, is called so, or it is a layer itself."""
+    return isinstance(name, Layer) or plain(name) in usual_names() or name == "optimizer"
 
 
 def _optimizer(name: str) -> Layer:
@@ -118,7 +127,7 @@ def _optimizer(name: str) -> Layer:
     return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
 
 
-def of_a_model(subject: str, layer: str | None, jacobian: bool | None) -> None:
+def of_a_model(subject: str | Layer, layer: str | None, jacobian: bool | None) -> None:
     """Refuse what does not go with a model."""
     if not is_model(subject):
         raise InputError(f"{shown(layer)} is one word too many: {shown(subject)} is no model that has layers")

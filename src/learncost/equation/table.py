@@ -395,6 +395,16 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
     return tuple(result)
 
 
+def terms_of(operand: Operand) -> Iterator[Term]:
+    """A term and those that it is read at; of a number none."""
+    if isinstance(operand, Literal):
+        return
+    yield operand
+    for axis in operand.axes:
+        if isinstance(axis, Read):
+            yield from terms_of(axis.at)
+
+
 def features(table: Table) -> frozenset[str]:
     """The sizes that its weights have as axes, counts of repeats aside: those of features, not of positions."""
     counts = {line.count for line in table.lines if isinstance(line, Repeat)}

@@ -11,7 +11,7 @@ from typing import Protocol
 from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import Count, size_of
 from learncost.equation.sides import sides
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.equation.table import Line, Literal, Product, Sum, Term, Word, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct, matrix_maccs
 
@@ -289,7 +289,7 @@ def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -
     found: dict[str, int] = {}
     for line in lines:
         for operand in line.right:
-            for term in _terms(operand):
+            for term in terms_of(operand):
                 if term.name not in made:
                     found[term.name] = max(found.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
         for term in line.left:
@@ -301,12 +301,3 @@ def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -
 
 def _size_of(term: Term, sizes: Mapping[str, int]) -> int:
     return prod(_size(axis, sizes) for axis in term.declared)
-
-
-def _terms(operand: Operand) -> Iterator[Term]:
-    if isinstance(operand, Literal):
-        return
-    yield operand
-    for axis in operand.axes:
-        if isinstance(axis, Read):
-            yield from _terms(axis.at)

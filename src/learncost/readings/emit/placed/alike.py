@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Literal, Operand, Read, Tag, Term, Word
+from learncost.equation.table import Kernel, Line, Literal, Tag, Term, Word, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
 
@@ -37,7 +37,7 @@ def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: M
     axes     the declared axes of every name
     outputs  the names, of those that the lines make, that others read
     """
-    terms = [term for line in lines for operand in (*line.right, *line.left) for term in _terms(operand)]
+    terms = [term for line in lines for operand in (*line.right, *line.left) for term in terms_of(operand)]
     arrays = tuple(dict.fromkeys(term.name for term in terms))
     used = [axis for name in arrays for axis in axes.get(name, ())]
     used += [axis for term in terms for axis in (*term.loops, *term.declared)]
@@ -102,16 +102,6 @@ def _kernel(kernel: Kernel | None, places: Mapping[str, str]) -> Kernel | None:
         return None
     blocks = kernel.blocks and (places[kernel.blocks[0]], kernel.blocks[1])
     return Kernel("", tuple(places[axis] for axis in kernel.axes), blocks)
-
-
-def _terms(operand: Operand) -> Iterator[Term]:
-    """The term and those that it is read at."""
-    if isinstance(operand, Literal):
-        return
-    yield operand
-    for axis in operand.axes:
-        if isinstance(axis, Read):
-            yield from _terms(axis.at)
 
 
 def _others(line: Line) -> Iterator[str]:

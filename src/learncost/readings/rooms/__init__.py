@@ -17,9 +17,9 @@ processor's operators give no operand's place to a result, and take copies where
 by `einsum` need them; what kernels have for themselves is not counted.
 """
 
-from learncost.readings.rooms.account import Account
 from learncost.readings.rooms.array import Array
 from learncost.readings.rooms.program import loaded, loaded_on_torch
 from learncost.readings.rooms.tensor import Tensor
+from learncost.schedule.account import Account
 
 __all__ = ["Account", "Array", "Tensor", "loaded", "loaded_on_torch"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from learncost.readings.rooms.account import FILE, Account
 from learncost.readings.rooms.functions import NumPy
 from learncost.readings.rooms.operators import binary, compare, unary
 from learncost.readings.rooms.torch import Functional, Torch
+from learncost.schedule.account import FILE, Account
 
 
 class _Spelled(ast.NodeTransformer):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.readings.rooms.account import Account
 from learncost.readings.rooms.tensor import BFLOAT16, Function, Tensor, elementwise
+from learncost.schedule.account import Account
 
 ELEMENTWISE = ("erf", "exp", "log", "maximum", "relu", "sigmoid", "sqrt", "tanh", "sin", "cos")
 

@@ -10,10 +10,10 @@ from math import prod
 from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Read, Repeat, Statement, Sum, Table, Term, Word
-from learncost.readings.rooms.account import Room
 from learncost.readings.rooms.autograd import operators
 from learncost.readings.rooms.autograd.modules import Call, Scope, unknown
 from learncost.readings.rooms.autograd.tape import Tape, Value
+from learncost.schedule.account import Room
 
 Values = dict[str, Value]
 

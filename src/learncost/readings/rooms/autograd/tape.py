@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from learncost.readings.rooms.account import Account, Room
+from learncost.schedule.account import Account, Room
 
 
 @dataclass(eq=False)

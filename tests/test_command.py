@@ -65,7 +65,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --procedure pb", "there are bp, recompute"),
         ("cost gpt2 --price-book papr", "the nearest is 'paper'"),
         ("cost gpt2 --optimizer adam", "the nearest is 'adamw'"),
-        ("cost gpt2 --dtype fp31", "dtype must be one of"),
+        ("cost gpt2 --dtype fp31", "no precision is called 'fp31'"),
         ("cost gpt2 --dropout 1", "dropout must be a number from 0 to below 1"),
         ("cost gpt2 --dropout nan", "dropout must be a number"),
         ("cost gpt2 --dropout -0.1", "dropout must be a number"),

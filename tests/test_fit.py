@@ -14,10 +14,10 @@ import pytest
 import learncost as lc
 from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
+from learncost.equation.precision import precision_of
 from learncost.faces.command import main
 from learncost.ledger.memory_fit import fit, largest_batch
 from learncost.ledger.memory_inference import Serving
-from learncost.ledger.memory_types import format_of
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.readings.live import live
@@ -129,7 +129,7 @@ def test_an_image_has_one_length_and_nothing_else_is_advised(capsys):
 
 def served(model, kind="fp32", length=32, target=None, **given):
     sizes = given.pop("sizes", {})
-    return Serving(build(configure(model, sizes)), format_of(kind), length, target, **given)
+    return Serving(build(configure(model, sizes)), precision_of(kind), length, target, **given)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
     ("flags", "line"),
     [
         (["--ram", "lots"], "ram must be bytes such as 8GB, 256KiB or 1e9, not 'lots'"),
-        (["--ram", "1GB", "--dtype", "fp12"], "no dtype is called 'fp12'"),
+        (["--ram", "1GB", "--dtype", "fp12"], "no precision is called 'fp12'"),
         (["--ram", "1GB", "--procedure", "pepitta"], "no procedure is called 'pepitta'; the nearest is 'pepita'"),
         (["--ram", "1GB", "--procedure", "bp,,pepita"], "no procedure is called ''"),
         (["--ram", "1GB", "--optimizer", "adamm"], "no optimizer is called 'adamm'"),

@@ -6,9 +6,9 @@ import learncost as lc
 from learncost.engines import in_place
 from learncost.engines.compiler import compiler
 from learncost.equation.count import base
+from learncost.equation.precision import precision_of
 from learncost.ledger.cost import prepare
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import format_of
 from sampling import sampled
 
 torch = pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
         pytest.skip("there is no C compiler")
     found = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
-    table = Step(run, procedure, format_of(dtype), optimizer).whole()
+    table = Step(run, procedure, precision_of(dtype), optimizer).whole()
     states = [name for name in table.inputs if f"{name}.new" in table.outputs]
 
     def zeros(name):

@@ -7,9 +7,9 @@ import pytest
 
 import learncost as lc
 from learncost.equation.count import shape_of
+from learncost.equation.precision import precision_of
 from learncost.ledger.cost import prepare
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import format_of
 from learncost.readings import rooms
 from learncost.readings.emit import fill, leaves, program
 from learncost.readings.rooms.layout import chosen
@@ -79,7 +79,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, op
     asked = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
     found = lc.memory(model, procedure, batch, length, **asked, **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
-    table = Step(run, procedure, format_of(dtype), optimizer).whole()
+    table = Step(run, procedure, precision_of(dtype), optimizer).whole()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
     assert found.peak > 4 * MIB
     assert abs(most_of_a_step(table, run.axes, dtype) - found.peak) < 64

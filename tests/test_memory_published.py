@@ -128,7 +128,7 @@ def test_the_split_and_the_curve_belong_to_the_peak():
     [
         ({"budget": "1kB"}, "1,000 bytes are too few"),
         ({"budget": "0"}, "budget must be bytes such as 8GB"),
-        ({"dtype": "fp12"}, "no dtype is called 'fp12'"),
+        ({"dtype": "fp12"}, "no precision is called 'fp12'"),
         ({"optimizer": "adamm"}, "no optimizer is called 'adamm'"),
         ({"batch_size": 4, "accumulate": 3}, "accumulate must be a divisor of the batch size 4"),
         ({"batch_size": 4, "accumulate": 2, "plan": "at-once"}, "leave the plan at-once out"),

@@ -18,6 +18,7 @@ OWN = (
     "optimizer",
     "dropout",
     "dtype",
+    "precision",
     "train",
     "train-layers",
     "lora",
@@ -42,7 +43,8 @@ def compare(
     tokens: Number | None = None,
     optimizer: Name | None = None,
     dropout: Number = "0",
-    dtype: Name = "fp32",
+    dtype: Name | None = None,
+    precision: Name | None = None,
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -68,8 +70,8 @@ def compare(
     target_len
         How many tokens are in a sequence of the decoder of an encoder-decoder. The default is --seq-len, and both vary
         together.
-    dtype
-        The type of what is moved. No count that is compared depends on it.
+    precision
+        The types of what is moved. No count that is compared depends on it.
     format
         How the result is written: table, json, csv, md or latex.
 
@@ -98,6 +100,7 @@ def compare(
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
         plan=plan,
+        precision=precision,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -18,6 +18,7 @@ OWN = (
     "optimizer",
     "dropout",
     "dtype",
+    "precision",
     "train",
     "train-layers",
     "lora",
@@ -46,6 +47,7 @@ def cost(
     optimizer: Name | None = None,
     dropout: Number = "0",
     dtype: Name | None = None,
+    precision: Name | None = None,
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -74,9 +76,9 @@ def cost(
     context
         With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
         for.
-    dtype
-        The type of what is moved, for the bytes: fp64, fp32, bf16, fp16, int8 or fp8. The default is fp32; with --on a
-        published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
+    precision
+        Which type each role has, for the bytes: {precisions} (learncost list precisions). The default is fp32; with
+        --on a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
     on
         The device whose time is told, with what bounds every line and the energy where the power is known: here (after
         learncost calibrate), a file of learncost calibrate --out, or a published device (learncost list devices). Under
@@ -118,6 +120,7 @@ def cost(
         lora_alpha=lora_alpha,
         plan=plan,
         on=on,
+        precision=precision,
         **refuse_unknown(sizes, OWN),
     )
     writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from learncost import __version__
 from learncost.equation.errors import InputError
+from learncost.equation.precision import either
 from learncost.equation.table import Table
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.layers.derive import derive
@@ -31,7 +32,19 @@ from learncost.procedures.procedure import step
 from learncost.readings.emit import BACKENDS, program
 from learncost.readings.emit.placed import placed, standalone
 
-OWN = ("backend", "procedure", "optimizer", "plan", "macro", "batch-size", "seq-len", "dtype", "output", "help")
+OWN = (
+    "backend",
+    "procedure",
+    "optimizer",
+    "plan",
+    "macro",
+    "batch-size",
+    "seq-len",
+    "dtype",
+    "precision",
+    "output",
+    "help",
+)
 MACROS = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
 IN_PLACE = "c"
@@ -49,6 +62,7 @@ def emit(
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     dtype: str | None = None,
+    precision: str | None = None,
     **sizes: Any,
 ) -> str:
     """The step of a layer or a model as Python source, which needs the backend's library and nothing else to run.
@@ -76,6 +90,8 @@ def emit(
     seq_len
         Of c: tokens in a sequence, by default what the model allows.
     dtype
+        The same as `precision`.
+    precision
         bf16 has products and activations in bf16 and weights in fp32. Of c also fp32, the default, and fp64.
     sizes
         Of a model: any size, in any accepted spelling.
@@ -100,6 +116,8 @@ def emit(
     """
     if macro not in MACROS:
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
+    if precision is not None:
+        dtype = either(dtype, precision).name
     own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
     given = {**own, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
@@ -221,6 +239,7 @@ def command(
     batch_size: Number | None = None,
     seq_len: Number | None = None,
     dtype: Name | None = None,
+    precision: Name | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
     **sizes: Value,
 ) -> str | None:
@@ -249,7 +268,7 @@ def command(
         With --backend c, how many sequences there are. The default is 1.
     seq_len
         With --backend c, how many tokens are in each. The default is the number of positions that the model has.
-    dtype
+    precision
         bf16, with weights in fp32; with --backend c also fp32 (the default) and fp64. Other programs take the type of
         their arrays.
     output
@@ -266,7 +285,7 @@ def command(
     """
     given = refuse_unknown(sizes, OWN)
     own: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "plan": plan, "macro": macro}
-    own |= {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
+    own |= {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype, "precision": precision}
     text = emit(subject, backend, **own, **given)
     if output is None:
         return text

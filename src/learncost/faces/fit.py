@@ -20,6 +20,7 @@ OWN = (
     "target-len",
     "optimizer",
     "dtype",
+    "precision",
     "plan",
     "engine",
     "train",
@@ -43,7 +44,8 @@ def fit(
     seq_len: Number | None = None,
     target_len: Number | None = None,
     optimizer: Name | None = None,
-    dtype: Name = "fp32",
+    dtype: Name | None = None,
+    precision: Name | None = None,
     plan: Name | None = None,
     engine: Name = "",
     train: Name | None = None,
@@ -67,8 +69,6 @@ def fit(
         What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
     optimizer
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
-    dtype
-        fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan
         This plan alone (learncost list plans). The default is to try several.
     engine
@@ -93,6 +93,7 @@ def fit(
         seq_len,
         optimizer,
         dtype,
+        precision=precision,
         plan=plan,
         engine=engine,
         train=train,

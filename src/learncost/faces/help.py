@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from cyclopts import Parameter
 
+from learncost.equation.precision import PRECISIONS
 from learncost.ledger.sheet import styled
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ SHARED: Mapping[str, str] = {
     "lora_alpha": "LoRA's result is scaled by this over the rank. The default is 16.",
     "plan": "How the step is rewritten to take less memory, with commas between: head,at-once,recompute=gelu+norm "
     "(learncost list plans).",
+    "dtype": "The same as --precision, its short form.",
+    "precision": "Which type each role of the step has: {precisions} (learncost list precisions). The default is fp32.",
     "json": "The same as --format json: everything, exactly, for other programs.",
     "sizes": "Any size or setting of the model, such as --num-hidden-layers 4, --n_embd 256, --activation relu or "
     "--architecture BertForMaskedLM (learncost list sizes).",
@@ -60,7 +63,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Step": (
         *("procedure", "procedures", "mode", "macro", "batch_size", "shape", "seq_len", "target_len", "context"),
-        *("hidden_size", "num_attention_heads", "kernel_size", "window", "optimizer", "dropout", "dtype"),
+        *("hidden_size", "num_attention_heads", "kernel_size", "window", "optimizer", "dropout", "dtype", "precision"),
         *("price_book", "jacobian", "tokens"),
     ),
     "Memory": ("plan", "accumulate", "budget", "ram", "flash", "engine", "engines"),
@@ -142,7 +145,7 @@ def page(name: str, function: Callable[..., Any]) -> Page:
     arguments: list[Flag] = []
     flags: dict[str, Flag] = {}
     for own in signature(function).parameters.values():
-        meaning = said.get(own.name) or SHARED[own.name]
+        meaning = (said.get(own.name) or SHARED[own.name]).replace("{precisions}", ", ".join(PRECISIONS))
         if own.kind in (Given.POSITIONAL_ONLY, Given.VAR_POSITIONAL):
             typed = own.name.rstrip("_").upper()
             typed = f"{typed.removesuffix('S')} ..." if own.kind is Given.VAR_POSITIONAL else typed

@@ -21,8 +21,8 @@ def listing(
     format: Name = "table",
     json: Switch = False,
 ) -> Sheet | str:
-    """What there is: models, families, sizes, price-books, procedures, optimizers, plans, layers, words, devices,
-    countries, runs, commands.
+    """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
+    devices, countries, runs, commands.
 
     Parameters
     ----------
@@ -189,6 +189,32 @@ def _knowing(entry: Known) -> str:
     return f"{entry['known_to']}{', the default' if entry['default'] else ''}"
 
 
+def _precisions() -> Listed:
+    from learncost.equation.precision import PRECISIONS, ROLES
+
+    entries: list[Known] = [
+        {
+            "name": found.name,
+            "names": list(found.also),
+            "title": found.title,
+            "types": {role: getattr(found, role) for role in ROLES if getattr(found, role)},
+            "source": found.source,
+        }
+        for found in PRECISIONS.values()
+    ]
+    columns: dict[str, Cell] = {
+        "precision": lambda one: ", ".join((one["name"], *one["names"])),
+        "what it is": lambda one: f"{_roles(one['types'])}; {one['source']}",
+    }
+    return Listed(entries, columns)
+
+
+def _roles(types: Mapping[str, str]) -> str:
+    """The types with the roles that each has: fp32 masters, states; bf16 all else."""
+    of = {kind: [role for role, own in types.items() if own == kind] for kind in dict.fromkeys(types.values())}
+    return "; ".join(f"{kind} {', '.join(roles)}" for kind, roles in of.items())
+
+
 def _plans() -> Listed:
     from learncost.plans.plan import PLANS
 
@@ -284,6 +310,7 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "price-books": _price_books,
     "procedures": _procedures,
     "optimizers": _optimizers,
+    "precisions": _precisions,
     "plans": _plans,
     "layers": _layers,
     "words": _words,

@@ -19,6 +19,7 @@ OWN = (
     "optimizer",
     "dropout",
     "dtype",
+    "precision",
     "plan",
     "accumulate",
     "budget",
@@ -46,7 +47,8 @@ def memory(
     target_len: Number | None = None,
     optimizer: Name | None = None,
     dropout: Number = "0",
-    dtype: Name = "fp32",
+    dtype: Name | None = None,
+    precision: Name | None = None,
     plan: Name | None = None,
     accumulate: Number = "1",
     budget: Annotated[str | None, Parameter(name=["--budget", "--ram"], metavar="BYTES")] = None,
@@ -72,8 +74,6 @@ def memory(
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     dropout
         The probability of dropout. Above 0 the masks are there.
-    dtype
-        fp32, fp64; bf16, fp16, fp8 with fp32 master weights; int8.
     plan
         Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (learncost list plans); auto: the
         planner's, and what --engine torch takes where it is left out.
@@ -107,6 +107,7 @@ def memory(
         optimizer,
         dropout,
         dtype,
+        precision=precision,
         plan=plan,
         accumulate=accumulate,
         budget=budget,

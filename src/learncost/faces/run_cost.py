@@ -22,6 +22,7 @@ OWN = (
     "lora",
     "lora-rank",
     "dtype",
+    "precision",
     "mfu",
     "hfu",
     "tokens-per-second",
@@ -56,6 +57,7 @@ def run_cost(
     lora: Name | None = None,
     lora_rank: Number | None = None,
     dtype: Name | None = None,
+    precision: Name | None = None,
     mfu: Number | None = None,
     hfu: Number | None = None,
     tokens_per_second: Number | None = None,
@@ -89,6 +91,8 @@ def run_cost(
         adamw, sgd or momentum, for price books that count it. The default is adamw, and sgd under the paper's books.
     dtype
         The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
+    precision
+        The same by the name of a precision: the type of its values counts.
     mfu
         Model FLOPs utilization, above 0 to 1. The default is what published runs used of such devices.
     hfu
@@ -128,6 +132,7 @@ def run_cost(
         procedure=procedure,
         price_book=price_book,
         dtype=dtype,
+        precision=precision,
         mfu=mfu,
         hfu=hfu,
         tokens_per_second=tokens_per_second,

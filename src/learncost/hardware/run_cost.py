@@ -13,6 +13,7 @@ from learncost.devices.device import device as find_device
 from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
+from learncost.equation.precision import either
 from learncost.equation.readable import Readable
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
@@ -147,6 +148,7 @@ def run_cost(
     procedure: str = "bp",
     price_book: str | Book = "matmul",
     dtype: str | None = None,
+    precision: str | None = None,
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -178,6 +180,8 @@ def run_cost(
         How the operations are counted: by default matmul, as utilization is counted in the field.
     dtype
         The data type whose peak counts: by default bf16, fp16 or fp32, the first that the device has.
+    precision
+        The same by the name of a precision: the type of its values.
     mfu
         Model FLOPs utilization, from 0 to 1. Where neither this nor the two below are given, it is what published runs
         used of such devices.
@@ -227,6 +231,8 @@ def run_cost(
         raise InputError("run-cost needs the tokens of the run: --tokens 3e11")
     if on is None:
         raise InputError("run-cost needs a device: --on NAME; `learncost list devices` shows those that are known")
+    if precision is not None:
+        dtype = either(dtype, precision).values
     count = check_tokens("tokens", tokens)
     number = given.devices(devices)
     flags = {

@@ -10,6 +10,7 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.precision import either
 from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, possible, prepare
 from learncost.ledger.crossing import coefficients, stretches
@@ -167,7 +168,7 @@ def compare(
     tokens: int | str | None = None,
     optimizer: str | None = None,
     dropout: float | str = 0.0,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     train: object = None,
     train_layers: object = None,
     lora: object = None,
@@ -175,6 +176,7 @@ def compare(
     lora_alpha: object = None,
     plan: str | None = None,
     *,
+    precision: str | None = None,
     procedure: Iterable[str] | str | None = None,
     **sizes: Any,
 ) -> Comparison:
@@ -217,9 +219,10 @@ def compare(
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
     names = _names(procedures, procedure)
+    kind = either(dtype, precision)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     lengths = (batch_size, seq_len, target_len)
-    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, dtype, sizes, names, wanted, plan)
+    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.values, sizes, names, wanted, plan)
     left_out = ""
     if not names:
         names, left_out = _possible(run, wanted is not None)

@@ -12,6 +12,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError
+from learncost.equation.precision import either
 from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
@@ -133,6 +134,7 @@ def cost(
     lora_alpha: object = None,
     plan: str | None = None,
     on: str | Device | Rates | None = None,
+    precision: str | None = None,
     **sizes: Any,
 ) -> Cost:
     """The exact cost of one training step, or of one step of inference.
@@ -162,8 +164,7 @@ def cost(
     dropout
         The probability of a zero. Above 0 the products with the masks are counted.
     dtype
-        The type of every array: fp32, bf16 and others. Bytes depend on it, operations do not. By default fp32; with a
-        device, what one trains in on it.
+        The same as `precision`.
     by
         What a row of the result stands for: layer, macro-operation, equation or kind.
     context
@@ -184,6 +185,9 @@ def cost(
     on
         The device whose time is wanted: a name such as "A100-SXM-80GB", "here" after `learncost calibrate`, or what
         `lc.rates` gave.
+    precision
+        Which type each role has: fp32, bf16 and others (`learncost list precisions`). Bytes depend on it, operations do
+        not. By default fp32; with a device, what one trains in on it.
     sizes
         Any size of the model, in the spelling of Hugging Face, of nanoGPT or of the paper.
 
@@ -209,8 +213,8 @@ def cost(
     """
     find_procedure(procedure, INFERENCE)
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
-    if dtype is not None:
-        _check_choice("dtype", dtype, BYTES)
+    kind = None if dtype is None and precision is None else either(dtype, precision)
+    dtype = None if kind is None else kind.values
     rates = None
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
@@ -228,8 +232,9 @@ def cost(
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        return cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, rates)
-    found = prepare(
+        served = cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, rates)
+        return served if kind is None else replace(served, dtype=kind.name)
+    run = prepare(
         model,
         price_book,
         batch_size,
@@ -247,7 +252,8 @@ def cost(
     _check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    return found.cost(procedure, found.book, by, rates)
+    found = run.cost(procedure, run.book, by, rates)
+    return found if kind is None else replace(found, dtype=kind.name)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.precision import either
 from learncost.equation.readable import Readable
 from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import bytes_of, format_of
+from learncost.ledger.memory_types import bytes_of
 from learncost.models.configuration import Configuration
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.accumulation import GATHERED
@@ -159,8 +160,9 @@ def memory(
     target_len: int | str | None = None,
     optimizer: str | None = None,
     dropout: float | str = 0.0,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     *,
+    precision: str | None = None,
     plan: str | None = None,
     accumulate: int | str = 1,
     budget: int | str | None = None,
@@ -182,8 +184,10 @@ def memory(
     optimizer
         adamw (the default), sgd, momentum, or one whose state alone is known: adam8bit, adafactor, lion, muon.
     dtype
-        fp32 and fp64 are one type for all. bf16, fp16 and fp8 have fp32 master weights beside them; int8 is int8
-        throughout.
+        The same as `precision`.
+    precision
+        Which type each role has: fp32 (the default), bf16 with fp32 master weights, bf16-pure, nf4 and others
+        (`learncost list precisions`).
     plan
         Rewritings of the step; auto leaves them to the planner, for the budget where there is one.
     accumulate
@@ -222,7 +226,7 @@ def memory(
     plan = "auto" if plan is None and engine == "torch" else plan
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
-    kind = format_of(dtype)
+    kind = either(dtype, precision)
     named_one("mode", mode, MODES)
     run = prepare(model, "run", *lengths, None, None, dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan)
     step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode)

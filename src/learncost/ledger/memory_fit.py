@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.precision import either, precision_of
 from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory_engine import ENGINES, TYPES
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import TABLE, USUAL, Runner, largest, largest_batch, longest, runner_of, told
 from learncost.ledger.memory_step import Step
-from learncost.ledger.memory_types import bytes_of, format_of, said_bytes
+from learncost.ledger.memory_types import bytes_of, said_bytes
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.plans.executed import executed
@@ -222,8 +223,9 @@ def fit(
     procedures: Iterable[str] | str | None = None,
     seq_len: int | str | None = None,
     optimizer: str | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     *,
+    precision: str | None = None,
     plan: str | None = None,
     engine: str = "",
     train: object = None,
@@ -273,7 +275,7 @@ def fit(
     """
     asked = _Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
-        state_of(optimizer or DEFAULT).name, format_of(dtype).name, plan, engine,
+        state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
         (train, train_layers, lora, lora_rank, lora_alpha), sizes,
     )  # fmt: skip
     if engine:
@@ -399,7 +401,7 @@ class _Asked:
     def _step(self, run: Run, procedure: str) -> tuple[Step, Runner]:
         planner = smallest if self.engine == "torch" else chosen
         in_flash = self.flash is not None
-        step = Step(run, procedure, format_of(self.dtype), self.optimizer, 1, in_flash, self.ram, planner)
+        step = Step(run, procedure, precision_of(self.dtype), self.optimizer, 1, in_flash, self.ram, planner)
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
@@ -413,7 +415,7 @@ class _Asked:
     def _serving(self, run: Run) -> Way:
         axes, two_sided = run.axes, run.model.two_sided
         seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-        served = Serving(run.model, format_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+        served = Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
         lines = tuple(one.table.lines for one in served.passes)
         if self.engine in ("", TABLE):
             split = served.split()

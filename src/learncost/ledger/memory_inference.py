@@ -9,8 +9,9 @@ from typing import Any
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision
 from learncost.equation.table import Table
-from learncost.ledger.memory_types import INDEX, Format
+from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Model, run_sizes
 from learncost.plans.plan import planned
 from learncost.plans.planner import stored
@@ -50,7 +51,7 @@ class Serving:
     """
 
     model: Model
-    kind: Format
+    kind: Precision
     seq_len: int
     target_len: int | None = None
     in_flash: bool = False

@@ -9,9 +9,10 @@ from typing import Any
 
 from learncost.equation.count import Count, shape_of
 from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
-from learncost.ledger.memory_types import INDEX, Format
+from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Structure, run_sizes
 from learncost.models.numbers import counted
 from learncost.models.wording import shown
@@ -36,7 +37,7 @@ class Step:
         self,
         run: Run,
         procedure: str,
-        kind: Format,
+        kind: Precision,
         optimizer: str,
         accumulate: Any = 1,
         in_flash: bool = False,
@@ -56,7 +57,7 @@ class Step:
         weights = self.model.table.weights
         shapes = {w: [*shape_of(table.axes[w], run.axes)] for w in weights}
         stacks = _stacks(self.model.table)
-        self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.state) for w in learning)
+        self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
         self.master = kind.master * sum(_points(shapes[w]) for w in learning)
         frozen = [w for w in weights if w not in learning]
         self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
@@ -127,7 +128,7 @@ def _stored(structure: Structure, procedure: str, mode: str, plan: str, gathers:
 
 @lru_cache(maxsize=64)
 def _levels(
-    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Format
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision
 ) -> tuple[Count, ...]:
     """The bytes at every line, each once, as polynomials in all sizes."""
     table, widths = _stored(structure, procedure, mode, plan, gathers), _widths(_step(structure, procedure, mode), kind)
@@ -135,7 +136,7 @@ def _levels(
     return tuple({frozenset(level.terms.items()): level for level in found}.values())
 
 
-def _widths(table: Table, kind: Format) -> dict[str, int]:
+def _widths(table: Table, kind: Precision) -> dict[str, int]:
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
     return widths | dict.fromkeys(_scores(table), kind.scores)
@@ -185,11 +186,11 @@ def _stacks(table: Table) -> frozenset[str]:
     return frozenset(outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each)
 
 
-def _state(of: Any, shape: list[int], stacked: bool, width: int) -> int:
+def _state(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
     """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
     times, own = (shape[0], shape[1:]) if stacked else (1, shape)
     matrix = [own[0], _points(own[1:])] if len(own) > 1 else own
-    return int(times * of(matrix, width))
+    return int(times * of(matrix, kind))
 
 
 def _solved(level: Count, budget: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from learncost.ledger.memory_types import FORMATS, said_bytes
+from learncost.equation.precision import precision_of
+from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.procedures.optimizer import state_of
 
@@ -78,7 +79,7 @@ def _notes(memory: Memory) -> tuple[str, ...]:
         notes.append(f"Learns: {memory.trained}.")
     if _executed(memory):
         return (*notes, memory.convention)
-    kind, state = FORMATS[memory.dtype], state_of(memory.optimizer)
+    kind, state = precision_of(memory.dtype), state_of(memory.optimizer)
     notes.append(f"{memory.dtype}: {kind.source}. {memory.optimizer}: {state.source}.")
     notes.append(memory.convention)
     return tuple(notes)

@@ -6,34 +6,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from learncost.equation.precision import BLOCKS, bytes_of_type
+
 
 @dataclass(frozen=True)
 class State:
-    """What an optimizer remembers of a weight of some shape: so many bytes, given those of an element of a state."""
+    """What an optimizer remembers of a weight of some shape: so many bytes, given the type of its states."""
 
     name: str
-    bytes: Callable[[Sequence[int], int], int]
+    bytes: Callable[[Sequence[int], str], int]
     source: str
 
 
-def _times(count: int) -> Callable[[Sequence[int], int], int]:
-    return lambda shape, width: count * width * prod(shape)
+def _times(count: int) -> Callable[[Sequence[int], str], int]:
+    return lambda shape, kind: count * bytes_of_type(kind, prod(shape))
 
 
-def _eight_bits(shape: Sequence[int], width: int) -> int:
-    """Two states of a byte an element with a factor of fp32 for every block of 2,048; below 4,096 elements, fp32."""
-    size = prod(shape)
-    return 2 * 4 * size if size < 4096 else 2 * (size + 4 * -(-size // 2048))
+def _eight_bits(shape: Sequence[int], kind: str) -> int:
+    """Two states in 8 bits, whatever the type of states is."""
+    return 2 * bytes_of_type("int8-2048", prod(shape))
 
 
-def _factored(shape: Sequence[int], width: int) -> int:
+def _factored(shape: Sequence[int], kind: str) -> int:
     """The sums of rows and of columns of a matrix; of a vector, every element."""
-    return width * (sum(shape) if len(shape) == 2 else prod(shape))
+    arrays = shape if len(shape) == 2 else (prod(shape),)
+    return sum(bytes_of_type(kind, size) for size in arrays)
 
 
-def _muon(shape: Sequence[int], width: int) -> int:
+def _muon(shape: Sequence[int], kind: str) -> int:
     """Momentum of matrices; of vectors AdamW's two states."""
-    return width * prod(shape) * (1 if len(shape) == 2 else 2)
+    return (1 if len(shape) == 2 else 2) * bytes_of_type(kind, prod(shape))
 
 
 STATES: Mapping[str, State] = {
@@ -42,7 +44,7 @@ STATES: Mapping[str, State] = {
         State("sgd", _times(0), "W := W - eta dW"),
         State("momentum", _times(1), "torch.optim.SGD: one buffer"),
         State("adamw", _times(2), "Loshchilov & Hutter 2019, Algorithm 2: m and v"),
-        State("adam8bit", _eight_bits, "Dettmers et al. 2022, 8-bit optimizers via block-wise quantization, section 2"),
+        State("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
         State("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
         State("lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"),
         State("muon", _muon, "Jordan et al. 2024, Muon: momentum of matrices in the blocks; AdamW for all else"),

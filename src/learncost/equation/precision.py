@@ -1,0 +1,218 @@
+"""Precisions: which type each role of a step has. A precision is one row here, and every command knows it by its name.
+
+A type is plain (`BYTES`), or numbers of few bits with a scale a block (`BLOCKS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from learncost.equation.arrays import BYTES
+from learncost.equation.errors import InputError, named_one
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Numbers as codes of few bits, and a scale for every block of them: a number is its code's level by the scale.
+
+    bits    of a code
+    block   how many numbers in a row share a scale; 0: all that one result sums
+    scales  the type of the scales, plain or of blocks again
+    levels  what the codes stand for, from -1 to 1, in the order of the codes; None: not read by a table
+    least   arrays of fewer numbers are fp32
+    """
+
+    name: str
+    bits: int
+    block: int
+    scales: str
+    source: str
+    levels: tuple[float, ...] | None = None
+    least: int = 0
+
+    def bytes(self, count: int) -> int:
+        """Of so many numbers in a row: codes, and the scales of their blocks."""
+        if count < self.least:
+            return count * BYTES["fp32"]
+        return -(-count * self.bits // 8) + bytes_of_type(self.scales, -(-count // self.block) if self.block else 1)
+
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Dettmers et al. 2023, QLoRA, appendix E: the quantiles of a normal distribution."""
+
+BLOCKS: Mapping[str, Blocks] = {
+    one.name: one
+    for one in (
+        Blocks(
+            "int8-256", 8, 256, "fp32",
+            "bitsandbytes, optim/optimizer.py: blocks of 256; states of fewer than 4,096 numbers are fp32", least=4096,
+        ),
+        Blocks(
+            "int8-2048", 8, 2048, "fp32",
+            "Dettmers et al. 2022, 8-bit optimizers via block-wise quantization, section 2", least=4096,
+        ),
+        Blocks(
+            "int8-rows", 8, 0, "fp32",
+            "Dettmers et al. 2022, LLM.int8(), section 2.1: a scale for each result's weights, the largest over 127",
+            tuple(code / 127 for code in range(-127, 128)),
+        ),
+        Blocks("nf4-64", 4, 64, "fp32", "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64", _NF4),
+        Blocks(
+            "nf4-64-double", 4, 64, "uint8-256",
+            "Dettmers et al. 2023, QLoRA, section 3: NF4 in blocks of 64, whose scales are of 8 bits in blocks of 256",
+            _NF4,
+        ),
+        Blocks(
+            "uint8-256", 8, 256, "fp32",
+            "Dettmers et al. 2023, QLoRA, section 3, with codes from 0 up in place of taking the mean off",
+            tuple(code / 255 for code in range(256)),
+        ),
+        Blocks(
+            "int4-128", 4, 128, "fp16",
+            "Lin et al. 2024, AWQ, section 5: groups of 128, here without zero points",
+            tuple(code / 7 for code in range(-7, 8)),
+        ),
+    )
+}  # fmt: skip
+"""Types of numbers with scales by their names."""
+
+
+def bytes_of_type(name: str, count: int) -> int:
+    """Bytes of so many numbers of a type, in a row."""
+    return BLOCKS[name].bytes(count) if name in BLOCKS else BYTES[name] * count
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type of each role of a step.
+
+    weights    that learn, and of those that do not learn whatever no block multiplies by (embeddings, norms, the head)
+    gradients  of the weights
+    values     of the passes: activations and their gradients, which is also what products are computed in
+    states     of what an optimizer remembers
+    masters    of the second copy of the weights, which the optimizer updates; "": it updates the weights themselves
+    loss       of what log-softmax and its gradient read and make, which programs widen
+    frozen     of weights that do not learn and that a block multiplies by as matrices; "": as the other weights
+    also       other names
+    """
+
+    name: str
+    title: str
+    weights: str
+    gradients: str
+    values: str
+    states: str
+    masters: str
+    loss: str
+    source: str
+    frozen: str = ""
+    also: tuple[str, ...] = ()
+
+    @cached_property
+    def weight(self) -> int:
+        """Bytes of an element of a weight."""
+        return BYTES[self.weights]
+
+    @cached_property
+    def gradient(self) -> int:
+        """Bytes of an element of a weight's gradient."""
+        return BYTES[self.gradients]
+
+    @cached_property
+    def value(self) -> int:
+        """Bytes of an element of a value."""
+        return BYTES[self.values]
+
+    @cached_property
+    def master(self) -> int:
+        """Bytes of an element of the copy that the optimizer updates; 0 where there is none."""
+        return BYTES[self.masters] if self.masters else 0
+
+    @cached_property
+    def scores(self) -> int:
+        """Bytes of an element of what log-softmax reads and makes."""
+        return BYTES[self.loss]
+
+    @property
+    def quantized(self) -> Blocks | None:
+        """What frozen matrices are stored in, where they have scales."""
+        return BLOCKS.get(self.frozen)
+
+
+ROLES = ("weights", "frozen", "gradients", "values", "states", "masters", "loss")
+"""The fields of a precision that name a type."""
+
+
+def _one(name: str, title: str) -> Precision:
+    return Precision(name, title, name, name, name, name, "", name, "one type for all")
+
+
+_MIXED = "Micikevicius et al. 2018, Mixed precision training: fp32 master weights"
+_PURE = "torchtune's recipes, dtype: bf16: weights, gradients and states are bf16; the loss is computed in fp32"
+_QLORA = "Dettmers et al. 2023, QLoRA, section 3; low-rank paths in bf16 and states in fp32 as in its program qlora.py"
+
+PRECISIONS: dict[str, Precision] = {
+    one.name: one
+    for one in (
+        _one("fp32", "fp32 for all"),
+        _one("fp64", "fp64 for all"),
+        Precision("bf16", "bf16 with fp32 master weights", "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED),
+        Precision("fp16", "fp16 with fp32 master weights", "fp16", "fp16", "fp16", "fp32", "fp32", "fp32", _MIXED),
+        Precision(
+            "fp8", "fp8 with fp32 master weights", "fp8", "fp8", "fp8", "fp32", "fp32", "fp32",
+            "Micikevicius et al. 2022, FP8 formats for deep learning; fp32 master weights",
+        ),
+        Precision(
+            "int8", "int8 for all", "int8", "int8", "int8", "int8", "", "int8",
+            "Lin et al. 2022, On-device training under 256KB memory: everything in int8",
+        ),
+        Precision(
+            "bf16-pure", "bf16 throughout, the optimizer's states too",
+            "bf16", "bf16", "bf16", "bf16", "", "fp32", _PURE,
+        ),
+        Precision(
+            "bf16-8bit-states", "bf16 throughout, the optimizer's states in 8 bits",
+            "bf16", "bf16", "bf16", "int8-256", "", "fp32", BLOCKS["int8-256"].source,
+        ),
+        Precision(
+            "fp32-8bit-states", "fp32, the optimizer's states in 8 bits",
+            "fp32", "fp32", "fp32", "int8-256", "", "fp32", BLOCKS["int8-256"].source,
+        ),
+        Precision(
+            "int8-frozen", "bf16, frozen matrices of the blocks in int8 with a scale a row",
+            "bf16", "bf16", "bf16", "fp32", "", "fp32", BLOCKS["int8-rows"].source, "int8-rows",
+        ),
+        Precision(
+            "nf4", "bf16, frozen matrices of the blocks in 4 bits (NF4) with a scale for 64",
+            "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64",
+        ),
+        Precision(
+            "nf4-double", "as nf4, with the scales in 8 bits",
+            "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", ("qlora",),
+        ),
+        Precision(
+            "int4-frozen", "bf16, frozen matrices of the blocks in int4 with an fp16 scale for 128",
+            "bf16", "bf16", "bf16", "fp32", "", "fp32", BLOCKS["int4-128"].source, "int4-128",
+        ),
+    )
+}  # fmt: skip
+"""Precisions by their names: a row is all that a new one needs."""
+
+
+def precision_of(name: str) -> Precision:
+    """A precision by its name; an unknown one is refused with those that exist."""
+    known = {**PRECISIONS, **{other: one for one in PRECISIONS.values() for other in one.also}}
+    return named_one("precision", name, known)
+
+
+def either(dtype: str | None, precision: str | None, usual: str = "fp32") -> Precision:
+    """What was named as the precision, or as `dtype`, its short form; both may be given where they are the same."""
+    if dtype is not None and precision is not None and precision_of(dtype) != precision_of(precision):
+        raise InputError(f"dtype {dtype} and precision {precision} are the same setting: give one of them")
+    return precision_of(precision or dtype or usual)

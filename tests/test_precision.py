@@ -1,0 +1,76 @@
+"""Precisions: one row says which type each role has, and every command knows it by its name."""
+
+from dataclasses import replace
+
+import pytest
+
+import learncost as lc
+from learncost.equation.errors import InputError
+from learncost.equation.precision import BLOCKS, PRECISIONS, ROLES, bytes_of_type
+from learncost.faces.command import main
+
+SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 96, "n_positions": 32}
+
+
+def told(capsys, *words):
+    assert main([*words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
+    row = replace(PRECISIONS["bf16"], name="bf16-my-own", states="bf16", also=("mine",))
+    monkeypatch.setitem(PRECISIONS, row.name, row)
+    assert row.name in told(capsys, "memory", "--help").replace("\n", "")
+    assert row.name in told(capsys, "list", "precisions")
+    found = lc.memory("gpt2", precision="mine", engine="table", **SMALL)
+    assert found.dtype == row.name
+    usual = lc.memory("gpt2", precision="bf16", engine="table", **SMALL)
+    assert 2 * found.split["optimizer state"] == usual.split["optimizer state"]
+    assert {key: found.split[key] for key in ("weights", "master weights")} == {
+        key: usual.split[key] for key in ("weights", "master weights")
+    }
+    assert lc.fit("gpt2", "64MB", "64MB", procedures="bp", precision=row.name, **SMALL).dtype == row.name
+    assert lc.cost("gpt2", precision=row.name, **SMALL).dtype == row.name
+
+
+def test_every_role_names_a_type_that_exists():
+    for row in PRECISIONS.values():
+        for role in ROLES:
+            assert (name := getattr(row, role)) == "" or bytes_of_type(name, 64) > 0
+
+
+def test_dtype_is_the_short_form_of_precision():
+    short, long = (lc.memory("gpt2", **{name: "bf16"}, **SMALL) for name in ("dtype", "precision"))
+    assert short == long == lc.memory("gpt2", dtype="bf16", precision="bf16", **SMALL)
+    for ask in (lc.memory, lc.cost, lc.compare):
+        with pytest.raises(InputError, match="dtype fp32 and precision bf16 are the same setting"):
+            ask("gpt2", dtype="fp32", precision="bf16", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size"),
+    [
+        ("int8-256", 4096, 4096 + 16 * 4),  # bitsandbytes: a byte a number, a float for 256
+        ("int8-256", 4095, 4 * 4095),  # and fp32 below 4,096 numbers
+        ("nf4-64", 4096, 2048 + 64 * 4),  # QLoRA, section 3: 0.5 bits a number for the scales
+        ("nf4-64-double", 64 * 256, 32 * 256 + 256 + 4),  # and 8/64 + 32/(64 x 256) bits with double quantization
+        ("int4-128", 256, 128 + 2 * 2),
+    ],
+)
+def test_bytes_of_blocks_are_those_of_the_sources(name, count, size):
+    assert bytes_of_type(name, count) == size
+
+
+def test_states_in_eight_bits_take_a_quarter_and_their_scales():
+    found, wide = (lc.memory("gpt2", precision=name, engine="table", **SMALL) for name in ("bf16-8bit-states", "fp32"))
+    assert "master weights" not in {name for name, size in found.split.items() if size}
+    assert found.split["optimizer state"] < wide.split["optimizer state"] / 2
+    assert 2 * found.split["weights"] == wide.split["weights"]
+
+
+def test_levels_are_in_order_and_reach_one():
+    for kind in BLOCKS.values():
+        if kind.levels:
+            assert list(kind.levels) == sorted(kind.levels)
+            assert kind.levels[-1] == 1
+            assert len(kind.levels) <= 2**kind.bits

@@ -74,3 +74,35 @@ def test_levels_are_in_order_and_reach_one():
             assert list(kind.levels) == sorted(kind.levels)
             assert kind.levels[-1] == 1
             assert len(kind.levels) <= 2**kind.bits
+
+
+LORA = {"lora": "all-linear", "lora_rank": 4}
+
+
+def test_frozen_weights_in_four_bits_are_counted_as_they_are_packed():
+    plain, small, double = (
+        lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("bf16-pure", "nf4", "nf4-double")
+    )
+    blocks = SMALL["n_layer"] * 12 * SMALL["n_embd"] ** 2
+    # QLoRA, section 3: 32/64 bits a number for the scales, with double quantization 8/64 + 32/(64 x 256); here the
+    # scales of a result's blocks are cut in groups of 256, of which a part counts as a whole one: 4, 4, 4, 4, 4 and 16
+    # rows of 64 numbers in q, k, v, o and both halves of the network.
+    assert plain.split["weights"] - small.split["weights"] == 2 * blocks - blocks // 2 - 4 * blocks // 64
+    seconds = SMALL["n_layer"] * (4 * 1 + 1 + 4)
+    assert small.split["weights"] - double.split["weights"] == (4 - 1) * blocks // 64 - 4 * seconds
+    assert plain.peak > small.peak > double.peak
+
+
+def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
+    found = lc.memory("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
+    quantized = {name.removesuffix(".codes") for name in (held.name for held in found.witnesses) if "codes" in name}
+    assert quantized
+    alive = [held.name for held in found.witnesses]
+    assert not {name for name in alive if name.rstrip("*") in quantized and name.endswith("*")}
+    lines = [moment.line for moment in found.curve if moment.macro_operation == "recomputation"]
+    assert len(lines) == len(quantized) - 3  # the lowest block needs no gradient below its first product: q, k and v
+
+
+def test_what_no_precision_can_store_is_said():
+    with pytest.raises(InputError, match="in gpt2 none is frozen: say what learns"):
+        lc.memory("gpt2", precision="nf4", **SMALL)

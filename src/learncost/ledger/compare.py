@@ -222,7 +222,7 @@ def compare(
     kind = either(dtype, precision)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
     lengths = (batch_size, seq_len, target_len)
-    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.values, sizes, names, wanted, plan)
+    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, wanted, plan)
     left_out = ""
     if not names:
         names, left_out = _possible(run, wanted is not None)

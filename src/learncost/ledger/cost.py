@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
-from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError
-from learncost.equation.precision import either
+from learncost.equation.precision import either, precision_of
 from learncost.equation.table import Line, Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
@@ -214,14 +213,12 @@ def cost(
     find_procedure(procedure, INFERENCE)
     wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
     kind = None if dtype is None and precision is None else either(dtype, precision)
-    dtype = None if kind is None else kind.values
     rates = None
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
 
-        rates = attained(on, dtype, "kernels" if plan else "operators")
-        dtype = dtype or rates.dtype
-    dtype = dtype or "fp32"
+        rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
+    named = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # is built on this module
 
@@ -232,8 +229,8 @@ def cost(
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        served = cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, dtype, by, sizes, rates)
-        return served if kind is None else replace(served, dtype=kind.name)
+        served = cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, named, by, sizes, rates)
+        return replace(served, dtype=named)
     run = prepare(
         model,
         price_book,
@@ -243,7 +240,7 @@ def cost(
         tokens,
         optimizer,
         dropout,
-        dtype,
+        named,
         sizes,
         (procedure,),
         wanted,
@@ -253,7 +250,7 @@ def cost(
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
     found = run.cost(procedure, run.book, by, rates)
-    return found if kind is None else replace(found, dtype=kind.name)
+    return replace(found, dtype=named)
 
 
 @dataclass(frozen=True)
@@ -306,16 +303,21 @@ def prepare(
     wanted: Adaptation | None = None,
     plan: str | None = None,
 ) -> Run:
-    """Check all that `cost` is given, and build the model. Raises `InputError`."""
+    """Check all that `cost` is given, and build the model. Raises `InputError`.
+
+    dtype       the name of a precision
+    procedures  how the model learns; none: it does not
+    """
     lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
     if tokens is not None:
         tokens = check_tokens("tokens", tokens)
-    _check_choice("dtype", dtype, BYTES)
+    kind = precision_of(dtype)
     probability = check_probability("dropout", dropout)
     book = find_book(price_book)
     if optimizer is not None:
         find_optimizer(optimizer)
-    for name in procedures:
+    names = tuple(procedures)
+    for name in names:
         find_procedure(name)
     if isinstance(model, Configuration):
         if sizes:
@@ -328,14 +330,18 @@ def prepare(
     if wanted is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
-        if control := next((name for name in procedures if name in CONTROLS), None):
+        if control := next((name for name in names if name in CONTROLS), None):
             raise InputError(f"{control} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, said
 
         built = adapted(built, chosen)
         learning = said(built, chosen)
+    if kind.quantized is not None:
+        from learncost.models.quantization import quantized  # imported where it is needed: start-up counts
+
+        built = quantized(built, kind, learns=bool(names))
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    return Run(built, axes, book, optimizer, dtype, tokens, learning, (plan or "").strip())
+    return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 
 
 def adaptation_of(*given: object) -> Adaptation | None:

@@ -63,7 +63,7 @@ def cost_of_inference(
         given = {tokens: 1} | given
     batch_size, seq_len, target_len = (given.get(name) for name in ("batch_size", "seq_len", "target_len"))
     run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())
-    new = run.axes["M"]
+    new, dtype = run.axes["M"], run.dtype
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
     sides = _Sides(run, seq_len)
     if decodes:

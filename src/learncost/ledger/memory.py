@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
 from learncost.equation.readable import Readable
+from learncost.layers.rewrite_quantized import bytes_of_array
 from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
 from learncost.models.configuration import Configuration
+from learncost.models.quantization import quantized_widths
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.accumulation import GATHERED
 from learncost.procedures.forward_learning import MODES
@@ -228,7 +231,9 @@ def memory(
     lengths = batch_size, seq_len, target_len
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    run = prepare(model, "run", *lengths, None, None, dropout, "fp32", sizes, (procedure,), adaptation_of(*given), plan)
+    run = prepare(
+        model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adaptation_of(*given), plan
+    )
     step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode)
     from learncost.ledger.memory_runner import answered  # is built on this module
 
@@ -255,7 +260,7 @@ def measured(step: Step) -> Memory:
     split = dict.fromkeys(SPLIT, 0)
     for held in found.witnesses:
         split[_part(held)] += held.bytes
-    split["weights"] -= step.flash
+    split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in found.curve)
     moment = next(one for one in curve if one.bytes == found.peak + beside)
@@ -264,10 +269,23 @@ def measured(step: Step) -> Memory:
         peak=found.peak + beside,
         moment=moment,
         split=split,
-        witnesses=found.witnesses,
+        witnesses=_with_quantized(found.witnesses, step),
         curve=curve,
         flash=step.flash,
     )
+
+
+def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]:
+    """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
+    if step.in_flash or not step.quantized:
+        return witnesses
+    arrays = [array for one in step.model.quantized for array in (one.codes, *one.scales)]
+    sizes = step.run.axes
+    held = [
+        Held(one.name, one.axes, shape_of(one.axes, sizes), bytes_of_array(one, sizes), role="weight") for one in arrays
+    ]
+    others = [one for one in witnesses if one.name not in quantized_widths(step.model)]
+    return tuple(sorted((*others, *held), key=lambda one: -one.bytes))
 
 
 def described(step: Step) -> dict[str, Any]:

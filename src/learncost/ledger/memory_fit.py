@@ -354,7 +354,7 @@ class _Asked:
         """A sample, checked and built."""
         names, wanted = ((), None) if procedure == NAME else ((procedure,), adaptation_of(*self.learns))
         lengths = 1, seq_len or self.seq_len, self.target_len
-        return prepare(self.model, "run", *lengths, None, None, 0, "fp32", self.sizes, names, wanted, plan)
+        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, wanted, plan)
 
     def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""

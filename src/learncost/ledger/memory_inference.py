@@ -13,6 +13,7 @@ from learncost.equation.precision import Precision
 from learncost.equation.table import Table
 from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Model, run_sizes
+from learncost.models.quantization import quantized_widths
 from learncost.plans.plan import planned
 from learncost.plans.planner import stored
 from learncost.procedures.inference import inference, to_logits
@@ -60,14 +61,17 @@ class Serving:
     @property
     def weights(self) -> int:
         """Bytes of all weights, whichever pass reads them."""
-        return self._bytes_of(self.model.table)
+        return self._bytes_of(self.model.table) + sum(one.bytes(self.model.sizes) for one in self.model.quantized)
 
     @property
     def flash(self) -> int:
         return self.weights if self.in_flash else 0
 
     def _bytes_of(self, table: Table) -> int:
-        return int(parameters(table).at(self.model.sizes)) * self.kind.weight
+        """Bytes of the weights that are not quantized."""
+        codes = {one.codes.name for one in self.model.quantized}
+        plain = replace(table, weights=tuple(name for name in table.weights if name not in codes))
+        return int(parameters(plain).at(self.model.sizes)) * self.kind.weight
 
     @cached_property
     def passes(self) -> tuple[Pass, ...]:
@@ -94,7 +98,7 @@ class Serving:
 
     @property
     def _widths(self) -> dict[str, int]:
-        return {"weight": self.kind.weight, "index": INDEX}
+        return {"weight": self.kind.weight, "index": INDEX} | quantized_widths(self.model)
 
     def _resident(self, one: Pass) -> int:
         """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""

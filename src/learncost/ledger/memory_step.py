@@ -15,6 +15,7 @@ from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Structure, run_sizes
 from learncost.models.numbers import counted
+from learncost.models.quantization import quantized_widths
 from learncost.models.wording import shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen, stored
@@ -59,9 +60,13 @@ class Step:
         stacks = _stacks(self.model.table)
         self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
         self.master = kind.master * sum(_points(shapes[w]) for w in learning)
-        frozen = [w for w in weights if w not in learning]
-        self.flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
-        self.widths = _widths(table, kind)
+        stored = self.model.quantized
+        codes = {one.codes.name for one in stored}
+        frozen = [w for w in weights if w not in learning and w not in codes]
+        self.quantized = sum(one.bytes(run.axes) for one in stored)
+        self.plain_flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
+        self.flash = self.plain_flash + self.quantized if in_flash else 0
+        self.widths = _widths(structure, table, kind)
         self.taped: dict[Hashable, tuple[int, str]] = {}  # peaks of autograd's tapes, which take a while
         self.plan = run.plan
         if run.plan == "auto":
@@ -89,7 +94,7 @@ class Step:
     @property
     def beside(self) -> int:
         """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
-        return self.state + self.master - self.flash
+        return self.state + self.master + self.quantized - self.flash
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """The sizes of what runs at once: a microbatch."""
@@ -131,15 +136,16 @@ def _levels(
     structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision
 ) -> tuple[Count, ...]:
     """The bytes at every line, each once, as polynomials in all sizes."""
-    table, widths = _stored(structure, procedure, mode, plan, gathers), _widths(_step(structure, procedure, mode), kind)
+    table = _stored(structure, procedure, mode, plan, gathers)
+    widths = _widths(structure, _step(structure, procedure, mode), kind)
     found = levels(table, {}, _NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in found}.values())
 
 
-def _widths(table: Table, kind: Precision) -> dict[str, int]:
+def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
-    return widths | dict.fromkeys(_scores(table), kind.scores)
+    return widths | dict.fromkeys(_scores(table), kind.scores) | quantized_widths(structure.model)
 
 
 def _gathering(table: Table) -> Table:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
@@ -19,6 +19,9 @@ from learncost.models.expression import evaluate, names
 from learncost.models.families import FAMILIES
 from learncost.models.rewritings import REWRITINGS
 from learncost.readings.price import parameters
+
+if TYPE_CHECKING:
+    from learncost.layers.rewrite_quantized import Quantized
 
 RUN_AXES = frozenset({"B", "M", "N"})
 
@@ -39,6 +42,7 @@ class Model:
     projected: tuple[str, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
     trained: tuple[str, ...] | None = None  # the weights that learn; None: all
+    quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
 
     @property
     def learning(self) -> tuple[str, ...]:

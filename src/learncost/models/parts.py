@@ -81,7 +81,7 @@ class Parts:
             after = after[last:]
         self.head = self.read_by(line for line in after if isinstance(line, Line) and "norm" not in line.tag.layer)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
-        self.linear = tuple(w for w in self.table.weights if any(_is_projection(line, w) for line in self.lines))
+        self.linear = tuple(w for w in self.table.weights if any(is_projection(line, w) for line in self.lines))
 
     def read_by(self, lines: Iterable[Line]) -> tuple[str, ...]:
         """The weights that lines read."""
@@ -205,7 +205,7 @@ class Parts:
         return fit
 
 
-def _is_projection(line: Line, weight: str) -> bool:
+def is_projection(line: Line, weight: str) -> bool:
     """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
     layer, router = line.tag.layer, weight.endswith(".WR")
     return is_linear(line, weight) and layer not in _OUTPUT_LAYERS and "convolution" not in layer and not router

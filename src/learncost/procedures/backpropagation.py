@@ -30,6 +30,6 @@ def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
     return found
 
 
-def recomputed(derived: Derived) -> Table:
+def recomputed(step: Table) -> Table:
     """The step in which every block keeps only its input, and the backward pass runs every line of the block again."""
-    return run_again(derived.step, chosen=lambda line: True, whole=True)
+    return run_again(step, chosen=lambda line: True, whole=True)

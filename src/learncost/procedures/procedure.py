@@ -138,6 +138,11 @@ def step(
         gradients = {weight: f"d{weight}" for weight in model.table.weights}
     else:
         derived = backpropagation(model, jacobian)
-        table = recomputed(derived) if chosen.name == "recompute" else derived.step
+        table = derived.step
+        if model.quantized:
+            from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
+
+            table = made_again(table)
+        table = recomputed(table) if chosen.name == "recompute" else table
         gradients = dict(derived.gradients)
     return with_optimizer(table, gradients, found) if found else table

@@ -1,0 +1,267 @@
+"""Quantized weights as a rewriting: a frozen matrix is read as codes and scales, and made anew before its product.
+
+For X W of a weight in 4 bits with a scale for 64 numbers of a column:
+
+    W[d f] = nf4-64.levels[level=W.codes[d f]] W.scales[d_blocks_64=d_block_64[d] f]
+    Y[B M f] = X[B M d] W[d f]
+
+Dettmers et al. 2023, QLoRA, equations (5) and (6): both products, and with double quantization the scales too are made
+of codes and scales. Who reads the weight later makes it once more: it is never kept from forward to backward. A block
+is of numbers that one result sums, as PyTorch stores them; a row that is no whole number of blocks ends with a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from learncost.equation.arrays import BYTES
+from learncost.equation.count import base, shape_of
+from learncost.equation.precision import BLOCKS, Blocks
+from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
+from learncost.layers.recompute import recomputed
+from learncost.layers.rewrite_lora import is_linear
+
+LAYER = "dequantization"
+"""The layer of the lines that make weights of codes."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that stands for a part of a quantized weight: its axes, and its type; of blocks it has the codes."""
+
+    name: str
+    axes: tuple[str, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight of a table that is stored as codes and scales.
+
+    axes    of the weight, those of the stack of all turns first
+    inside  those that its products sum, of which blocks are made; `out` are its others but the stack's
+    """
+
+    weight: str
+    axes: tuple[str, ...]
+    inside: tuple[str, ...]
+    out: tuple[str, ...]
+    kind: Blocks
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The axis of the turns, where each has its own."""
+        return self.axes[: len(self.axes) - len(self.inside) - len(self.out)]
+
+    @property
+    def second(self) -> Blocks | None:
+        """What the scales are stored in, where they have scales themselves."""
+        return BLOCKS.get(self.kind.scales)
+
+    @property
+    def codes(self) -> Array:
+        return Array(f"{self.weight}.codes", self.axes, self.kind.name)
+
+    @property
+    def scales(self) -> tuple[Array, ...]:
+        """The scales; with double quantization their codes, and the scales of these."""
+        blocks = (blocks_of(self.inside, self.kind),) if self.kind.block else ()
+        if self.second is None:
+            return (Array(f"{self.weight}.scales", (*self.stack, *blocks, *self.out), self.kind.scales),)
+        codes = Array(f"{self.weight}.scale_codes", (*self.stack, *blocks, *self.out), self.kind.scales)
+        outer = (*self.stack, *blocks, blocks_of(self.out, self.second))
+        return codes, Array(f"{self.weight}.scale_scales", outer, self.second.scales)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The names of what its lines read that is the same for every weight: levels, and places of blocks."""
+        found = [levels_of(self.kind)]
+        if self.kind.block:
+            found.append(places_of(self.inside, self.kind))
+        if self.second is not None:
+            found += [levels_of(self.second), places_of(self.out, self.second)]
+        return tuple(found)
+
+    def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """How many blocks there are: the sizes of the axes that it adds."""
+        found = {_levels_axis(self.kind): len(self.kind.levels or ())}
+        if self.kind.block:
+            found[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
+        if self.second is not None:
+            found[_levels_axis(self.second)] = len(self.second.levels or ())
+            found[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
+        return found
+
+    def bytes(self, sizes: Mapping[str, int]) -> int:
+        """Of codes and scales; `sizes` with those of its own axes."""
+        return sum(bytes_of_array(one, sizes) for one in (self.codes, *self.scales))
+
+
+def bytes_of_array(array: Array, sizes: Mapping[str, int]) -> int:
+    """Bytes of an array, codes packed."""
+    bits = BLOCKS[array.kind].bits if array.kind in BLOCKS else 8 * BYTES[array.kind]
+    points: int = prod(shape_of(array.axes, sizes))
+    return -(-points * bits // 8)
+
+
+def blocks_of(axes: Iterable[str], kind: Blocks) -> str:
+    """The axis of the blocks of axes: d_blocks_64."""
+    return f"{'_'.join(map(base, axes))}_blocks_{kind.block}"
+
+
+def levels_of(kind: Blocks) -> str:
+    """The name of the array of a type's levels."""
+    return f"{kind.name}.levels"
+
+
+def _levels_axis(kind: Blocks) -> str:
+    return f"levels_{len(kind.levels or ())}"
+
+
+def places_of(axes: Iterable[str], kind: Blocks) -> str:
+    """The name of the array that says in which block every place of axes is: d_block_64."""
+    return f"{'_'.join(map(base, axes))}_block_{kind.block}"
+
+
+def with_quantized(
+    table: Table, chosen: Callable[[Line, str, str], bool], kind: Blocks
+) -> tuple[Table, tuple[Quantized, ...]]:
+    """The table with codes and scales in place of the weights that blocks multiply by as matrices, and which they are.
+
+    chosen  of a line of a repeat and of the weight that it multiplies by, by its names inside and outside
+    """
+    scope = _Scope(table, chosen, kind)
+    lines = tuple(scope.repeat(line) if isinstance(line, Repeat) else line for line in table.lines)
+    if not scope.found:
+        return table, ()
+    found = tuple(scope.found.values())
+    codes = {one.weight: one.codes for one in found}
+    axes = {name: own for name, own in table.axes.items() if name not in codes} | scope.axes
+    shared = dict.fromkeys((*scope.shared, *(array.name for one in found for array in one.scales)))
+    changed = replace(
+        table,
+        lines=lines,
+        axes=axes,
+        weights=tuple(codes[name].name if name in codes else name for name in table.weights),
+        inputs=(*table.inputs, *shared),
+        indices=table.indices | scope.indices | {array.name for array in codes.values()},
+        constants=table.constants | frozenset(shared),
+    )
+    return changed, found
+
+
+@dataclass
+class _Scope:
+    """A table on its way: the weights that were found, the axes of the arrays that stand for them."""
+
+    table: Table
+    chosen: Callable[[Line, str, str], bool]
+    kind: Blocks
+    found: dict[str, Quantized] = field(default_factory=dict)
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
+    indices: set[str] = field(default_factory=set)
+
+    def repeat(self, repeat: Repeat) -> Repeat:
+        """The body with its weights made before the lines that read them."""
+        outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
+        made: dict[str, list[Line]] = {}
+        lines: list[Statement] = []
+        axes, each = dict(repeat.axes), list(repeat.each)
+        for line in repeat.lines:
+            assert isinstance(line, Line)  # no repeat stands in another one
+            for inside in line.reads:
+                if inside in outer and inside not in made and is_linear(line, inside):
+                    if not self.chosen(line, inside, outer[inside]):
+                        continue
+                    made[inside] = self._weight(line, inside, outer[inside], repeat, axes, each)
+                    lines += made[inside]
+            lines.append(line)
+        gone = {(inside, outer[inside]) for inside in made}
+        each = [pair for pair in each if pair not in gone]
+        return replace(repeat, lines=tuple(lines), axes=axes, each=tuple(each))
+
+    def _weight(
+        self,
+        line: Line,
+        inside: str,
+        outer: str,
+        repeat: Repeat,
+        axes: dict[str, tuple[str, ...]],
+        each: list[tuple[str, str]],
+    ) -> list[Line]:
+        (term,) = (term for term in line.right if term.name == inside)
+        own = repeat.axes.get(inside, self.table.axes[outer])
+        places = [place for place, axis in enumerate(term.axes) if axis in line.left[0].loops]
+        out = tuple(own[place] for place in places)
+        summed = tuple(axis for axis in own if axis not in out)
+        one = Quantized(outer, self.table.axes[outer], summed, out, self.kind)
+        self.found[outer] = one
+        axes[inside] = own
+        sliced = (inside, outer) in repeat.each
+
+        def given(array: Array, ending: str) -> Term:
+            """The turn's part of an array of the weight."""
+            name = f"{inside}.{ending}" if sliced else array.name
+            self.axes[array.name] = array.axes
+            declared = array.axes[len(one.stack) :] if sliced else array.axes
+            if sliced:
+                each.append((name, array.name))
+                axes[name] = declared
+            return Term(name, declared)
+
+        codes = given(one.codes, "codes")
+        tag = Tag(LAYER, line.tag.block, local=_local(inside))
+        made: list[Line] = []
+        first = given(one.scales[0], one.scales[0].name.rpartition(".")[2])
+        if one.second is None:
+            scales = first
+        else:
+            second = given(one.scales[1], "scale_scales")
+            scales = Term(f"{inside}.scales", first.declared)
+            axes[scales.name] = scales.declared
+            factor = self._at_block(second, out, one.second)
+            right = (self._level(one.second, first), factor)
+            made.append(Product((scales,), right, (), _bound(replace(tag, local=_local(scales.name)), right)))
+        if self.kind.block:
+            scales = self._at_block(scales, summed, self.kind)
+        right = (self._level(self.kind, codes), scales)
+        made.append(Product((Term(inside, own),), right, (), _bound(tag, right)))
+        return made
+
+    def _level(self, kind: Blocks, codes: Term) -> Term:
+        name, axis = levels_of(kind), _levels_axis(kind)
+        self.axes[name], self.shared[name] = (axis,), None
+        self.indices |= {codes.name}
+        return Term(name, (Read(axis, codes),))
+
+    def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: Blocks) -> Term:
+        """The scales read for every place of the axes that have blocks."""
+        name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
+        self.axes[name], self.shared[name] = blocked, None
+        self.indices.add(name)
+        at = Read(axis, Term(name, blocked))
+        return Term(scales.name, tuple(at if own == axis else own for own in scales.axes))
+
+
+def _bound(tag: Tag, right: tuple[Term, ...]) -> Tag:
+    axes = dict.fromkeys(axis for term in right for axis in term.loops)
+    return replace(tag, locals=tuple(_local(term.name) for term in right), binding=tuple((axis, axis) for axis in axes))
+
+
+def _local(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def makes_weight(line: Line) -> bool:
+    """Whether a line makes a weight, or its scales, of codes."""
+    return line.tag.layer == LAYER
+
+
+def made_again(table: Table) -> Table:
+    """The step in which the backward pass makes every quantized weight of its codes once more: none is kept for it."""
+    if not any(makes_weight(line) for line, _ in walk(table.lines)):
+        return table
+    return recomputed(table, makes_weight)

@@ -1,0 +1,45 @@
+"""Quantization: the frozen matrices of a model's blocks as codes and scales, by a rewriting of its table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision
+from learncost.layers.nested import flat
+from learncost.layers.rewrite_quantized import with_quantized
+from learncost.models.model import Model
+from learncost.models.parts import is_projection
+
+
+def quantized_widths(model: Model) -> dict[str, int]:
+    """Bytes of an element of what stands for quantized weights, by name: none, as these are counted as they are packed
+    (`Quantized.bytes`), and what places of blocks and levels take is inside of a kernel."""
+    arrays = [name for one in model.quantized for name in (one.codes.name, *(array.name for array in one.scales))]
+    return dict.fromkeys((*arrays, *(name for one in model.quantized for name in one.constants)), 0)
+
+
+def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
+    """The model with its frozen matrices in the type that the precision has for them; itself where it has none.
+
+    Meant are the linear layers inside of blocks, as bitsandbytes has it: embeddings, norms, biases, the head, routers
+    and convolutions stay as they are. Raises `InputError` where none of them is frozen.
+    learns  whether weights are trained at all: in inference none are
+    """
+    kind = precision.quantized
+    if kind is None:
+        return model
+    model = replace(model, table=flat(model.table, model.sizes))
+    learning = set(model.learning) if learns else set[str]()
+    table, found = with_quantized(
+        model.table, lambda line, inside, outer: outer not in learning and is_projection(line, inside), kind
+    )
+    if not found:
+        raise InputError(
+            f"the precision {precision.name} stores frozen matrices of blocks as {kind.name}, and in "
+            f"{model.configuration.name} none is frozen: say what learns, such as lora all-linear"
+        )
+    own = {axis: size for one in found for axis, size in one.sizes(model.sizes).items()}
+    return replace(
+        model, table=table, sizes={**model.sizes, **own}, quantized=found, trained=model.learning if learns else ()
+    )

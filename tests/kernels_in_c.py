@@ -8,6 +8,7 @@ import pytest
 from learncost.engines import compiler
 from learncost.equation.count import base
 from learncost.equation.table import Table
+from learncost.equation.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c import kernel
 from learncost.readings.run import execute
@@ -79,7 +80,8 @@ class Case:
     def defined(self):
         """What the interpreter makes of the lines, in double precision."""
         values = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in self.arrays.items()}
-        execute(lower(Table(self.lines, self.axes, outputs=tuple(self.outputs))), values, self.sizes)
+        known = {name: Value(axes) for name, axes in self.axes.items()}
+        execute(lower(Table(self.lines, known, outputs=tuple(self.outputs))), values, self.sizes)
         return {name: values[name] for name in self.outputs}
 
     def run(self, kernels, shared=()):

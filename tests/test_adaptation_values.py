@@ -11,7 +11,6 @@ import pytest
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.layers.split import unmarked
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -40,6 +39,11 @@ def lengthened(family, seed):
             return model, module
 
 
+def whole_of(table, name):
+    """The value of all turns that a value of some of them is a part of."""
+    return table.values[name].group or name
+
+
 def turns_of(name, count):
     """The turns that a name speaks of, such as W@1-2: all where it is not marked."""
     first, _, last = name.partition("@")[2].partition("-")
@@ -59,7 +63,8 @@ def taken(plain, model, theirs):
     count = plain.sizes["n_layer"]
     result = {}
     for name in model.table.weights:
-        base, stacked = unmarked(name), not set(model.table.axes[name][:1]).isdisjoint({"n_layer"}) or "@" in name
+        base = whole_of(model.table, name)
+        stacked = base != name or model.table.axes[name][:1] == ("n_layer",)
         if base in plain.table.weights:
             place, view = where[base]
             arrays = [whole[place.format(turn)] for turn in turns_of(name, count)] if stacked else [whole[place]]
@@ -161,14 +166,14 @@ def test_a_model_split_everywhere_is_the_same_function():
     count = plain.sizes["n_layer"]
     alone = adapted(plain, adaptation("all", list(range(0, count, 2))))
     own = {
-        name: arrays[unmarked(name)][list(turns_of(name, count))] if "@" in name else arrays[name]
+        name: arrays[whole_of(alone.table, name)][list(turns_of(name, count))] if "@" in name else arrays[name]
         for name in (*alone.table.inputs, *alone.table.weights)
     }
     seed = {"dloss": np.array(1.0)}
     whole, split = (lc.run(backpropagation(m).step, {**a, **seed}) for m, a in ((plain, arrays), (alone, own)))
     assert split["loss"] == whole["loss"]
     for name in alone.trained:
-        expected = whole[f"d{unmarked(name)}"]
+        expected = whole[f"d{whole_of(alone.table, name)}"]
         expected = expected[list(turns_of(name, count))] if "@" in name else expected
         np.testing.assert_array_equal(split[f"d{name}"], expected)
 
@@ -189,7 +194,7 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
     model = adapted(plain, adaptation("ln_1", [1], ",".join(ends.values()), RANK, ALPHA))
     theirs = dict(module.named_parameters())
     for name in model.table.weights:
-        if (base := unmarked(name)) in where and base in plain.table.weights:
+        if (base := whole_of(model.table, name)) in where and base in plain.table.weights:
             place, view = where[base]
             arrays[name] = np.stack([view(theirs[place.format(turn)].detach().numpy()) for turn in turns_of(name, 3)])
     adapt(module, ends.values(), RANK, ALPHA, {1})

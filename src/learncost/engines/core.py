@@ -121,7 +121,7 @@ class Core:
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
         """The fixed random matrices of PEPITA, drawn once: uniform, 0.05 sqrt(6 / width of what they are added to)."""
         for name in table.inputs:
-            if name.endswith(".F") and name not in self.fixed:
+            if table.values[name].role == "projection" and name not in self.fixed:
                 size = shape(table, name, sizes)
                 bound = 0.05 * sqrt(6 / np.prod(size[1:]))
                 drawn = generator(self.settings.seed, name).uniform(-bound, bound, size)

@@ -209,10 +209,10 @@ class Training(Core):
             array = found.array(name)
             if array is not None:
                 values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
-            elif name.endswith("keep.mask"):
+            elif table.values[name].role == "padding":
                 keep = found.keep(base(table.axes[name][-1]) == "N")
                 values[name] = np.broadcast_to(keep, shape(table, name, found.sizes))  # for every turn
-            elif name.endswith(".mask"):
+            elif table.values[name].role == "mask":
                 values[name] = self._mask(table, name, found.sizes, self.dropout, part)
         return values
 

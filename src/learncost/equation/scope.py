@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from learncost.equation.attempts import advice
 from learncost.equation.count import base
@@ -27,23 +27,49 @@ from learncost.equation.table import (
     walk,
     windows,
 )
+from learncost.equation.value import Value
 
 # Words that may act along an axis of a `where`: they read what is outside as minus infinity.
 UNDER_WHERE = frozenset(("softmax", "softmax_with_sink", "log_softmax", "max"))
 
 Axes = Mapping[str, tuple[str, ...]]
 Check = Callable[[Line], Line]
-Expand = Callable[[Call, Axes], tuple[tuple[Line, ...], tuple[str, ...]]]
 
 
-def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, expand: Expand | None = None) -> Table:
+@dataclass(frozen=True)
+class Expanded:
+    """What stands for a call of a layer.
+
+    lines    its lines, under the caller's names and axes
+    weights  those that it brings along
+    drawn    inputs that it brings along: masks
+    roles    of the caller's names, what the layer knows of them beside their axes
+    """
+
+    lines: tuple[Line, ...]
+    weights: tuple[str, ...]
+    drawn: tuple[str, ...]
+    roles: Mapping[str, Value]
+
+
+Expand = Callable[[Call, Axes], Expanded]
+
+
+def bind(
+    header: Header,
+    parsed: Iterable[Parsed],
+    check: Check | None = None,
+    expand: Expand | None = None,
+    constants: Iterable[str] = (),
+) -> Table:
     """The table of a header and its lines.
 
-    `check` may refuse or complete a line once its axes are known; `expand` gives the lines that stand for a call of a
-    layer, and the weights that it brings along.
+    `check` may refuse or complete a line once its axes are known; `expand` says what stands for a call of a layer;
+    `constants` are inputs that have no gradient.
     """
     parsed = tuple(parsed)
     scope = _Scope(header, check, expand, _read_outside(parsed))
+    scope.roles |= {name: Value((), "constant") for name in constants}
     lines = scope.statements(parsed)
     for name in header.outputs:
         if name not in scope.current:
@@ -58,11 +84,10 @@ def bind(header: Header, parsed: Iterable[Parsed], check: Check | None = None, e
     _check_names(header, lines)
     return Table(
         lines,
-        scope.axes,
-        header.inputs,
+        scope.valued(scope.axes),
+        (*header.inputs, *scope.drawn),
         tuple(scope.weights),
         tuple(scope.current[name] for name in header.outputs),
-        frozenset(scope.indices),
         title=header.name,
     )
 
@@ -116,6 +141,8 @@ class _Scope:
     def __init__(self, header: Header, check: Check | None, expand: Expand | None, outside: frozenset[str]) -> None:
         self.given = frozenset((*header.inputs, *header.weights))
         self.weights = list(header.weights)
+        self.drawn: list[str] = []
+        self.roles: dict[str, Value] = {}
         self.check = check
         self.expand = expand
         self.outside = outside  # names that lines outside any repeat read: a weight among them is shared
@@ -158,8 +185,9 @@ class _Scope:
             if name not in self.current:
                 raise NotationError(f"{name} is not defined before it is read", call.text)
         known = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
-        lines, weights = self.expand(call, known)
-        for name in weights:
+        found = self.expand(call, known)
+        self.roles |= {name: value for name, value in found.roles.items() if name not in self.roles}
+        for name in (*found.weights, *found.drawn):
             if name not in self.given:
                 if name in self.taken:
                     raise NotationError(
@@ -168,8 +196,18 @@ class _Scope:
                 self.given |= {name}
                 self.current[name] = name
                 self.taken.add(name)
-                self.weights.append(name)
-        return lines
+                (self.drawn if name in found.drawn else self.weights).append(name)
+        return found.lines
+
+    def valued(self, axes: Axes) -> dict[str, Value]:
+        """What is known of names with these axes."""
+        return {name: self.value(name, own) for name, own in axes.items()}
+
+    def value(self, name: str, axes: tuple[str, ...]) -> Value:
+        if name in self.indices:
+            return Value(axes, "index")
+        known = name in self.roles and name in self.given and name not in self.weights
+        return self.roles[name].along(axes) if known else Value(axes)
 
     def line(self, line: Line) -> Line:
         for name in line.reads:
@@ -257,17 +295,18 @@ class _Scope:
         inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts.values()}
         read = dict.fromkeys(name for line in lines for name in line.reads)
         shared = frozenset(block.shared) | self.outside
-        each = tuple(n for n in read if n in self.weights and not _is_among(n, shared))
+        each = tuple(n for n in read if n in (*self.weights, *self.drawn) and not _is_among(n, shared))
         for name in each:
             inner_axes[name] = self.axes[name]
         kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]
         self.current, self.axes = outer, outer_axes
+        values = self.valued(inner_axes)
         self.stacks(slices, inner_axes, block)
         for name in read:
             if name in self.given and name not in self.axes:
                 self.axes[name] = (block.count, *inner_axes[name]) if name in each else inner_axes[name]
                 if name not in each and name not in starts.values():
-                    inner_axes.pop(name, None)
+                    values.pop(name, None)
         carry = []
         for name in block.carry:
             initial = self.current[name]
@@ -280,7 +319,7 @@ class _Scope:
             self.axes[self.current[new]] = (block.count, *inner_axes[inside])
             keep.append((inside, self.current[new]))
         pairs = (*((n, n) for n in each), *slices)
-        return Repeat(block.count, lines, inner_axes, tuple(carry), pairs, tuple(keep))
+        return Repeat(block.count, lines, values, tuple(carry), pairs, tuple(keep))
 
     def slices(self, block: Block) -> tuple[tuple[str, str], ...]:
         """`each x=X`: x is a new name inside, a turn's slice of the stack X."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from learncost.equation.count import base, size_of
 from learncost.equation.sides import Sides, sides
+from learncost.equation.value import FIXED, Value, axes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +298,16 @@ class Repeat:
 
     count: str
     lines: tuple[Statement, ...]
-    axes: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, Value]
     carry: tuple[Carry, ...] = ()
     each: tuple[tuple[str, str], ...] = ()
     keep: tuple[tuple[str, str], ...] = ()
     reverse: bool = False
+
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        """The declared axes of the names inside."""
+        return axes_of(self.values)
 
     @property
     def inside(self) -> frozenset[str]:
@@ -355,24 +361,50 @@ def defined(lines: Iterable[Statement]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Lines and repeats, with the declared axes of every name in their scope.
+    """Lines and repeats, with what is known of every value in their scope: its axes, and what it is there for.
 
-    `inputs` and `weights` are given from outside, `outputs` is what others may read. `indices` are names that are only
-    read as an index, `constants` inputs that have no gradient (drawn masks, shares of the loss).
+    `inputs` and `weights` are given from outside, `outputs` is what others may read.
     """
 
     lines: tuple[Statement, ...]
-    axes: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, Value]
     inputs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    indices: frozenset[str] = frozenset()
-    constants: frozenset[str] = frozenset()
     title: str = field(default="", compare=False)
     within: Table | None = field(default=None, compare=False)  # the whole whose context these lines run in
 
+    @cached_property
+    def axes(self) -> Mapping[str, tuple[str, ...]]:
+        """The declared axes of every name."""
+        return axes_of(self.values)
+
+    @cached_property
+    def known(self) -> Mapping[str, Value]:
+        """What is known of every value of every scope; of a name that several have, in the outermost."""
+        return {**_inside(self.lines), **self.values}
+
+    @cached_property
+    def indices(self) -> frozenset[str]:
+        """Names that are only read as an index."""
+        return frozenset(name for name, value in self.values.items() if value.role == "index")
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """Inputs that have no gradient: drawn masks, shares of the loss."""
+        return frozenset(name for name, value in self.values.items() if value.role in FIXED)
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))
+
+
+def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
+    """The values of the repeats, outer ones before inner ones."""
+    found: dict[str, Value] = {}
+    for line in lines:
+        if isinstance(line, Repeat):
+            found = {**found, **_inside(line.lines), **line.values}
+    return found
 
 
 def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:

@@ -219,7 +219,7 @@ def _layer(layer: Layer, optimizer: str, macro: str) -> tuple[Table, str]:
     table = derived.step if macro == "step" else derived.reverse
     if macro == "backward":
         weights = tuple(name for name in layer.table.weights if name in {n for line in table.lines for n in line.reads})
-        table = replace(table, weights=weights, indices=layer.table.indices, axes=derived.step.axes)
+        table = replace(table, weights=weights, values=derived.step.values)
     if optimizer != "none":
         gradients = {name: derived.gradients[name] for name in layer.table.weights if name in derived.gradients}
         table = with_optimizer(replace(table, weights=layer.table.weights), gradients, find_optimizer(optimizer))

@@ -60,7 +60,7 @@ class KernelBench(TorchBench):
             for name, text in _PRIMITIVES.items()
         }
         bias = derive(layer("own(X; b) -> Y\nY[B d] = X[B d] + b[d]"), ("b",))
-        tables["sum"] = replace(bias.update, axes=bias.step.axes)  # of all rows, as a bias's gradient is one
+        tables["sum"] = replace(bias.update, values=bias.step.values)  # of all rows, as a bias's gradient is one
         tables["adamw"] = _table(_ADAMW)
         for word in _WORDS:
             tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}(X[B d])")).step

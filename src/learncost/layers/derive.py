@@ -14,7 +14,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Statement, Table, Tag, each_line
 from learncost.layers.layer import Layer
 from learncost.layers.reach import Reach
-from learncost.layers.reverse import Axes, Reverse
+from learncost.layers.reverse import Reverse
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Derived:
         return replace(
             self.forward,
             lines=(*self.forward.lines, *self.reverse.lines),
-            axes={**self.forward.axes, **self.reverse.axes},
+            values={**self.forward.values, **self.reverse.values},
             inputs=(*self.forward.inputs, *(n for n in names if n in self.reverse.inputs)),
             outputs=(*self.forward.outputs, *self.gradients.values()),
         )
@@ -135,18 +135,18 @@ def derive(
     reach = Reach(frozenset(table.weights))
     reach.needs(table.lines, set(chosen))
     reach.live(table.lines, set(seeds))
-    scope = Reverse(table.axes, reach, jacobian)
+    scope = Reverse(table.values, reach, jacobian)
     for name in seeds:
         scope.seed(name)
     scope.reverse(table.lines)
     for name in chosen:
         scope.finish(name, Tag(macro="weight_update" if name in table.weights else "backward"))
-    axes: Axes = dict(table.axes)
-    forward = replace(table, lines=scope.keeping(table.lines, axes), axes=axes)
+    values = dict(table.values)
+    forward = replace(table, lines=scope.keeping(table.lines, values), values=values)
     gradients = {name: f"d{name}" for name in chosen if f"d{name}" in scope.made}
     reverse = Table(
         tuple(scope.out),
-        {**axes, **scope.made},
+        {**values, **scope.made},
         tuple(f"d{name}" for name in seeds if name in reach.alive),
         (),
         tuple(gradients.values()),

@@ -13,8 +13,9 @@ from learncost.equation.attempts import advice
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Call, parse_header, parse_lines, split_names
-from learncost.equation.scope import Axes, bind
+from learncost.equation.scope import Axes, Expanded, bind
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk
+from learncost.equation.value import DRAWN
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable
 from learncost.vocabulary import canonical, entries, entry, plain
@@ -128,12 +129,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     header = parse_header(lines[0] if lines else "")
     if unknown := set(constants) - set(header.inputs):
         raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
-    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}, constants))
-    table = replace(
-        table,
-        constants=frozenset(constants) & frozenset(header.inputs),
-        lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)),
-    )
+    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}), constants)
+    table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
     made = {term.name for line, _ in walk(table.lines) for term in line.left}
     for name in cache:
@@ -232,25 +229,26 @@ def _check_word(line: Line) -> Line:
     return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
 
 
-def _expand(
-    layers: Mapping[str, Layer], constants: list[str], call: Call, known: Axes
-) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """The lines of the called layer under the caller's names and axes, and the weights that they read.
+def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> Expanded:
+    """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
 
-    What is a constant to the called layer is one to the caller, where it is an input: it is added to `constants`.
+    What is a constant to the called layer is one to the caller, where it is an input.
     """
     called = layers[call.layer] if call.layer in layers else named(call.layer, call.text)
     table = marked(called)
-    if len(call.arguments) != len(table.inputs):
-        raise NotationError(f"{called.name} takes {len(table.inputs)} inputs, not {len(call.arguments)}", call.text)
+    drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
+    inputs = tuple(name for name in table.inputs if name not in drawn)
+    if len(call.arguments) != len(inputs):
+        raise NotationError(f"{called.name} takes {len(inputs)} inputs, not {len(call.arguments)}", call.text)
     if len(call.left) != len(table.outputs):
         raise NotationError(f"{called.name} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
     weights, prefix = _weight_names(call, table.weights)
-    names = dict(zip(table.inputs, call.arguments, strict=True)) | weights
+    masks = {name: f"{prefix}.{name}" for name in drawn}
+    given = dict(zip(inputs, call.arguments, strict=True))
+    names = given | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    constants += [names[name] for name in table.inputs if name in table.constants]
     lines = []
-    axes = _axis_names(call, table, known, weights)
+    axes = _axis_names(call, table, known, given | weights | masks)
     for line in table.lines:
         if not isinstance(line, Line):
             raise NotationError(f"{called.name} has a repeat and cannot be called", call.text)
@@ -264,29 +262,29 @@ def _expand(
     for condition in call.where:
         if not any(condition in line.where for line in lines):
             raise NotationError(f"where {condition}: no line of {called.name} has both axes", call.text)
-    return tuple(lines), tuple(weights.values())
+    roles = {names[name]: table.values[name] for name in (*drawn, *inputs) if name in table.constants}
+    roles = {name: replace(value, of=names.get(value.of, value.of)) for name, value in roles.items()}
+    return Expanded(tuple(lines), tuple(weights.values()), tuple(masks.values()), roles)
 
 
-def _weight_names(call: Call, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
+def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
 
-    Drawn masks come in beside the weights and are always named by the prefix: the call's left where it has no other.
+    Drawn masks are always named by the prefix: the call's left where it has no other.
     """
-    own = [name for name in weights if not name.endswith(".mask")]
     prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
-    masks = {name: f"{prefix}.{name}" for name in weights if name.endswith(".mask")}
     if len(call.weights) == len(own):
-        return dict(zip(own, call.weights, strict=True)) | masks, prefix
+        return dict(zip(own, call.weights, strict=True)), prefix
     if len(call.weights) == 1:
-        return {name: f"{prefix}.{name}" for name in own} | masks, prefix
+        return {name: f"{prefix}.{name}" for name in own}, prefix
     raise NotationError(f"{call.layer} has {len(own)} weights: give one prefix or as many names", call.text)
 
 
-def _axis_names(call: Call, table: Table, known: Axes, weights: Mapping[str, str]) -> dict[str, str]:
-    """What the layer's axes are called at the caller's: as the call says, else as its arguments and left show."""
+def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str]) -> dict[str, str]:
+    """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
     axes = dict(call.axes)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    for inner, outer in [*zip(table.inputs, call.arguments, strict=True), *weights.items()]:
+    for inner, outer in given.items():
         if inner in table.axes and outer in known:
             pairs.append((table.axes[inner], known[outer]))
     pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]

@@ -23,6 +23,7 @@ from learncost.equation.table import (
     Term,
     Word,
 )
+from learncost.equation.value import Value
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
 from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
@@ -53,8 +54,8 @@ def lower(table: Table, whole: bool = False) -> Table:
     >>> len(table.lines), len(lc.lower(table).lines)
     (1, 5)
     """
-    work = _Lowering(dict(table.axes), frozenset(table.outputs) | _handed(table.lines), whole=whole)
-    return replace(table, lines=work.statements(table.lines), axes=work.axes)
+    work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole)
+    return replace(table, lines=work.statements(table.lines), values=work.values)
 
 
 def lower_line(line: Line) -> tuple[Line, ...]:
@@ -84,11 +85,6 @@ def _handed(lines: Iterable[Statement]) -> frozenset[str]:
     return frozenset(carry.initial for line in lines if isinstance(line, Repeat) for carry in line.carry)
 
 
-def _is_step(name: str) -> bool:
-    """Whether lowering made the name: in two scopes lines of one name have steps of one name, with other axes."""
-    return "~" in name or "!" in name
-
-
 @dataclass
 class _Lowering:
     """Lines in, lines of the normal form out.
@@ -97,7 +93,7 @@ class _Lowering:
     anything there, and `outside` says what: a number that is known, or None.
     """
 
-    axes: dict[str, tuple[str, ...]]
+    values: dict[str, Value]
     outputs: frozenset[str]
     out: list[Line] = field(default_factory=list)
     count: int = 0
@@ -118,22 +114,30 @@ class _Lowering:
 
     def repeat(self, line: Repeat) -> Repeat:
         """The body is a scope of its own; what is known of a kept value goes with its stack."""
-        ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if stack[-1] != "*"}
+        ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
         inside = line.inside
         outside = Outside({name: known for name, known in self.outside.items() if name not in inside})
         for name, stack in line.each:
             if stack in self.outside:
-                turns = 0 if line.part(name, self.axes.get(stack, ())) else -1  # a slice has no turn as its first axis
+                turns = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
                 outside[name] = moved(self.outside[stack], turns)
-        known = {name: axes for name, axes in self.axes.items() if not _is_step(name)}
-        inner = _Lowering({**known, **line.axes}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
+        # In two scopes lines of one name have steps of one name, with other axes.
+        known = {name: value for name, value in self.values.items() if value.role != "step"}
+        inner = _Lowering({**known, **line.values}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
-                turns = 0 if line.part(name, self.axes.get(stack, ())) else 1
+                turns = 0 if line.part(name, self.axes(stack)) else 1
                 self.outside[stack] = moved(inner.outside[name], turns)
-        own = {name: axes for name, axes in inner.axes.items() if name not in known or name in line.axes}
-        return replace(line, lines=body, axes=own)
+        own = {name: value for name, value in inner.values.items() if name not in known or name in line.values}
+        return replace(line, lines=body, values=own)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        return self.values[name].axes if name in self.values else ()
+
+    def is_kept(self, stack: str) -> bool:
+        """Whether turns read a stack alone, each its own slice."""
+        return stack in self.values and self.values[stack].role == "kept"
 
     def line(self, line: Line) -> None:
         if len(line.where) > 1:
@@ -158,7 +162,7 @@ class _Lowering:
 
     def emit(self, line: Line) -> None:
         for term in line.left:
-            self.axes.setdefault(term.name, term.declared)
+            self.values.setdefault(term.name, Value(term.declared))
         known = {}
         for condition in line.where:
             at = pair(line.left[0], condition)
@@ -170,7 +174,13 @@ class _Lowering:
 
     def fresh(self, line: Line, axes: Iterable[str]) -> Term:
         self.count += 1
-        return Term(f"{line.name}~{self.count}", tuple(axes))
+        return self.step(f"{line.name}~{self.count}", line, axes)
+
+    def step(self, name: str, line: Line, axes: Iterable[str]) -> Term:
+        """A value on the way to that of a line."""
+        term = Term(name, tuple(axes))
+        self.values.setdefault(name, Value(term.declared, "step", line.name))
+        return term
 
     # Index reads stand alone.
 
@@ -299,7 +309,7 @@ class _Lowering:
         """Emit the word as one line, unless its body has to be seen; what stands outside follows from the body."""
         tried = replace(
             self,
-            axes=dict(self.axes),
+            values=dict(self.values),
             out=[],
             outside=Outside({name: dict(known) for name, known in self.outside.items()}),
             selected=dict(self.selected),
@@ -311,7 +321,7 @@ class _Lowering:
             return False
         self.emit(line)
         for term in line.left:
-            self.axes.setdefault(term.name, term.declared)
+            self.values.setdefault(term.name, Value(term.declared))
             self.outside.pop(term.name, None)
             if term.name in tried.outside:
                 self.outside[term.name] = tried.outside[term.name]
@@ -337,7 +347,7 @@ class _Lowering:
             actual = known.get(term.name)
             if actual is None:
                 # With a mark that no other name has: dZ.K may be the gradient of Z.K, and no line of this word.
-                return Term(f"{line.name}!{term.name}", spell(term.declared, line, second))
+                return self.step(f"{line.name}!{term.name}", line, spell(term.declared, line, second))
             if isinstance(actual, Term) and "n'" in term.axes and "n" not in term.axes:
                 return actual.renamed({}, second)
             return actual
@@ -381,7 +391,7 @@ class _Lowering:
             if isinstance(line, Product) and self.outside.vanishes(line, term, at.read(term)):
                 continue
             assert isinstance(term, Term)
-            plain = self.axes[term.name]
+            plain = self.values[term.name].axes
             term = Term(self.selected_term(line, Term(term.name, plain), at.on(plain), 0.0).name, term.axes)
         return term
 

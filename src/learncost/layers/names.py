@@ -9,6 +9,7 @@ from dataclasses import replace
 from learncost.equation.arrays import alias
 from learncost.equation.count import base
 from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, defined
+from learncost.equation.value import Value
 
 
 def named_once(table: Table) -> Table:
@@ -67,18 +68,18 @@ def written_once(table: Table) -> Table:
     All but the last array of a name in a scope are called `name:1`, `name:2`; in a turn, `name:turn` is what makes a
     loop's `name`.
     """
-    lines, axes = _versions(table.lines, table.axes)
-    return replace(table, lines=lines, axes={**table.axes, **axes})
+    lines, values = _versions(table.lines, table.values)
+    return replace(table, lines=lines, values={**table.values, **values})
 
 
 def _versions(
-    lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]]
-) -> tuple[tuple[Statement, ...], dict[str, tuple[str, ...]]]:
-    """The lines of a scope, and the axes of the names that are new."""
+    lines: Sequence[Statement], values: Mapping[str, Value]
+) -> tuple[tuple[Statement, ...], dict[str, Value]]:
+    """The lines of a scope, and what is known of the names that are new."""
     left = Counter(name for line in lines for name in line.makes)
     seen: Counter[str] = Counter()
     names: dict[str, str] = {}
-    new: dict[str, tuple[str, ...]] = {}
+    new: dict[str, Value] = {}
     result: list[Statement] = []
     for line in lines:
         read = dict(names)
@@ -86,17 +87,17 @@ def _versions(
             left[name] -= 1
             seen[name] += 1
             names[name] = f"{name}:{seen[name]}" if left[name] else name
-            new[names[name]] = axes[name]
+            new[names[name]] = values[name]
         made = {name: names[name] for name in line.makes}
         if isinstance(line, Repeat):
             line = _told_apart(line)
-            body, inner = _versions(line.lines, {**axes, **line.axes})
+            body, inner = _versions(line.lines, {**values, **line.values})
             shared = {name: first for name, first in read.items() if name not in line.inside}
             result.append(
                 replace(
                     line,
                     lines=tuple(one.renamed(shared) if isinstance(one, Line) else one for one in body),
-                    axes={**line.axes, **inner},
+                    values={**line.values, **inner},
                     carry=tuple(
                         Carry(c.start, c.end, read.get(c.initial, c.initial), made.get(c.final, c.final))
                         for c in line.carry
@@ -121,7 +122,7 @@ def _told_apart(line: Repeat) -> Repeat:
     return replace(
         line,
         lines=tuple(one.renamed(names) if isinstance(one, Line) else one for one in line.lines),
-        axes={names.get(name, name): own for name, own in line.axes.items()},
+        values={names.get(name, name): own for name, own in line.values.items()},
         carry=tuple(
             Carry(names.get(c.start, c.start), names.get(c.end, c.end), c.initial, c.final) for c in line.carry
         ),

@@ -13,6 +13,7 @@ from dataclasses import replace as changed
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Repeat, Table
+from learncost.equation.value import Value
 
 MOST_LAYERS = 128
 
@@ -43,7 +44,7 @@ class _Groups:
     groups: Repeat
     sizes: Mapping[str, int]
     made: dict[str, list[str]] = field(default_factory=dict)
-    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         nest = [self.groups]
@@ -63,41 +64,39 @@ class _Groups:
         def apart(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(new for name in names for new in self.made.get(name, (name,)))
 
-        kept = {name: axes for name, axes in self.whole.axes.items() if name not in self.made}
+        kept = {name: value for name, value in self.whole.values.items() if name not in self.made}
         return changed(
             self.whole,
             lines=(*self.whole.lines[:at], *groups, *self.whole.lines[at + 1 :]),
-            axes={**kept, **self.axes},
+            values={**kept, **self.values},
             inputs=apart(self.whole.inputs),
             weights=apart(self.whole.weights),
-            indices=frozenset(apart(tuple(self.whole.indices))),
-            constants=frozenset(apart(tuple(self.whole.constants))),
         )
 
     def group(self, group: int) -> Repeat:
         """One group: its layers as lines one after the other, its turns as the turns."""
         (outer,), (inner,) = self.groups.carry, self.layers.carry
         lines: list[Line] = []
-        axes: dict[str, tuple[str, ...]] = {}
+        values: dict[str, Value] = {}
         each: list[tuple[str, str]] = []
         start = handed = self.prefixed(inner.start, group, 0)
-        axes[start] = self.layers.axes[inner.start]
+        values[start] = self.layers.values[inner.start]
         for layer in range(self.counts[1]):
             names = {name: self.prefixed(name, group, layer) for name in self.layers.inside}
             for inside, stack in self.layers.each:
                 new = self.stack(names[inside], stack, each)
-                axes |= {new: self.layers.axes[inside]} if (new, new) in each else {}
+                values |= {new: self.layers.values[inside]} if (new, new) in each else {}
             names[inner.start] = handed
             for line in self.layers.lines:
                 assert isinstance(line, Line)  # the innermost repeat of the nest
                 lines.append(line.renamed(names))
             sliced = {inside for inside, _ in self.layers.each}
-            axes |= {new: self.layers.axes[name] for name, new in names.items() if name not in sliced}
+            values |= {new: self.layers.values[name] for name, new in names.items() if name not in sliced}
             handed = names[inner.end]
         before = outer.initial if group == 0 else self.final(group - 1)
-        self.axes[self.final(group)] = self.layers.axes[inner.end]
+        self.values[self.final(group)] = self.layers.values[inner.end]
         carry = Carry(start, handed, before, self.final(group))
-        return Repeat(self.turns.count, tuple(lines), axes, (carry,), tuple(each))
+        return Repeat(self.turns.count, tuple(lines), values, (carry,), tuple(each))
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
         """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""
@@ -109,7 +108,7 @@ class _Groups:
             inner = [inner[0], *inner[2:]]
         else:
             inner = inner[1:]
-        self.axes[new] = tuple(inner)
+        self.values[new] = self.whole.values[outside].along(inner)
         self.made.setdefault(outside, []).append(new)
         return new
 

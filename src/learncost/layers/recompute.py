@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.table import Line, Repeat, Statement, Table, defined, each_line, walk
+from learncost.equation.value import Value
 
-Axes = dict[str, tuple[str, ...]]
+Values = dict[str, Value]
 Chosen = Callable[[Line], bool]
 
 
@@ -21,9 +22,9 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
     chosen  says of a forward line whether it may run again; of the lines of a kernel one stands for all
     whole   all of them run at the beginning of the backward turn, whether a line there needs them or not
     """
-    axes = dict(table.axes)
-    lines = _scope(table.lines, axes, set(table.outputs), chosen, whole)
-    return replace(table, lines=lines, axes=axes) if lines is not table.lines else table
+    values = dict(table.values)
+    lines = _scope(table.lines, values, set(table.outputs), chosen, whole)
+    return replace(table, lines=lines, values=values) if lines is not table.lines else table
 
 
 def run_once(table: Table) -> Table:
@@ -35,7 +36,7 @@ def run_once(table: Table) -> Table:
 
 
 def _scope(
-    lines: tuple[Statement, ...], axes: Axes, outputs: set[str], chosen: Chosen, whole: bool
+    lines: tuple[Statement, ...], values: Values, outputs: set[str], chosen: Chosen, whole: bool
 ) -> tuple[Statement, ...]:
     """The lines of one scope, in which forward repeats stand before the repeats backwards that read their stacks."""
     changed: dict[int, Statement] = {}
@@ -45,7 +46,7 @@ def _scope(
             continue
         others = [line for line in lines if line is not reverse]
         elsewhere = outputs | {name for line in others for name in line.reads}
-        changed[id(forward)], changed[id(reverse)] = _pair(forward, reverse, elsewhere, axes, chosen, whole)
+        changed[id(forward)], changed[id(reverse)] = _pair(forward, reverse, elsewhere, values, chosen, whole)
     return tuple(changed.get(id(line), line) for line in lines) if changed else lines
 
 
@@ -61,10 +62,10 @@ def forward_of(reverse: Statement, lines: Iterable[Statement]) -> Repeat | None:
 
 
 def _pair(
-    forward: Repeat, reverse: Repeat, elsewhere: set[str], axes: Axes, chosen: Chosen, whole: bool
+    forward: Repeat, reverse: Repeat, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
 ) -> tuple[Repeat, Repeat]:
-    """Both repeats; `elsewhere` are the names that other lines read, `axes` receives the stacks that are new."""
-    own: Axes = {**forward.axes}
+    """Both repeats; `elsewhere` are the names that other lines read, `values` receives the stacks that are new."""
+    own: Values = {**forward.values}
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
     inner = _scope((*forward.lines, *reverse.lines), own, handed, chosen, whole)
     first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
@@ -84,15 +85,15 @@ def _pair(
     for name in read:
         if name in inside and name not in dict(forward.each):
             sources[name] = kept.setdefault(name, f"{name}*")
-            axes[sources[name]] = (forward.count, *own[name])
+            values[sources[name]] = Value((forward.count, *own[name].axes), "kept", name)
         if name in sources:
             each.append((name, sources[name]))
     needed = elsewhere | {outer for _, outer in each}
     order = {pair: i for i, pair in enumerate(reverse.each)}
     each.sort(key=lambda pair: order.get(pair, len(order)))
     return (
-        replace(forward, lines=first, axes=own, keep=tuple(pair for pair in kept.items() if pair[1] in needed)),
-        replace(reverse, lines=tuple(again.out), axes={**own, **reverse.axes}, each=tuple(each)),
+        replace(forward, lines=first, values=own, keep=tuple(pair for pair in kept.items() if pair[1] in needed)),
+        replace(reverse, lines=tuple(again.out), values={**own, **reverse.values}, each=tuple(each)),
     )
 
 

@@ -21,40 +21,44 @@ from learncost.equation.table import (
     Word,
     walk,
 )
+from learncost.equation.value import Role, Value, axes_of
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable, operand, spell
 from learncost.vocabulary import entry
-
-Axes = dict[str, tuple[str, ...]]
 
 
 @dataclass
 class Reverse:
     """One scope on its way backwards: the parts of the gradients, the lines made so far."""
 
-    axes: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, Value]
     reach: Reach
     jacobian: bool
     parts: dict[str, list[str]] = field(default_factory=dict)
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
-    made: Axes = field(default_factory=dict)  # declared axes of the gradients
+    made: dict[str, Value] = field(default_factory=dict)  # the gradients
     readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
     exposed: dict[int, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[int, Reverse] = field(default_factory=dict)
     kept: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    stacks: dict[str, Value] = field(default_factory=dict)  # of what is kept
 
     # Gradients and their parts.
 
     def seed(self, name: str) -> str:
         """The gradient of an output, given from outside."""
         self.seeded.add(name)
-        self.made[self._free(name)] = self.axes[name]
-        return f"d{name}"
+        return self._make(self._free(name), name)
+
+    def _make(self, gradient: str, name: str, role: Role = "gradient") -> str:
+        """A gradient of a value, or a part of one, under its name."""
+        self.made[gradient] = Value(self.values[name].axes, role, name)
+        return gradient
 
     def _free(self, name: str) -> str:
         """What the gradient is called, which nothing else may be."""
-        if f"d{name}" in self.axes:
+        if f"d{name}" in self.values:
             raise InputError(
                 f"d{name} would be a value of the layer and the gradient of {name}: call the value otherwise"
             )
@@ -63,10 +67,10 @@ class Reverse:
     def part(self, name: str) -> str:
         """The name of the next part of a gradient; the only part is the gradient itself."""
         parts = self.parts.setdefault(name, [])
-        self._free(name)
+        gradient = self._free(name)
         alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
-        parts.append(f"d{name}" if alone else f"d{name}+{len(parts) + 1}")
-        self.made[parts[-1]] = self.axes[name]
+        own = (gradient, name) if alone else (f"{gradient}+{len(parts) + 1}", name, "part")
+        parts.append(self._make(*own))
         return parts[-1]
 
     def finish(self, name: str, tag: Tag) -> str | None:
@@ -76,15 +80,14 @@ class Reverse:
             return f"d{name}" if name in self.seeded else None
         if len(parts) == 1 and name not in self.seeded:
             return parts[0]
-        total = f"d{name}.total" if name in self.seeded else f"d{name}"
+        total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
         terms = ([f"d{name}"] if name in self.seeded else []) + parts
-        axes = self.axes[name]
+        axes = self.made[total].axes
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
         tag = Tag(layer=tag.layer, block=tag.block, macro=macro, binding=tag.binding, local="merge")
         right = tuple(Term(part, axes) for part in terms)
         self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
-        self.made[total] = axes
         return total
 
     # The rules.
@@ -123,8 +126,9 @@ class Reverse:
             tag = replace(tag, local=made.tag.local, equation=made.tag.equation)
         where = tuple(c for c in line.where if c.axes <= set(made.loops))
         made = replace(made, tag=tag, where=where)
-        declared = {**self.axes, **self.made}
-        if len(made.left) == 1 and target in declared:
+        if len(made.left) == 1 and (target in self.made or target in self.values):
+            known = {name: self.made.get(name) or self.values.get(name) for name in (*made.makes, *made.reads)}
+            declared = axes_of({name: value for name, value in known.items() if value})
             made = show_declared(settle(made, declared), declared)
         self.out.append(made)
 
@@ -170,7 +174,7 @@ class Reverse:
                 left.append(Term(self.part(target.name), target.axes))
             else:
                 name = f"d{line.name}:{line.given[i]}"
-                self.made[name] = full
+                self.made[name] = Value(full, "unsummed", line.name)
                 left.append(Term(name, full))
                 spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
         made = Word(tuple(left), right, word=found.name, axes=line.axes, part="gradient", given=reads, gives=gives)
@@ -189,7 +193,7 @@ class Reverse:
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
-        self.made[name] = axes
+        self.made[name] = Value(axes, "inner", line.name)
         made = Word(
             (Term(name, axes),), right, word=found.name, axes=line.axes, part="jacobian", given=reads, gives=("J",)
         )
@@ -204,13 +208,13 @@ class Reverse:
         (own,) = (body.left[0] for body in entry(line.word).body if body.name == name)
         axes = spell(own.declared, line)
         self.exposed.setdefault(id(line), {})[name] = axes
-        self.made[f"{line.name}:{name}"] = axes
+        self.made[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
         return Term(f"{line.name}:{name}", axes)
 
     # Repeats.
 
     def _repeat(self, line: Repeat) -> None:
-        inner = Reverse({**self.axes, **line.axes}, self.reach.inner[id(line)], self.jacobian)
+        inner = Reverse({**self.values, **line.values}, self.reach.inner[id(line)], self.jacobian)
         self.inner[id(line)] = inner
         carries = [c for c in line.carry if inner.reach.wants(c.end)]
         if not inner.reach.alive:
@@ -232,30 +236,34 @@ class Reverse:
         totals = [self._accumulate(inner, name) for name in line.shared if inner.reach.wants(name)]
         for c in carries:
             if starts[c.start] is None and line.count != "1":  # no line of a turn makes anything of what it was handed
-                starts[c.start] = inner._zeros(f"d{c.start}", inner.axes[c.start], Tag(macro="backward"))
+                starts[c.start] = inner._zeros(inner._make(f"d{c.start}", c.start), Tag(macro="backward"))
         carry_lines = tuple(
             Carry(f"d{c.end}", str(starts[c.start]), str(self._initial(c)), self.part(c.initial))
             if self.reach.wants(c.initial) and inner.reach.wants(c.start)
             # Nobody needs what stands before a turn that stands alone: its own incoming gradient is handed on unused.
-            else Carry(f"d{c.end}", starts[c.start] or f"d{c.end}", str(self._initial(c)), f"d{c.initial}:unused")
+            else Carry(
+                f"d{c.end}",
+                starts[c.start] or f"d{c.end}",
+                str(self._initial(c)),
+                self._make(f"d{c.initial}:unused", c.initial, "part"),
+            )
             for c in carries
         )
-        for c in carry_lines:
-            self.made.setdefault(c.final, inner.made[c.start])
         own = line.inside | {
             f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(id(word), ())
         }
-        own |= {stack for pairs in inner.kept.values() for _, stack in pairs}
+        own |= inner.stacks.keys()
         read = dict.fromkeys(n for made in inner.out for n in made.reads)
         stacked = dict(line.keep) | dict(line.each)
         kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)
         self.kept[id(line)] = kept
-        axes = {**line.axes, **inner.made}
+        values = {**line.values, **inner.made, **inner.stacks}
+        self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in kept}
         self.out.append(
             Repeat(
                 line.count,
                 tuple(inner.out),
-                axes,
+                values,
                 (*carry_lines, *totals),
                 (*((n, stacked[n]) for n in read if n in stacked), *slices, *kept),
                 tuple((str(i), o) for i, o in keep),
@@ -263,7 +271,7 @@ class Reverse:
             )
         )
         for (inside, _), (_, outer) in zip(each, keep, strict=True):
-            self.made[outer] = (line.count, *line.axes[inside])
+            self.made[outer] = self.made[outer].along((line.count, *line.axes[inside]))
 
     def _initial(self, carry: Carry) -> str:
         if carry.final in self.seeded and not self.parts.get(carry.final):
@@ -272,44 +280,42 @@ class Reverse:
             return f"d{carry.final}.total"
         if self.parts.get(carry.final):
             return f"d{carry.final}"
-        return self._zeros(f"d{carry.final}", self.axes[carry.final], Tag(macro="backward"))
+        return self._zeros(self._make(f"d{carry.final}", carry.final), Tag(macro="backward"))
 
-    def _zeros(self, name: str, axes: tuple[str, ...], tag: Tag) -> str:
-        self.out.append(Word((Term(name, axes),), (), (), tag, word="zeros", gives=("Y",)))
-        self.made[name] = axes
+    def _zeros(self, name: str, tag: Tag) -> str:
+        self.out.append(Word((Term(name, self.made[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
         """The gradient of a value that all turns share: a carried total."""
         macro = "weight_update" if name in self.reach.weights else "backward"
         turn = str(inner.finish(name, Tag()))
-        axes = self.axes[name]
         part = self.part(name)
-        start, end, zero = f"{part}:sum", f"{part}:sum.2", f"{part}:zero"
+        axes = self.made[part].axes
+        zero = self._make(f"{part}:zero", name, "part")
+        start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
         reader = inner.readers.get(name, Tag())
         tag = Tag(reader.layer, reader.block, macro, local="merge", binding=reader.binding)
-        self._zeros(zero, axes, tag)
-        inner.made[start] = inner.made[end] = axes
+        self._zeros(zero, tag)
         inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
         return Carry(start, end, zero, part)
 
-    def keeping(self, lines: Iterable[Statement], axes: Axes) -> tuple[Statement, ...]:
+    def keeping(self, lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
         """The forward lines with the results that the backward lines read besides."""
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                own = dict(line.axes)
+                own = dict(line.values)
                 inner = self.inner.get(id(line))
                 body = inner.keeping(line.lines, own) if inner else line.lines
                 kept = self.kept.get(id(line), ())
-                for name, outer in kept:
-                    axes[outer] = (line.count, *own[name])
-                line = replace(line, lines=body, axes=own, keep=(*line.keep, *kept))
+                values |= {stack: self.stacks[stack] for _, stack in kept}
+                line = replace(line, lines=body, values=own, keep=(*line.keep, *kept))
             elif id(line) in self.exposed:
                 assert isinstance(line, Word)
                 more = self.exposed[id(line)]
                 terms = tuple(Term(f"{line.name}:{name}", own_axes) for name, own_axes in more.items())
-                axes.update({term.name: term.declared for term in terms})
+                values.update({term.name: Value(term.declared, "inner", line.name) for term in terms})
                 line = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))
             result.append(line)
         return tuple(result)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from learncost.equation.table import Line, Literal, Product, Sum, Tag, Term, Word, each_line
+from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.vocabulary import entry
 
@@ -41,7 +42,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
 
 def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
     """A bias after every product with the weights named: {"WQ": "bQ"} makes Q = XQ WQ + bQ."""
-    axes = dict(layer.table.axes)
+    values = dict(layer.table.values)
     weights = list(layer.table.weights)
 
     def change(line: Line) -> tuple[Line, ...]:
@@ -51,7 +52,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         left, weight = line.left[0], chosen[0]
         bias = Term(biases[weight.name], tuple(a for a in left.axes if a in weight.axes))
         linear = Term(f"{left.name}.linear", left.axes)
-        axes[bias.name], axes[linear.name] = bias.declared, left.declared
+        values[bias.name], values[linear.name] = Value(bias.declared), Value(left.declared)
         if bias.name not in weights:  # the weight may stand in several products
             weights.insert(weights.index(weight.name) + 1, bias.name)
         tag = Tag(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
@@ -60,7 +61,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         return product, Sum((left,), (linear, bias), line.where, tag, (1, 1))
 
     changed = rewritten(layer, change)
-    return replace(changed, table=replace(changed.table, axes=axes, weights=tuple(weights)))
+    return replace(changed, table=replace(changed.table, values=values, weights=tuple(weights)))
 
 
 def with_transposed(layer: Layer, weight: str) -> Layer:
@@ -70,14 +71,14 @@ def with_transposed(layer: Layer, weight: str) -> Layer:
         right = tuple(Term(t.name, t.axes[::-1]) if isinstance(t, Term) and t.name == weight else t for t in line.right)
         return (replace(line, right=right),)
 
-    axes = {**layer.table.axes, weight: layer.table.axes[weight][::-1]}
-    return rewritten(layer, change, axes=axes)
+    values = {**layer.table.values, weight: Value(layer.table.axes[weight][::-1])}
+    return rewritten(layer, change, values=values)
 
 
 def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
-    """Dropout of the named values: a product with a drawn mask, 0 or 1/keep, which comes in like a weight."""
-    axes = dict(layer.table.axes)
-    weights = list(layer.table.weights)
+    """Dropout of the named values: a product with a drawn mask, 0 or 1/keep."""
+    values = dict(layer.table.values)
+    masks: list[str] = []
     chosen = set(names)
 
     def change(line: Line) -> tuple[Line, ...]:
@@ -85,8 +86,8 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         if left.name not in chosen:
             return (line,)
         whole, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
-        axes[whole.name] = axes[mask.name] = left.declared
-        weights.append(mask.name)
+        values[whole.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
+        masks.append(mask.name)
         tag = Tag("dropout", local=left.name, locals=(whole.name, mask.name), binding=line.tag.binding)
         return (
             replace(line, left=(whole, *line.left[1:]), tag=replace(line.tag, local=whole.name)),
@@ -94,13 +95,17 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         )
 
     changed = rewritten(layer, change)
-    return replace(changed, table=replace(changed.table, axes=axes, weights=tuple(weights)))
+    return replace(changed, table=replace(changed.table, values=values, inputs=(*changed.table.inputs, *masks)))
 
 
 def with_padding(layer: Layer, scores: str = "S", keys: str = "N") -> Layer:
     """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
     batch = layer.table.axes[scores][0]
-    axes = {**layer.table.axes, "keep.mask": (batch, keys), f"{scores}.padded": layer.table.axes[scores]}
+    values = {
+        **layer.table.values,
+        "keep.mask": Value((batch, keys), "padding", scores),
+        f"{scores}.padded": layer.table.values[scores],
+    }
 
     def change(line: Line) -> tuple[Line, ...]:
         padded = f"{scores}.padded"
@@ -122,4 +127,4 @@ def with_padding(layer: Layer, scores: str = "S", keys: str = "N") -> Layer:
         return (line,)
 
     changed = rewritten(layer, change)
-    return replace(changed, table=replace(changed.table, axes=axes, weights=(*changed.table.weights, "keep.mask")))
+    return replace(changed, table=replace(changed.table, values=values, inputs=(*changed.table.inputs, "keep.mask")))

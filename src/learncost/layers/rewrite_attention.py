@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
+from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import rewritten
 from learncost.vocabulary import entry
@@ -47,7 +48,7 @@ class Step:
 
 def refined(layer: Layer, name: str, before: str, refine: Refine) -> Layer:
     """The value is called `name.before` where it is made; `refine` gives the lines that make `name` of it."""
-    axes = dict(layer.table.axes)
+    values = dict(layer.table.values)
     found = False
 
     def change(line: Line) -> Iterable[Line]:
@@ -57,16 +58,16 @@ def refined(layer: Layer, name: str, before: str, refine: Refine) -> Layer:
         found = True
         left = line.left[0]
         raw = Term(f"{name}.{before}", left.axes)
-        axes[raw.name] = left.declared
+        values[raw.name] = Value(left.declared)
         made = tuple(refine(Step(line), left, raw))
         for new in made:
-            axes.update({term.name: term.declared for term in new.left if term.name not in axes})
+            values.update({term.name: Value(term.declared) for term in new.left if term.name not in values})
         return (replace(line, left=(raw,), tag=replace(line.tag, local=raw.name)), *made)
 
     changed = rewritten(layer, change)
     if not found:
         raise InputError(f"{layer.name} has no line that makes {name}")
-    return replace(changed, table=replace(changed.table, axes=axes))
+    return replace(changed, table=replace(changed.table, values=values))
 
 
 def given(
@@ -77,16 +78,16 @@ def given(
 ) -> Layer:
     """The layer with more inputs, which stand last, and more weights: names with their axes."""
     table = layer.table
-    more = {n: a for n, a in {**constants, **indices}.items() if n not in table.inputs}
+    own = {n: Value(axes, "constant") for n, axes in constants.items()}
+    own |= {n: Value(axes, "index") for n, axes in indices.items()}
+    more = [n for n in own if n not in table.inputs]
     return replace(
         layer,
         table=replace(
             table,
-            axes={**table.axes, **more, **weights},
+            values={**table.values, **own, **{name: Value(axes) for name, axes in weights.items()}},
             inputs=(*table.inputs, *more),
             weights=(*table.weights, *weights),
-            constants=table.constants | constants.keys(),
-            indices=table.indices | indices.keys(),
         ),
     )
 
@@ -184,7 +185,7 @@ def without_scale(layer: Layer, name: str = "S") -> Layer:
             return ()
         return (line.renamed({raw: name}),)
 
-    return rewritten(layer, change, axes={n: a for n, a in layer.table.axes.items() if n != raw})
+    return rewritten(layer, change, values={n: v for n, v in layer.table.values.items() if n != raw})
 
 
 def with_alibi(layer: Layer, name: str = "S") -> Layer:
@@ -222,7 +223,7 @@ def with_bias(layer: Layer, name: str = "S") -> Layer:
         yield step.sum(left, raw, Term("bias", tuple(axes)))
 
     table = refined(layer, name, "unbiased", refine).table
-    more = replace(table, axes={**table.axes, "bias": tuple(axes)}, inputs=(*table.inputs, "bias"))
+    more = replace(table, values={**table.values, "bias": Value(tuple(axes))}, inputs=(*table.inputs, "bias"))
     return replace(layer, table=more)
 
 

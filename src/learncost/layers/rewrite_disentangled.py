@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from learncost.equation.table import Line, Literal, Read, Term
+from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite_attention import Step, given, refined
 
@@ -49,6 +50,6 @@ def _with_term(layer: Layer, content: str, weight: str, scale: float, name: str,
     layer = refined(layer, "S", f"before_{name}", refine)
     table = layer.table
     if "rows" not in table.inputs:
-        table = replace(table, axes={**table.axes, "rows": axes["rows"]}, inputs=(*table.inputs, "rows"))
+        table = replace(table, values={**table.values, "rows": Value(axes["rows"])}, inputs=(*table.inputs, "rows"))
     layer = given(replace(layer, table=table), indices={"delta": (query, key)})
     return layer if weight in table.weights else given(layer, weights={weight: axes[weight]})

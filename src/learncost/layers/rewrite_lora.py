@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Axis, Line, Literal, Operand, Product, Repeat, Statement, Sum, Table, Tag, Term
+from learncost.equation.value import Value
 
 RANK = "rank"
 """The axis of the path's middle."""
@@ -57,23 +58,23 @@ def with_lora(table: Table, projections: Iterable[Projection], scale: float) -> 
     weight that nothing multiplies as a matrix.
     """
     chosen = tuple(projections)
-    outer = _Scope(dict(table.axes), chosen, scale)
+    outer = _Scope(dict(table.values), chosen, scale)
     lines = outer.rewritten(table.lines)
     for projection in chosen:
         for weight in projection.weights:
             if (projection.name, weight) not in outer.used:
                 raise InputError(f"{weight} has no low-rank path: nothing multiplies by it as a matrix")
-    return replace(table, lines=lines, axes=outer.axes, weights=(*table.weights, *outer.weights))
+    return replace(table, lines=lines, values=outer.values, weights=(*table.weights, *outer.weights))
 
 
 @dataclass
 class _Scope:
-    """One scope on its way: the axes of its names, the weights that were added, who was met."""
+    """One scope on its way: what is known of its names, the weights that were added, who was met."""
 
-    axes: dict[str, tuple[str, ...]]
+    values: dict[str, Value]
     projections: tuple[Projection, ...]
     scale: float
-    weights: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    weights: dict[str, Value] = field(default_factory=dict)
     adapted: dict[str, str] = field(default_factory=dict)  # by added weight: the one that it adapts
     used: set[tuple[str, str]] = field(default_factory=set)
     middles: dict[tuple[str, tuple[Operand, ...], tuple[Axis, ...]], Term] = field(default_factory=dict)
@@ -90,14 +91,14 @@ class _Scope:
 
     def _repeat(self, line: Repeat) -> Repeat:
         """The body with its paths; the new weights are stacks outside, where the weight that they adapt is one."""
-        inner = _Scope(dict(line.axes), self.projections, self.scale)
+        inner = _Scope(dict(line.values), self.projections, self.scale)
         body = inner.rewritten(line.lines)
         self.used |= inner.used
         sliced = {name for name, _ in line.each}
         own = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
-        for name, axes in inner.weights.items():
-            self.weights[name] = self.axes[name] = (line.count, *axes) if name in own else axes
-        return replace(line, lines=body, axes=inner.axes, each=(*line.each, *((name, name) for name in own)))
+        for name, value in inner.weights.items():
+            self.weights[name] = self.values[name] = value.stacked(line.count) if name in own else value
+        return replace(line, lines=body, values=inner.values, each=(*line.each, *((name, name) for name in own)))
 
     def _meant(self, line: Line) -> tuple[Projection, Term] | None:
         for projection in self.projections:
@@ -136,12 +137,12 @@ class _Scope:
         return [replace(line, left=(base,), tag=replace(line.tag, local=f"{line.tag.local}.base")), *made, whole]
 
     def _value(self, name: str, axes: tuple[str, ...]) -> Term:
-        self.axes[name] = axes
+        self.values[name] = Value(axes)
         return Term(name, axes)
 
     def _weight(self, term: Term, adapted: Term) -> None:
         self.adapted[term.name] = adapted.name
-        self.weights[term.name] = self.axes[term.name] = term.declared
+        self.weights[term.name] = self.values[term.name] = Value(term.declared)
 
     def _product(self, line: Line, path: str, left: Term, *right: Operand) -> Line:
         return Product((left,), right, (), _tag(line, path, left, right))

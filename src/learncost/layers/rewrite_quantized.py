@@ -20,6 +20,7 @@ from learncost.equation.arrays import BYTES
 from learncost.equation.count import base, shape_of
 from learncost.equation.precision import BLOCKS, Blocks
 from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
+from learncost.equation.value import Value
 from learncost.layers.recompute import recomputed
 from learncost.layers.rewrite_lora import is_linear
 
@@ -138,50 +139,47 @@ def with_quantized(
         return table, ()
     found = tuple(scope.found.values())
     codes = {one.weight: one.codes for one in found}
-    axes = {name: own for name, own in table.axes.items() if name not in codes} | scope.axes
+    values = {name: own for name, own in table.values.items() if name not in codes} | scope.values
     shared = dict.fromkeys((*scope.shared, *(array.name for one in found for array in one.scales)))
     changed = replace(
         table,
         lines=lines,
-        axes=axes,
+        values=values,
         weights=tuple(codes[name].name if name in codes else name for name in table.weights),
         inputs=(*table.inputs, *shared),
-        indices=table.indices | scope.indices | {array.name for array in codes.values()},
-        constants=table.constants | frozenset(shared),
     )
     return changed, found
 
 
 @dataclass
 class _Scope:
-    """A table on its way: the weights that were found, the axes of the arrays that stand for them."""
+    """A table on its way: the weights that were found, the arrays that stand for them."""
 
     table: Table
     chosen: Callable[[Line, str, str], bool]
     kind: Blocks
     found: dict[str, Quantized] = field(default_factory=dict)
-    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
     shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
-    indices: set[str] = field(default_factory=set)
 
     def repeat(self, repeat: Repeat) -> Repeat:
         """The body with its weights made before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
         made: dict[str, list[Line]] = {}
         lines: list[Statement] = []
-        axes, each = dict(repeat.axes), list(repeat.each)
+        values, each = dict(repeat.values), list(repeat.each)
         for line in repeat.lines:
             assert isinstance(line, Line)  # no repeat stands in another one
             for inside in line.reads:
                 if inside in outer and inside not in made and is_linear(line, inside):
                     if not self.chosen(line, inside, outer[inside]):
                         continue
-                    made[inside] = self._weight(line, inside, outer[inside], repeat, axes, each)
+                    made[inside] = self._weight(line, inside, outer[inside], repeat, values, each)
                     lines += made[inside]
             lines.append(line)
         gone = {(inside, outer[inside]) for inside in made}
         each = [pair for pair in each if pair not in gone]
-        return replace(repeat, lines=tuple(lines), axes=axes, each=tuple(each))
+        return replace(repeat, lines=tuple(lines), values=values, each=tuple(each))
 
     def _weight(
         self,
@@ -189,7 +187,7 @@ class _Scope:
         inside: str,
         outer: str,
         repeat: Repeat,
-        axes: dict[str, tuple[str, ...]],
+        values: dict[str, Value],
         each: list[tuple[str, str]],
     ) -> list[Line]:
         (term,) = (term for term in line.right if term.name == inside)
@@ -199,18 +197,18 @@ class _Scope:
         summed = tuple(axis for axis in own if axis not in out)
         one = Quantized(outer, self.table.axes[outer], summed, out, self.kind)
         self.found[outer] = one
-        axes[inside] = own
+        values[inside] = Value(own)
         sliced = (inside, outer) in repeat.each
 
         def given(array: Array, ending: str) -> Term:
             """The turn's part of an array of the weight."""
             name = f"{inside}.{ending}" if sliced else array.name
-            self.axes[array.name] = array.axes
-            declared = array.axes[len(one.stack) :] if sliced else array.axes
+            value = Value(array.axes, "index" if array.kind in BLOCKS else "constant", outer)
+            self.values[array.name] = value
             if sliced:
                 each.append((name, array.name))
-                axes[name] = declared
-            return Term(name, declared)
+                values[name] = value = value.along(array.axes[len(one.stack) :])
+            return Term(name, value.axes)
 
         codes = given(one.codes, "codes")
         tag = Tag(LAYER, line.tag.block, local=_local(inside))
@@ -221,7 +219,7 @@ class _Scope:
         else:
             second = given(one.scales[1], "scale_scales")
             scales = Term(f"{inside}.scales", first.declared)
-            axes[scales.name] = scales.declared
+            values[scales.name] = Value(scales.declared)
             factor = self._at_block(second, out, one.second)
             right = (self._level(one.second, first), factor)
             made.append(Product((scales,), right, (), _bound(replace(tag, local=_local(scales.name)), right)))
@@ -233,15 +231,13 @@ class _Scope:
 
     def _level(self, kind: Blocks, codes: Term) -> Term:
         name, axis = levels_of(kind), _levels_axis(kind)
-        self.axes[name], self.shared[name] = (axis,), None
-        self.indices |= {codes.name}
+        self.values[name], self.shared[name] = Value((axis,), "constant"), None
         return Term(name, (Read(axis, codes),))
 
     def _at_block(self, scales: Term, blocked: tuple[str, ...], kind: Blocks) -> Term:
         """The scales read for every place of the axes that have blocks."""
         name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
-        self.axes[name], self.shared[name] = blocked, None
-        self.indices.add(name)
+        self.values[name], self.shared[name] = Value(blocked, "index"), None
         at = Read(axis, Term(name, blocked))
         return Term(scales.name, tuple(at if own == axis else own for own in scales.axes))
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Repeat, Statement, Table, each_line
-from learncost.layers.recompute import Axes, forward_of
+from learncost.equation.value import Value
+from learncost.layers.recompute import Values, forward_of
 
 
 def in_segments(table: Table, turns: int) -> Table:
@@ -20,7 +21,7 @@ def in_segments(table: Table, turns: int) -> Table:
     A repeat over n_layer becomes one over n_layer/3. Raises `InputError` where a count that is a number is no multiple.
     Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
     """
-    axes = dict(table.axes)
+    values = dict(table.values)
     changed: dict[int, Statement] = {}
     for reverse in table.lines:
         forward = forward_of(reverse, table.lines)
@@ -28,9 +29,9 @@ def in_segments(table: Table, turns: int) -> Table:
             continue
         others = [line for line in table.lines if line is not reverse]
         elsewhere = set(table.outputs) | {name for line in others for name in line.reads}
-        changed[id(forward)], changed[id(reverse)] = _Pair(forward, reverse, turns, elsewhere, axes).cut()
+        changed[id(forward)], changed[id(reverse)] = _Pair(forward, reverse, turns, elsewhere, values).cut()
     lines = tuple(changed.get(id(line), line) for line in table.lines)
-    return replace(table, lines=lines, axes=axes) if changed else table
+    return replace(table, lines=lines, values=values) if changed else table
 
 
 @dataclass
@@ -41,7 +42,7 @@ class _Pair:
     reverse: Repeat
     turns: int
     elsewhere: set[str]
-    axes: Axes  # of the scope around; receives the stacks of the segments' inputs
+    values: Values  # of the scope around; receives the stacks of the segments' inputs
 
     def cut(self) -> tuple[Repeat, Repeat]:
         forward, reverse = self.forward, self.reverse
@@ -53,12 +54,14 @@ class _Pair:
         first = self.outer(forward, [self.inner(forward, self.wanted)], forward.each, self.wanted)
         given = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in made), *forward.each))
         second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], given, reverse.keep)
-        self.axes |= {stack: (first.count, *forward.axes[start]) for start, stack in starts.items()}
-        own = {start: forward.axes[start] for start in starts} | self.parts(again.keep, forward)
-        own |= {carry.end: forward.axes[carry.end] for carry in forward.carry}
+        own = {start: forward.values[start] for start in starts}
+        stacks = {stack: Value((first.count, *own[start].axes), "kept", start) for start, stack in starts.items()}
+        self.values |= stacks
+        own |= {outer: self.part(outer) for _, outer in again.keep}
+        own |= {carry.end: forward.values[carry.end] for carry in forward.carry}
         return (
             replace(first, keep=(*first.keep, *starts.items())),
-            replace(second, axes={**own, **second.axes}, each=(*second.each, *starts.items())),
+            replace(second, values={**own, **second.values}, each=(*second.each, *starts.items())),
         )
 
     @property
@@ -81,14 +84,15 @@ class _Pair:
         """A repeat over segments."""
         stacks = tuple(dict.fromkeys(outer for _, outer in each))
         kept = tuple(outer for _, outer in keep)
-        axes = {name: line.axes[name] for carry in line.carry for name in (carry.start, carry.end)}
-        axes |= {name: (str(self.turns), *self.axes[name][1:]) for name in (*stacks, *kept)}
+        values = {name: line.values[name] for carry in line.carry for name in (carry.start, carry.end)}
+        values |= {name: self.part(name) for name in (*stacks, *kept)}
         pairs = (tuple((name, name) for name in names) for names in (stacks, kept))
         each, keep = pairs
-        return replace(line, count=self.segments(line.count), lines=tuple(inside), axes=axes, each=each, keep=keep)
+        return replace(line, count=self.segments(line.count), lines=tuple(inside), values=values, each=each, keep=keep)
 
-    def parts(self, keep: Iterable[tuple[str, str]], line: Repeat) -> Axes:
-        return {outer: (str(self.turns), *line.axes[inside]) for inside, outer in keep}
+    def part(self, stack: str) -> Value:
+        """What a segment has of a stack of all turns."""
+        return self.values[stack].along((str(self.turns), *self.values[stack].axes[1:]))
 
     def segments(self, count: str) -> str:
         """How many segments there are: a number, or a part of a size by its name."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Repeat, Table
-
-MARK = "@"
+from learncost.equation.value import Value
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,7 @@ class Part:
     @property
     def mark(self) -> str:
         """What is appended to the names of these turns."""
-        return f"{MARK}{self.first}" + (f"-{self.last}" if self.last > self.first else "")
-
-
-def unmarked(name: str) -> str:
-    """The name of a value before its repeat was split."""
-    return name.partition(MARK)[0]
+        return f"@{self.first}" + (f"-{self.last}" if self.last > self.first else "")
 
 
 def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
@@ -46,11 +40,11 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
     made = [outer for _, outer in repeat.each if outer not in given] + [outer for _, outer in repeat.keep]
     if made:
         raise InputError(f"a repeat cannot be split whose turns each have a part of {made[0]}, which lines make")
-    axes = dict(table.axes)
+    values = dict(table.values)
     repeats: list[Repeat] = []
     initial = {carry.final: carry.initial for carry in repeat.carry}
     for part in parts:
-        repeats.append(_part(part, initial, part is parts[-1], axes))
+        repeats.append(_part(part, initial, part is parts[-1], values))
         initial = {carry.final: now.final for carry, now in zip(repeat.carry, repeats[-1].carry, strict=True)}
     stacks = {
         outer: tuple(f"{outer}{part.mark}" for part in parts if outer in {name for _, name in part.body.each})
@@ -62,17 +56,21 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
         return tuple(new for name in names for new in stacks.get(name, (name,)))
 
     for outer, own in stacks.items():
-        whole = axes.pop(outer)
-        axes |= {name: (_count(part), *whole[1:]) for part in parts for name in own if name == f"{outer}{part.mark}"}
+        whole = values.pop(outer)
+        whole = replace(whole, group=whole.group or outer)
+        values |= {
+            name: whole.along((_count(part), *whole.axes[1:]))
+            for part in parts
+            for name in own
+            if name == f"{outer}{part.mark}"
+        }
     at = next(place for place, line in enumerate(table.lines) if line is repeat)
     return replace(
         table,
         lines=(*table.lines[:at], *repeats, *table.lines[at + 1 :]),
-        axes=axes,
+        values=values,
         inputs=apart(table.inputs),
         weights=apart(table.weights),
-        indices=frozenset(apart(table.indices)),
-        constants=frozenset(apart(table.constants)),
     )
 
 
@@ -80,14 +78,14 @@ def _count(part: Part) -> str:
     return str(part.last - part.first + 1)
 
 
-def _part(part: Part, initial: dict[str, str], is_last: bool, axes: dict[str, tuple[str, ...]]) -> Repeat:
+def _part(part: Part, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Repeat:
     """The body under its own names; `initial` says where each carried value comes from, by its name at the end."""
     body = part.body
     names = {name: f"{name}{part.mark}" for name in body.inside}
     carry = []
     for own in body.carry:
         final = own.final if is_last else f"{own.final}{part.mark}"
-        axes[final] = body.axes[own.end]
+        values[final] = body.values[own.end]
         carry.append(Carry(names[own.start], names[own.end], initial[own.final], final))
     lines = []
     for line in body.lines:
@@ -97,7 +95,9 @@ def _part(part: Part, initial: dict[str, str], is_last: bool, axes: dict[str, tu
         body,
         count=_count(part),
         lines=tuple(lines),
-        axes={names.get(name, name): own_axes for name, own_axes in body.axes.items()},
+        values={
+            names.get(name, name): replace(value, group=value.group or name) for name, value in body.values.items()
+        },
         carry=tuple(carry),
         each=tuple((names[inside], f"{outer}{part.mark}") for inside, outer in body.each),
     )

@@ -16,8 +16,8 @@ from learncost.equation.table import Table
 from learncost.layers.nested import flat
 from learncost.layers.reach import Reach
 from learncost.layers.rewrite_lora import RANK, with_lora
-from learncost.layers.split import Part, split, unmarked
-from learncost.models.model import Model
+from learncost.layers.split import Part, split
+from learncost.models.model import Model, masks_of
 from learncost.models.parts import Parts, repeats, sliced
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
@@ -202,11 +202,12 @@ def _apart(
         body = part.body if own else plain
         whole = replace(whole, lines=tuple(body if line is repeat else line for line in whole.lines))
     read = {name for line in whole.lines for name in line.reads}  # paths may be in no layer of a repeat
-    whole = replace(whole, weights=tuple(n for n in whole.weights if n in read or unmarked(n) not in paths))
+    known = whole.values
+    whole = replace(whole, weights=tuple(n for n in whole.weights if n in read or (known[n].group or n) not in paths))
     return replace(
         model,
         table=whole,
-        masks=tuple(name for name in whole.inputs if unmarked(name).endswith(".mask")),
+        masks=masks_of(whole),
         trained=tuple(name for name in whole.weights if name in trained),
     )
 

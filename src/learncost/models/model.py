@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
+from learncost.equation.value import DRAWN
 from learncost.layers.layer import Layer, layer, named
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
@@ -57,7 +58,7 @@ class Model:
     @property
     def padded(self) -> bool:
         """Whether a mask of the keys comes in, for sequences of unequal length."""
-        return any(name.endswith("keep.mask") for name in self.masks)
+        return any(self.table.values[name].role == "padding" for name in self.masks)
 
     @property
     def learns(self) -> bool:
@@ -95,7 +96,7 @@ def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str,
     """The table of a plan, and its axes."""
     layers = {one.name: _rewritten(one, dropout, padding) for one in plan_.layers}
     found = layer(plan_.text, layers)
-    table = _with_blocks(_with_roles(found.table), plan_.blocks)
+    table = _with_blocks(found.table, plan_.blocks)
     return table, _axes_of(table)
 
 
@@ -119,7 +120,7 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}
     if family.fixed:
         sizes["N" if family.two_sided else "M"] = evaluate(family.fixed, values)
-    masks = tuple(name for name in table.inputs if name.endswith(".mask"))
+    masks = masks_of(table)
     trained = tuple(name for name in table.weights if name not in family.frozen) if family.frozen else None
     return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules, trained=trained)
 
@@ -154,15 +155,9 @@ def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
     return given
 
 
-def _with_roles(table: Table) -> Table:
-    """Masks come in through the weights of layers, but are drawn, not trained."""
-    masks = tuple(name for name in table.weights if name.endswith(".mask"))
-    return replace(
-        table,
-        inputs=(*table.inputs, *masks),
-        weights=tuple(name for name in table.weights if name not in masks),
-        constants=table.constants | frozenset(masks),
-    )
+def masks_of(table: Table) -> tuple[str, ...]:
+    """The masks among its inputs: those of dropout, and of padded keys."""
+    return tuple(name for name in table.inputs if table.values[name].role in DRAWN)
 
 
 def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, defined
+from learncost.equation.value import Value
 
 
 def at_once(table: Table) -> Table:
@@ -27,7 +28,7 @@ def at_once(table: Table) -> Table:
         readers = [i for i, line in enumerate(lines) if i > place and not arrays.isdisjoint(line.reads)]
         maker = lines[place]
         if isinstance(maker, Repeat) and not readers and gradient in {outer for _, outer in maker.keep}:
-            lines[place] = _in_turns(maker, gradient, chain, table.axes)
+            lines[place] = _in_turns(maker, gradient, chain, table.values)
         else:
             place = max((place, *readers)) + 1
             lines[place:place] = chain
@@ -59,30 +60,30 @@ def _updates(line: Statement) -> bool:
     return isinstance(line, Line) and line.tag.macro == "optimizer_step"
 
 
-def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], axes: Mapping[str, tuple[str, ...]]) -> Repeat:
+def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], values: Mapping[str, Value]) -> Repeat:
     """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead."""
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
-    stacks = [name for line in chain for name in line.reads if axes[name] and name != gradient]
+    stacks = [name for line in chain for name in line.reads if values[name].axes and name != gradient]
     made = [name for line in chain for name in line.makes]
-    own = dict(repeat.axes)
+    own = dict(repeat.values)
     each = dict(repeat.each)
     for name in stacks:
         if name not in made and name not in each.values():
             each[name] = name
-    together = repeat.part(names[gradient], axes[gradient])
+    together = repeat.part(names[gradient], values[gradient].axes)
     first = (str(together),) if together else ()
-    own |= {names.get(name, name): (*first, *axes[name][1:]) for name in (*stacks, *made)}
+    own |= {names.get(name, name): values[name].along((*first, *values[name].axes[1:])) for name in (*stacks, *made)}
     lines = list(repeat.lines)
     if together:  # several turns' gradients are there, each made in a turn of a repeat inside
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
         assert isinstance(maker, Repeat)
-        lines[place] = _in_turns(maker, names[gradient], [line.renamed(names) for line in chain], {**axes, **own})
+        lines[place] = _in_turns(maker, names[gradient], [line.renamed(names) for line in chain], {**values, **own})
     else:
         _add(lines, gradient, chain, names, stacks)
     read = {name for line in chain for name in line.reads}
     new = tuple((name, name) for name in made if name not in read)
     keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
-    return replace(repeat, lines=tuple(lines), axes=own, each=tuple(each.items()), keep=(*keep, *new))
+    return replace(repeat, lines=tuple(lines), values=own, each=tuple(each.items()), keep=(*keep, *new))
 
 
 def _add(

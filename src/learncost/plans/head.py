@@ -24,6 +24,7 @@ from learncost.equation.table import (
     Word,
     defined,
 )
+from learncost.equation.value import Value
 
 BATCH = "B"
 
@@ -48,8 +49,8 @@ def head(table: Table) -> Table:
     except _OtherFormError:
         return table
     gone = turns.made - turns.stacks - later
-    axes = {name: own for name, own in table.axes.items() if name not in gone} | turns.outer
-    return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), axes=axes)
+    values = {name: own for name, own in table.values.items() if name not in gone} | turns.outer
+    return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), values=values)
 
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
@@ -83,8 +84,8 @@ class _Turns:
     after: list[Line] = field(default_factory=list)
     carry: list[Carry] = field(default_factory=list)
     each: dict[str, str] = field(default_factory=dict)
-    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # inside of a turn
-    outer: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the totals' zeros
+    values: dict[str, Value] = field(default_factory=dict)  # inside of a turn
+    outer: dict[str, Value] = field(default_factory=dict)  # of the totals' zeros
     made: set[str] = field(default_factory=set)  # inside of a turn, totals aside
 
     @property
@@ -99,11 +100,11 @@ class _Turns:
     def keep(self) -> tuple[tuple[str, str], ...]:
         """What others read of the turns."""
         read = self.later | {name for line in self.after for name in line.reads}
-        return tuple((name, name) for name in self.axes if name in self.made and name in read)
+        return tuple((name, name) for name in self.values if name in self.made and name in read)
 
     def statements(self) -> Sequence[Statement]:
         each = tuple(self.each.items())
-        turns = Repeat(BATCH, tuple(self.inside), self.axes, tuple(self.carry), each, self.keep)
+        turns = Repeat(BATCH, tuple(self.inside), self.values, tuple(self.carry), each, self.keep)
         return (*self.before, turns, *self.after)
 
     def line(self, line: Statement) -> None:
@@ -127,8 +128,8 @@ class _Turns:
         for name in line.reads:
             if BATCH in self.table.axes[name] and name not in self.made:
                 self.each[name] = name
-                self.axes[name] = self.of_turn(name)
-        self.axes |= {term.name: self.of_turn(term.name) for term in line.left}
+                self.values[name] = self.table.values[name].along(self.of_turn(name))
+        self.values |= {name: self.table.values[name].along(self.of_turn(name)) for name in line.makes}
         summed = [term for term in line.left if BATCH not in term.declared]
         if not summed:
             self.made |= {*line.makes}
@@ -144,8 +145,9 @@ class _Turns:
         tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local="merge", binding=line.tag.binding)
         self.before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
-        self.axes |= {start: axes, end: axes}
-        self.outer[zero] = axes
+        total = Value(axes, "part", self.table.values[name].of)
+        self.values |= {start: total, end: total}
+        self.outer[zero] = total
         self.carry.append(Carry(start, end, zero, name))
 
     def of_turn(self, name: str) -> tuple[str, ...]:

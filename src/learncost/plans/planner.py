@@ -10,6 +10,7 @@ from typing import TypeAlias
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
+from learncost.equation.value import Value
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
 from learncost.readings.live import Live, live
@@ -144,32 +145,32 @@ def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: 
 
 def stored(table: Table) -> Table:
     """The table with everything that needs no room as a number: inside of kernels, and in place of old weights."""
-    lines, axes = _scope(table.lines, table.axes, set(table.outputs))
-    return replace(table, lines=lines, axes=axes)
+    lines, values = _scope(table.lines, table.values, set(table.outputs))
+    return replace(table, lines=lines, values=values)
 
 
 def _scope(
-    lines: tuple[Statement, ...], axes: Mapping[str, tuple[str, ...]], wanted: set[str]
-) -> tuple[tuple[Statement, ...], dict[str, tuple[str, ...]]]:
-    """The lines and the axes of one scope; `wanted` are the names that it hands out."""
-    small = _inside_of_kernels(lines, wanted) | _updated(lines)
+    lines: tuple[Statement, ...], values: Mapping[str, Value], wanted: set[str]
+) -> tuple[tuple[Statement, ...], dict[str, Value]]:
+    """The lines and the values of one scope; `wanted` are the names that it hands out."""
+    small = _inside_of_kernels(lines, wanted) | _updated(lines, values)
     result: list[Statement] = []
     for line in lines:
         if isinstance(line, Repeat):
             ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
-            body, own = _scope(line.lines, line.axes, ends)
-            small |= {outer for inside, outer in line.keep if inside in own and own[inside] != line.axes[inside]}
-            result.append(replace(line, lines=body, axes=own))
+            body, own = _scope(line.lines, line.values, ends)
+            small |= {outer for inside, outer in line.keep if inside in own and own[inside] != line.values[inside]}
+            result.append(replace(line, lines=body, values=own))
         else:
             left = tuple(Term(term.name, ()) if term.name in small else term for term in line.left)
             result.append(replace(line, left=left))
-    return tuple(result), {name: () if name in small else own for name, own in axes.items()}
+    return tuple(result), {name: own.along(()) if name in small else own for name, own in values.items()}
 
 
-def _updated(lines: tuple[Statement, ...]) -> set[str]:
+def _updated(lines: tuple[Statement, ...], values: Mapping[str, Value]) -> set[str]:
     """New weights and states, which take the places of the old ones."""
     updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
-    return {name for line in updates for name in line.makes if name.endswith(".new")}
+    return {name for line in updates for name in line.makes if values[name].role == "new"}
 
 
 def _inside_of_kernels(lines: tuple[Statement, ...], wanted: set[str]) -> set[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from learncost.equation.table import Line, Statement, Sum, Table, Tag, Term
+from learncost.equation.value import Value
 from learncost.procedures.needed import needed
+from learncost.procedures.optimizer import renewed
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Accumulated:
     @property
     def sums(self) -> tuple[str, ...]:
         """The names of the gathered gradients; they begin as zeros."""
-        return tuple(name.removesuffix(".new") for name in self.gather.outputs if name.endswith(GATHERED + ".new"))
+        return tuple(renewed(self.gather))
 
 
 GATHERED = ".gradient"
@@ -38,15 +40,15 @@ def accumulated(step: Table) -> Accumulated:
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}
     gradients = {f"d{weight}": f"{weight}{GATHERED}" for weight in step.weights if f"d{weight}" in read}
-    axes = dict(step.axes)
+    values = dict(step.values)
     for gradient, name in gradients.items():
-        shape = axes[gradient]
-        axes[name] = axes[f"{name}.new"] = shape
+        shape = values[gradient].axes
+        values |= {name: Value(shape, "gathered", values[gradient].of), f"{name}.new": Value(shape, "new", name)}
         tag = Tag("accumulation", macro="weight_update", local="merge")
         right = (Term(name, shape), Term(gradient, shape))
         first.append(Sum((Term(f"{name}.new", shape),), right, (), tag, (1, 1)))
     sums = tuple(gradients.values())
-    whole = replace(step, axes=axes, inputs=(*step.inputs, *sums), constants=step.constants | frozenset(sums))
+    whole = replace(step, values=values, inputs=(*step.inputs, *sums))
     results = {term.name for line in last for term in line.left}
     made = [name for name in step.outputs if name not in results and name not in gradients]
     update = tuple(line.renamed(gradients) for line in last)

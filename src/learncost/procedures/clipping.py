@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word, defined
+from learncost.equation.value import Value
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_norm + 1e-6), at most 1
 
@@ -29,9 +30,13 @@ def with_clipping(table: Table) -> Table:
     return replace(
         table,
         lines=tuple(lines),
-        axes={**table.axes, "clip": (), **{line.name: line.left[0].declared for line in scaling}},
+        values={
+            **table.values,
+            "clip": Value((), "constant"),
+            **{line.name: Value(line.left[0].declared) for line in scaling},
+            **{new: table.values[gradient] for gradient, new in clipped.items()},
+        },
         inputs=(*table.inputs, "clip"),
-        constants=table.constants | {"clip"},
     )
 
 

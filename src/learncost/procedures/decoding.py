@@ -9,12 +9,13 @@ from typing import TypeAlias
 from learncost.equation.count import Count, base
 from learncost.equation.scope import UNDER_WHERE
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Table, Tag, Term, Word, walk
+from learncost.equation.value import Value
 from learncost.procedures.keys import TOKENS, Keys, refusal
 from learncost.procedures.needed import needed
 
 CACHED, ALL = "C", "T"  # the axes of the positions in the cache, and of these with the new ones
 
-Axes: TypeAlias = dict[str, tuple[str, ...]]
+Values: TypeAlias = dict[str, Value]
 
 
 @dataclass(frozen=True)
@@ -64,63 +65,63 @@ class Decoding:
         self.keys = Keys(table, name)
         self.outputs: list[str] = []
         self.cached: list[tuple[str, bool, str]] = []  # name, whether it grows, window
-        self.seen: dict[str, tuple[str, ...]] = {}
+        self.seen: Values = {}
         self.settled: set[str] = set()  # values that are zero where a token does not see
 
     def table(self) -> tuple[Table, tuple[Kept, ...]]:
         """Decode's table and its cache."""
         given = self.given
-        axes = self.declared(given.axes)
-        lines = self.statements(given.lines, axes)
-        axes |= self.seen
+        values = self.declared(given.values)
+        lines = self.statements(given.lines, values)
+        values |= self.seen
         inputs = (*given.inputs, *(name for name, _, _ in self.cached), *self.seen)
-        constants = given.constants | self.seen.keys()
-        whole = replace(given, lines=lines, axes=axes, inputs=inputs, constants=constants)
+        whole = replace(given, lines=lines, values=values, inputs=inputs)
         found = needed(whole, (*given.outputs, *self.outputs))
         # The cache of an encoder's own attention grows with no token, and nothing of a decoder reads it.
         read = needed(found, given.outputs).inputs
-        kept = tuple(Kept(name, axes[name], grows, window) for name, grows, window in self.cached if name in read)
+        every = (Kept(name, values[name].axes, grows, window) for name, grows, window in self.cached)
+        kept = tuple(one for one in every if one.name in read)
         if not kept:
             raise refusal(self.name, "nothing in it keeps keys of earlier tokens")
         self.check(found)
         return found, kept
 
-    def declared(self, axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        """The axes of every value, keys under their new name; those of a cached value are of the new positions."""
+    def declared(self, values: Mapping[str, Value]) -> Values:
+        """Every value, keys under their new name; those of a cached value are of the new positions."""
         return {
-            name: tuple(
+            name: value.along(
                 named(ALL, self.keys.windows[name, i])
                 if (name, i) in self.keys.windows and name not in self.keys.grows
                 else axis
-                for i, axis in enumerate(own)
+                for i, axis in enumerate(value.axes)
             )
-            for name, own in axes.items()
+            for name, value in values.items()
         }
 
-    def statements(self, lines: Iterable[Statement], axes: Axes) -> tuple[Statement, ...]:
+    def statements(self, lines: Iterable[Statement], values: Values) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                result.append(self.repeat(line, axes))
+                result.append(self.repeat(line, values))
             elif line.name not in self.keys.places:
-                result.extend(self.line(line, axes))
+                result.extend(self.line(line, values))
             elif line.name in self.keys.grows:
-                result.extend((*self.line(line, axes), self.appended(line, axes)))
+                result.extend((*self.line(line, values), self.appended(line, values)))
             else:
-                axes[cache(line.name)] = axes[line.name]
+                values[cache(line.name)] = Value(values[line.name].axes, "cache", line.name)
                 self.cached.append((cache(line.name), False, ""))
         return tuple(result)
 
-    def repeat(self, line: Repeat, outer: Axes) -> Repeat:
-        axes = self.declared(line.axes)
+    def repeat(self, line: Repeat, outer: Values) -> Repeat:
+        values = self.declared(line.values)
         given, grown = len(self.cached), len(self.outputs)
-        lines = self.statements(line.lines, axes)
+        lines = self.statements(line.lines, values)
         each = tuple((name, name) for name, _, _ in self.cached[given:])
         keep = tuple((name, name) for name in self.outputs[grown:])
-        outer |= {name: (line.count, *axes[name]) for name, _ in (*each, *keep)}
-        return replace(line, lines=lines, axes=axes, each=(*line.each, *each), keep=(*line.keep, *keep))
+        outer |= {name: values[name].stacked(line.count) for name, _ in (*each, *keep)}
+        return replace(line, lines=lines, values=values, each=(*line.each, *each), keep=(*line.keep, *keep))
 
-    def appended(self, line: Line, axes: Axes) -> Line:
+    def appended(self, line: Line, values: Values) -> Line:
         """The new positions of a value behind those in the cache."""
         name, place = line.name, self.keys.places[line.name]
         if (name, place) not in self.keys.windows:
@@ -128,10 +129,10 @@ class Decoding:
         if set(self.keys.of(line)) & {line.left[0].axes[place]}:
             raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
         window = self.keys.windows[name, place]
-        own = axes[name]
+        own = values[name].axes
         cached, whole = ((*own[:place], named(axis, window), *own[place + 1 :]) for axis in (CACHED, ALL))
         left = Term(f"{cache(name)}.2", whole)
-        axes[cache(name)], axes[left.name] = cached, whole
+        values |= {cache(name): Value(cached, "cache", name), left.name: Value(whole, "new", cache(name))}
         self.cached.append((cache(name), True, window))
         self.outputs.append(left.name)
         local = f"{line.tag.local}.cache"
@@ -139,7 +140,7 @@ class Decoding:
         right = (Term(cache(name), cached), Term(name, own))
         return Word((left,), right, (), tag, "append", (whole[place],), "body", ("X", "Z"), ("Y",))
 
-    def line(self, line: Line, axes: Axes) -> Iterator[Line]:
+    def line(self, line: Line, values: Values) -> Iterator[Line]:
         keys = self.keys.of(line)
         read = {name: f"{cache(name)}.2" if name in self.keys.grows else cache(name) for name in self.keys.places}
         where = tuple(one for one in line.where if one.lower not in keys)
@@ -148,18 +149,18 @@ class Decoding:
         new = replace(new, right=tuple(term.renamed(read) for term in new.right))
         if bounded and self.several:
             window = keys[min(bounded)]
-            yield from self.seeing(new, window, next(o.upper for o in line.where if o.lower in bounded), axes)
+            yield from self.seeing(new, window, next(o.upper for o in line.where if o.lower in bounded), values)
         else:
             yield new
 
-    def seeing(self, line: Line, window: str, tokens: str, axes: Axes) -> Iterator[Line]:
+    def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
         """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
         key = named(ALL, window)
         if isinstance(line, Word) and line.word in UNDER_WHERE and key in line.axes:
             term, mask = line.right[0], named("seen", window)
             left = Term(f"{line.name}.seen", term.axes)
-            axes[left.name] = axes[term.name]
-            self.seen[mask] = (TOKENS, key)
+            values[left.name] = Value(values[term.name].axes)
+            self.seen[mask] = Value((TOKENS, key), "constant")
             right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
             tag = Tag(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
             tag = replace(tag, binding=line.tag.binding)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
+from learncost.equation.value import Role, Value
 from learncost.layers.derive import Derived
 from learncost.layers.layer import named
 from learncost.layers.recompute import in_macro
@@ -69,12 +70,13 @@ class _Schedule:
     def __init__(self, model: Model, derived: Derived, mode: Mode, memory_efficient: bool) -> None:
         self.model = model
         self.derived = derived
+        self.known = derived.step.known
         self.mode = mode
         self.memory_efficient = memory_efficient
         self.mirror = {name: f"{name}^" for name in (*_defined(model.table.lines), *model.projected)}
         self.error = self.error_lines()
         self.check_modulation()
-        self.given: dict[str, tuple[str, ...]] = {"dloss": (), **dict.fromkeys(CONTROLS, ())}  # beside the model's own
+        self.given = dict.fromkeys(("dloss", *CONTROLS), Value((), "constant"))  # beside the model's own inputs
 
     def table(self) -> Table:
         plain = self.model.table
@@ -99,10 +101,9 @@ class _Schedule:
         return replace(
             plain,
             lines=lines,
-            axes=_declared(lines, {**plain.axes, **self.given}),
+            values=self.declared(lines, {**plain.values, **self.given}),
             inputs=(*plain.inputs, *self.given),
             outputs=(*plain.outputs, *self.derived.gradients.values()),
-            constants=plain.constants | frozenset(self.given),
         )
 
     def check_modulation(self) -> None:
@@ -136,7 +137,7 @@ class _Schedule:
         layer = named("error_projection")
         if self.model.padded:
             layer = with_padding(layer, "S", "M")
-            self.given["error.keep.mask"] = layer.table.axes["keep.mask"]
+            self.given["error.keep.mask"] = layer.table.values["keep.mask"]
         lines = in_macro(layer.table.lines, "error_projection")
         names = {line.name: f"error.{line.name}" for line in lines}
         names |= {"tokens": "encoder.tokens", "F": "error.F", "keep.mask": "error.keep.mask"}
@@ -172,7 +173,7 @@ class _Schedule:
         error, own = self.error[-1].left[0], value.loops
         wide = tuple(axis for axis in own if axis not in ("B", "M", "N", *error.loops))
         fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), *wide))
-        self.given[fixed.name] = fixed.loops
+        self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
         axes = tuple(axis for axis in own if axis in (*error.loops, *wide))
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         tag = replace(tag, macro="forward", equation="", locals=())
@@ -192,17 +193,17 @@ class _Schedule:
         lines = [made for statement in own for made in self.modulated(statement)]
         lines += self.updates(line.lines, reverse.lines)
         carry = tuple(Carry(*(self.mirror[n] for n in (c.start, c.end, c.initial, c.final))) for c in line.carry)
-        axes = {**line.axes, **{c.start: line.axes[old.start] for c, old in zip(carry, line.carry, strict=True)}}
-        keep = tuple((inside, outer.split("+")[0]) for inside, outer in reverse.keep)
+        values = dict(line.values)
+        values |= {c.start: Value(line.axes[old.start]) for c, old in zip(carry, line.carry, strict=True)}
+        keep = tuple((inside, self.derived.gradients[self.known[outer].of]) for inside, outer in reverse.keep)
         if self.memory_efficient:
             lines = [*own, *lines]
-            return replace(
-                line, lines=tuple(lines), axes=_declared(lines, axes), carry=(*line.carry, *carry), keep=keep
-            )
+            values = self.declared(lines, values)
+            return replace(line, lines=tuple(lines), values=values, carry=(*line.carry, *carry), keep=keep)
         standard = {c.start for c in line.carry} | {t.name for statement in own for t in statement.left}
         kept = dict.fromkeys((name, f"{name}*") for made in lines for name in made.reads if name in standard)
-        axes = _declared(lines, axes)
-        return replace(line, lines=tuple(lines), axes=axes, carry=carry, each=(*line.each, *kept), keep=keep)
+        values = self.declared(lines, values)
+        return replace(line, lines=tuple(lines), values=values, carry=carry, each=(*line.each, *kept), keep=keep)
 
     def updates(self, forward: Iterable[Statement], reverse: Iterable[Statement]) -> list[Line]:
         """The update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count."""
@@ -215,21 +216,21 @@ class _Schedule:
                 continue
             names = dict(self.mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
-                source = name.removeprefix("d").removesuffix(".total")
-                if name.startswith("d") and source in lines and name not in {e.name for e in self.error}:
+                role, source = self.about(name)
+                if role == "gradient" and source in lines and name not in {e.name for e in self.error}:
                     compared = self.followed(source, forward)
                     if compared not in made:
                         made[compared] = self.difference(lines[compared])
                         result += made[compared]
                     names[name] = made[compared][-1].name
-                elif name.startswith("d") and source.partition(":")[0] in lines and ":" in source:
-                    word, weight = lines[source.partition(":")[0]], update.name.removeprefix("d")
+                elif role == "unsummed":
+                    word, (_, weight) = lines[source], self.about(update.name)
                     assert isinstance(word, Word)
                     raise InputError(
                         f"{weight} is read by {word.word}, not by a product, which pepita and mempepita do not "
                         "support; bp does"
                     )
-            first = update.right[0].name.removeprefix("d")
+            _, first = self.about(update.right[0].name)
             embeds = first in lines and lines[first].tag.layer == "embedding"
             dense = embeds and self.mode.modulated_inputs and first not in self.model.projected
             result += self.dense_update(lines[first], update.renamed(names)) if dense else [update.renamed(names)]
@@ -248,7 +249,7 @@ class _Schedule:
     def inverse_count(self, value: Term) -> Term:
         axes = tuple(axis for axis in value.loops if axis in ("B", "M", "N")) if self.model.padded else ()
         term = Term(".".join(("inverse_count", *axes[1:])), axes)
-        self.given[term.name] = axes
+        self.given[term.name] = Value(axes, "constant")
         return term
 
     def dense_update(self, line: Line, update: Line) -> list[Line]:
@@ -281,6 +282,23 @@ class _Schedule:
                 return name
             name = reader.name
 
+    def about(self, name: str) -> tuple[Role, str]:
+        """What backpropagation has a value for, and of which other one."""
+        value = self.known.get(name, Value(()))
+        return value.role, value.of
+
+    def declared(self, lines: Iterable[Statement], values: Mapping[str, Value]) -> dict[str, Value]:
+        """All names of a scope, with their axes as its lines and repeats show them."""
+        result = dict(values)
+        for line in lines:
+            if isinstance(line, Repeat):
+                found = {carry.final: Value(line.axes[carry.end]) for carry in line.carry}
+                found |= {outer: Value((line.count, *line.axes[name]), "kept", name) for name, outer in line.keep}
+            else:
+                found = {term.name: Value(term.declared) for term in line.left}
+            result |= {name: self.known.get(name, value).along(value.axes) for name, value in found.items()}
+        return result
+
 
 def _repeats(lines: Iterable[Statement]) -> list[Repeat]:
     return [line for line in lines if isinstance(line, Repeat)]
@@ -295,15 +313,3 @@ def _defined(lines: Iterable[Statement]) -> list[str]:
         else:
             names += [term.name for term in line.left]
     return names
-
-
-def _declared(lines: Iterable[Statement], axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The declared axes of all names of a scope, as its lines and repeats show them."""
-    result = dict(axes)
-    for line in lines:
-        if isinstance(line, Repeat):
-            result |= {carry.final: line.axes[carry.end] for carry in line.carry}
-            result |= {outer: (line.count, *line.axes[inside]) for inside, outer in line.keep}
-        else:
-            result |= {term.name: term.declared for term in line.left}
-    return result

@@ -14,8 +14,9 @@ from typing import Any
 
 from learncost.equation.count import size_of
 from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
+from learncost.equation.value import Value
 from learncost.layers.layer import Layer, marked
-from learncost.procedures.decoding import ALL, CACHED, Axes, Decoding, Kept, cache, named
+from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, cache, named
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
 
@@ -135,9 +136,9 @@ def _last_only(table: Table) -> Table:
             left = tuple(term for term in map(cut, line.left) if isinstance(term, Term))
             line = replace(line, left=left, right=tuple(map(cut, line.right)))
         lines.append(line)
-    axes = {n: tuple(a for a in own_axes if n not in own or a != TOKENS) for n, own_axes in table.axes.items()}
-    inputs, indices = (*table.inputs, "last"), table.indices | {"last"}
-    return replace(table, lines=tuple(lines), axes={**axes, "last": ("B",)}, inputs=inputs, indices=indices)
+    values = {n: v.along(a for a in v.axes if n not in own or a != TOKENS) for n, v in table.values.items()}
+    values["last"] = Value(("B",), "index")
+    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, "last"))
 
 
 # Prefill.
@@ -147,24 +148,24 @@ def _prefill(table: Table, kept: Iterable[Kept]) -> Table:
     """The forward pass that also gives what decode will read."""
     names = tuple(one.name for one in kept)
     lines, made = _keeping(table.lines, names)
-    return needed(replace(table, lines=lines, axes={**table.axes, **made}), (*table.outputs, *names))
+    return needed(replace(table, lines=lines, values={**table.values, **made}), (*table.outputs, *names))
 
 
-def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[Statement, ...], Axes]:
-    """The lines with a second name for what is cached, which repeats hand out as stacks; and the axes of these."""
+def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[Statement, ...], dict[str, Value]]:
+    """The lines with a second name for what is cached, which repeats hand out as stacks; and what these are."""
     result: list[Statement] = []
-    made: Axes = {}
+    made: dict[str, Value] = {}
     for line in lines:
         if isinstance(line, Repeat):
             body, own = _keeping(line.lines, names)
             keep = (*line.keep, *((name, name) for name in own))
-            result.append(replace(line, lines=body, axes={**line.axes, **own}, keep=keep))
-            made |= {name: (line.count, *axes) for name, axes in own.items()}
+            result.append(replace(line, lines=body, values={**line.values, **own}, keep=keep))
+            made |= {name: value.stacked(line.count) for name, value in own.items()}
             continue
         result.append(line)
         if cache(line.name) in names:
             (left,) = line.left
             tag = Tag(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
             result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), tag, (1,)))
-            made[cache(line.name)] = left.declared
+            made[cache(line.name)] = Value(left.declared, "cache", line.name)
     return tuple(result), made

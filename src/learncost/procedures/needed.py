@@ -17,12 +17,10 @@ def needed(table: Table, outputs: Iterable[str]) -> Table:
     return replace(
         table,
         lines=lines,
-        axes={name: axes for name, axes in table.axes.items() if name in names},
+        values={name: value for name, value in table.values.items() if name in names},
         inputs=tuple(name for name in table.inputs if name in wanted),
         weights=tuple(name for name in table.weights if name in wanted),
         outputs=outputs,
-        indices=table.indices & wanted,
-        constants=table.constants & wanted,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word
+from learncost.equation.value import Value
 from learncost.procedures.optimizer_state import STATES, State
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
@@ -55,16 +56,18 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
     found = entry(chosen.word)
     if taken := [name for name in chosen.scalars if name in table.axes]:
         raise InputError(f"{taken[0]} is a value of the table and a number of {chosen.word}: call the value otherwise")
-    axes = dict(table.axes) | dict.fromkeys(chosen.scalars, ())
+    values = dict(table.values) | dict.fromkeys(chosen.scalars, Value((), "constant"))
     lines, states, results = [], [], []
     for weight, gradient in gradients.items():
         shape = table.axes[weight]
         given = {"W": Term(weight, shape), "G": Term(gradient, shape)}
         given |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
         given |= {name: Term(name, ()) for name in chosen.scalars}
-        left = [Term(f"{weight}.new", shape), *(Term(f"{weight}.{name}.new", shape) for name in chosen.state)]
-        axes |= {term.name: shape for term in (*left, *given.values()) if term.name not in axes}
-        states += [f"{weight}.{name}" for name in chosen.state]
+        own = [given[name].name for name in chosen.state]
+        left = [Term(f"{name}.new", shape) for name in (weight, *own)]
+        values |= {name: Value(shape, "state", weight) for name in own}
+        values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own), strict=True)}
+        states += own
         results += [term.name for term in left]
         right = tuple(given[name] for name in found.inputs)
         tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=found.inputs)
@@ -73,10 +76,9 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
     return replace(
         table,
         lines=(*table.lines, *lines),
-        axes=axes,
+        values=values,
         inputs=(*table.inputs, *extra),
         outputs=(*table.outputs, *results),
-        constants=table.constants | frozenset(extra),
     )
 
 
@@ -85,10 +87,11 @@ def without_gradients(table: Table) -> Table:
 
     So it need not be kept.
     """
-    inside = {f"d{name}" for name in table.weights if f"{name}.new" in table.outputs}
-    return replace(table, outputs=tuple(name for name in table.outputs if name not in inside))
+    known, new = table.values, renewed(table)
+    kept = (name for name in table.outputs if known[name].role != "gradient" or known[name].of not in new)
+    return replace(table, outputs=tuple(kept))
 
 
-def renewed(table: Table) -> tuple[str, ...]:
-    """The names of the weights and states that a step makes anew."""
-    return tuple(name.removesuffix(".new") for name in table.outputs if name.endswith(".new"))
+def renewed(table: Table) -> dict[str, str]:
+    """What a step makes anew, weights and states, with the names of what it makes of them."""
+    return {table.values[name].of: name for name in table.outputs if table.values[name].role == "new"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learncost.equation.table import Line, Product, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.value import Value
 
 
 def with_weight_decay(table: Table) -> Table:
@@ -12,7 +13,7 @@ def with_weight_decay(table: Table) -> Table:
 
     AdamW is left as it is: its own decay stands in its word.
     """
-    axes = dict(table.axes) | {"weight_decay": ()}
+    values = dict(table.values) | {"weight_decay": Value((), "constant")}
     lines: list[Statement] = []
     for line in table.lines:
         changed = (
@@ -21,18 +22,17 @@ def with_weight_decay(table: Table) -> Table:
             and "G" in line.given
             and "decay" not in line.given
         )
-        lines += _decayed(line, axes) if changed and not isinstance(line, Repeat) else [line]
+        lines += _decayed(line, values) if changed and not isinstance(line, Repeat) else [line]
     if len(lines) == len(table.lines):
         return table
-    constants = table.constants | {"weight_decay"}
-    return replace(table, lines=tuple(lines), axes=axes, inputs=(*table.inputs, "weight_decay"), constants=constants)
+    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, "weight_decay"))
 
 
-def _decayed(line: Line, axes: dict[str, tuple[str, ...]]) -> list[Line]:
+def _decayed(line: Line, values: dict[str, Value]) -> list[Line]:
     weight, gradient = line.right[0], line.right[1]
     assert isinstance(gradient, Term)
     pull, whole = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
-    axes |= {pull.name: pull.loops, whole.name: whole.loops}
+    values |= {pull.name: Value(pull.loops), whole.name: values[gradient.name]}
     tag = replace(line.tag, local="weight_decay", locals=())
     return [
         Product((pull,), (weight, Term("weight_decay", ())), (), tag),

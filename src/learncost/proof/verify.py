@@ -17,7 +17,7 @@ from learncost.layers.layer import Layer, named, shipped
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
-from learncost.procedures.optimizer import OPTIMIZERS
+from learncost.procedures.optimizer import OPTIMIZERS, renewed
 from learncost.procedures.procedure import PROCEDURES, step
 from learncost.proof.check import (
     LARGER,
@@ -242,7 +242,7 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
 
 
 def _new_weights(table: Table) -> Iterable[str]:
-    return [name for name in table.outputs if name.endswith(".new")]
+    return renewed(table).values()
 
 
 def _shared_sizes(model: Model, table: Table) -> dict[str, int]:
@@ -255,7 +255,7 @@ def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict
     arrays = sound_arrays(model.table, sizes)
     for name in table.inputs:
         if name not in arrays:
-            own = Table((), table.axes, (name,))
+            own = Table((), table.values, (name,))
             arrays |= sound_arrays(own, sizes, seed=sum(map(ord, name)))
     return arrays
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from learncost.equation.table import Condition, Line, Operand, Product, Table, Tag, Term, Word
+from learncost.equation.value import Value
 from learncost.layers.layer import Layer
 from learncost.proof.report import Check
 from learncost.vocabulary import Entry
@@ -35,8 +36,10 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
         entry.inputs,
         entry.outputs,
     )
-    constants = frozenset(name for name in operands if f"d{name}" not in _derived(entry))
-    return Layer(entry.name, Table((line,), shapes, operands, (), outputs, frozenset(), constants, entry.name))
+    learn = {*_derived(entry)}
+    values = {name: Value(own) for name, own in shapes.items()}
+    values |= {name: Value(shapes[name], "constant") for name in operands if f"d{name}" not in learn}
+    return Layer(entry.name, Table((line,), values, operands, (), outputs, entry.name))
 
 
 def _derived(entry: Entry) -> Iterator[str]:

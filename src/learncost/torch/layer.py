@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class LayerModule(TableModule):
                 raise InputError(f"{layer.name} makes no {name!r} to drop from: it makes {', '.join(sorted(made))}")
         chances = {f"{name}.mask": chance(value, f"the dropout of {name}") for name, value in dropout.items()}
         super().__init__(table, sizes, chances, **tensor)
-        self.layer = layer
+        self.layer, self._dropped = layer, tuple(dropout)
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The outputs: a tensor, or a tuple of several."""
@@ -50,10 +49,7 @@ class LayerModule(TableModule):
         (drops,) = key
         if not drops:
             return self.table
-        table = with_masks(self.layer, (name.removesuffix(".mask") for name in self._chances)).table
-        # Drawn masks come in beside the weights of a layer, but do not learn.
-        masks, weights = tuple(self._chances), self.table.weights
-        return replace(table, inputs=(*table.inputs, *masks), weights=weights, constants=table.constants | {*masks})
+        return with_masks(self.layer, self._dropped).table
 
     def extra_repr(self) -> str:
         return f"{self.layer.name}, {super().extra_repr()}"

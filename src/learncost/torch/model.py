@@ -38,7 +38,7 @@ class ModelModule(TableModule):
         stands = {base(axis) for name in plain.table.inputs for axis in plain.table.axes[name]}
         late = {axis for axis in plain.rules if axis not in plain.sizes and axis not in stands}
         sizes = {**plain.sizes, **{axis: int(evaluate(plain.rules[axis], endless)) for axis in sorted(late)}}
-        masks = [name for name in build(configuration, dropout=True).masks if not name.endswith("keep.mask")]
+        masks = build(configuration, dropout=True).masks
         super().__init__(plain.table, sizes, dict.fromkeys(masks, chance(dropout)), **tensor)
         self.configuration, self._learns = configuration, plain.learns
         self._at: dict[Any, torch.Tensor] = {}

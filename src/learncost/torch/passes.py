@@ -145,7 +145,7 @@ def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[
     reverse = derived.reverse
     reads = {name for line in reverse.lines for name in line.reads}
     weights = tuple(name for name in table.weights if name in reads)
-    return _emitted(replace(reverse, weights=weights, indices=table.indices, axes=derived.step.axes), sizes)
+    return _emitted(replace(reverse, weights=weights, values=derived.step.values), sizes)
 
 
 def _function(table: Table, wanted: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:

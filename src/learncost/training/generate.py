@@ -77,7 +77,7 @@ class Decoder:
     def _run(self, table: Any, values: dict[str, Any], lengths: Mapping[str, int], length: int) -> Any:
         execute(table, values, {**self._sizes, "B": 1, **lengths})
         self._cache = {one.name: self._cut(one, values[_made(one.name, values)], length) for one in self._tables.cache}
-        (logits,) = (name for name in table.outputs if not name.partition(".cache")[1])
+        (logits,) = (name for name in table.outputs if table.values[name].role == "value")
         return values[logits].reshape(-1)
 
     def _cut(self, kept: Any, value: Any, length: int) -> Any:

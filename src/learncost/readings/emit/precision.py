@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from learncost.equation.count import base
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
+from learncost.equation.value import Value
 from learncost.layers.names import written_once
 
 PRECISIONS: Mapping[str, str] = {
@@ -67,8 +68,8 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
     if dtype != "bf16":
         return table, _types(table, dtype)
     mixed = _Mixed(rounding, _streams(table), features(table))
-    lines = mixed.scope(table.lines, table.axes)
-    result = replace(table, lines=lines, axes={**table.axes, **mixed.axes})
+    lines = mixed.scope(table.lines, table.values)
+    result = replace(table, lines=lines, values={**table.values, **mixed.made})
     return result, _types(result, "fp32", mixed.low)
 
 
@@ -117,12 +118,12 @@ class _Mixed:
     streams: set[str]
     features: frozenset[str]  # axes of weights
     low: set[str] = field(default_factory=set)
-    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    made: dict[str, Value] = field(default_factory=dict)
 
     def scope(
         self,
         lines: Sequence[Statement],
-        axes: Mapping[str, tuple[str, ...]],
+        values: Mapping[str, Value],
         around: Iterable[str] = (),
     ) -> tuple[Statement, ...]:
         """The lines of a scope; `around` are names from outside that have a copy there."""
@@ -133,13 +134,13 @@ class _Mixed:
                 for name in line.shared:
                     if name not in self.low and self._multiplies(line, name) and name not in copied:
                         copied.add(name)
-                        self._copy(result, name, axes[name], line.lines[0])
-                slices = {inside: axes[outer][1:] for inside, outer in line.each}
+                        self._copy(result, name, values[name], line.lines[0])
+                slices = {inside: values[outer].along(values[outer].axes[1:]) for inside, outer in line.each}
                 self.low |= {inside for inside, outer in line.each if outer in self.low}
                 inner = _Mixed(self.rounding, self.streams, self.features, self.low)
-                body = inner.scope(line.lines, {**axes, **slices, **line.axes}, copied & {*line.shared})
+                body = inner.scope(line.lines, {**values, **slices, **line.values}, copied & {*line.shared})
                 self.low |= {outer for inside, outer in line.keep if inside in self.low}
-                result.append(replace(line, lines=body, axes={**line.axes, **inner.axes}))
+                result.append(replace(line, lines=body, values={**line.values, **inner.made}))
                 continue
             kept = line.left[0].indexed or self.rounding.keeps(line)  # what meets at an index is added up in fp32
             if line.tag.macro != "optimizer_step" and not kept:
@@ -155,7 +156,7 @@ class _Mixed:
                 names[name] = f"{name}{LOW}"
                 if name not in copied:
                     copied.add(name)
-                    self._copy(result, name, axes[name], line)
+                    self._copy(result, name, values[name], line)
             self.low.add(line.name)
             result.append(replace(line, right=tuple(term.renamed(names) for term in line.right)))
         return tuple(result)
@@ -170,11 +171,11 @@ class _Mixed:
         features = [axis for axis in term.declared if base(axis) in self.features]
         return term.name not in self.streams and bool(features) and len(features) < len(term.declared)
 
-    def _copy(self, result: list[Statement], name: str, axes: tuple[str, ...], line: Statement) -> None:
+    def _copy(self, result: list[Statement], name: str, value: Value, line: Statement) -> None:
         """Add the line that rounds: in the kernel that makes the value, or before the product that reads it."""
         assert isinstance(line, Line)
-        low = f"{name}{LOW}"
-        self.axes[low] = axes
+        low, axes = f"{name}{LOW}", value.axes
+        self.made[low] = Value(axes, "copy", name)
         self.low.add(low)
         place, tag = len(result), replace(line.tag, kernel=None, equation="", macro=line.tag.macro)
         where: tuple[Condition, ...] = ()

@@ -16,6 +16,7 @@ from learncost.equation.table import (
     Table,
     windows,
 )
+from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
@@ -66,7 +67,8 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     sizes = infer_sizes(table, arrays, sizes)
     values = {name: _array(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
     if not given:
-        execute(lower(_keeping(table)), values, sizes)
+        table = _keeping(table)
+        execute(lower(table), values, sizes)
         return _public(values, table)
     derived = derive(table, given=given)
     for name in given:
@@ -74,13 +76,14 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         shape = shape_of(table.axes[name], sizes)
         if np.shape(seed) != shape:
             raise InputError(f"{_seed(name)} has the shape {np.shape(seed)}, but its output has {shape}")
-    execute(lower(_keeping(derived.step)), values, sizes)
+    step = _keeping(derived.step)
+    execute(lower(step), values, sizes)
     for name, gradient in list(derived.gradients.items()):
         values[f"d{name}"] = values[gradient]
     for name in (*table.inputs, *table.weights):
         if name not in derived.gradients and name not in table.indices | table.constants:
             values[f"d{name}"] = np.zeros(np.shape(arrays[name]))
-    return _public(values, table)
+    return _public(values, replace(step, outputs=table.outputs))
 
 
 def _seed(name: str) -> str:
@@ -92,17 +95,21 @@ def _seed(name: str) -> str:
 def _keeping(table: Table) -> Table:
     """The table with every value that a turn of a repeat makes kept in a stack, so that it can be looked at."""
 
-    def keeping(lines: Iterable[Statement]) -> tuple[Statement, ...]:
+    def keeping(lines: Iterable[Statement], values: dict[str, Value]) -> tuple[Statement, ...]:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
                 own = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
                 more = tuple((name, f"{name}*") for name in own)
-                line = replace(line, lines=keeping(line.lines), keep=(*line.keep, *more))
+                stacks = {stack: Value((line.count, *line.axes[name]), "kept", name) for name, stack in more}
+                values |= {stack: value for stack, value in stacks.items() if stack not in values}
+                inner = dict(line.values)
+                line = replace(line, lines=keeping(line.lines, inner), values=inner, keep=(*line.keep, *more))
             result.append(line)
         return tuple(result)
 
-    return replace(table, lines=keeping(table.lines))
+    values = dict(table.values)
+    return replace(table, lines=keeping(table.lines, values), values=values)
 
 
 def _array(value: Array) -> Array:
@@ -118,7 +125,9 @@ def _public(values: Values, table: Table) -> Values:
     """Stacks of kept values as arrays, under plain names where these are free; outputs under the header's names."""
     result: Values = {}
     for name, value in values.items():
-        plain = name.rstrip("*")
+        plain = name
+        while plain in table.known and table.known[plain].role == "kept":
+            plain = table.known[plain].of
         stacked = np.stack(value) if isinstance(value, list) else value
         result[plain if plain not in values else name] = stacked
     for name in table.outputs:
@@ -155,28 +164,28 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
 def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
     """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        _execute(table.lines, {**table.axes}, values, sizes, watch)
+        _execute(table.lines, table.values, values, sizes, watch)
 
 
 def _execute(
     lines: Iterable[Statement],
-    axes: Mapping[str, tuple[str, ...]],
+    known: Mapping[str, Value],
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
 ) -> None:
     for line in lines:
         if isinstance(line, Repeat):
-            _turns(line, axes, values, sizes, watch)
+            _turns(line, known, values, sizes, watch)
         else:
-            run_line(line, axes, values, sizes)
+            run_line(line, known, values, sizes)
             if watch:
                 watch(line, values)
 
 
 def _turns(
     line: Repeat,
-    axes: Mapping[str, tuple[str, ...]],
+    known: Mapping[str, Value],
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
@@ -187,8 +196,8 @@ def _turns(
         raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
     if count < 1:
         raise InputError(f"{line.count} must be a whole number from 1, not {count}")
-    own = {**axes, **line.axes}
-    parts = {pair: line.part(pair[0], axes.get(pair[1], ())) for pair in (*line.each, *line.keep)}
+    own = {**known, **line.values}
+    parts = {pair: line.part(pair[0], known[pair[1]].axes) for pair in (*line.each, *line.keep)}
     carried = {carry.start: values[carry.initial] for carry in line.carry}
     kept: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     for turn in reversed(range(count)) if line.reverse else range(count):
@@ -206,7 +215,7 @@ def _turns(
     for carry in line.carry:
         values[carry.final] = carried[carry.start]
     for outer, stack in kept.items():
-        values[outer] = stack if outer.endswith("*") else np.stack(stack)
+        values[outer] = stack if known[outer].role == "kept" else np.stack(stack)  # turns read their own slices alone
 
 
 def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:

@@ -25,20 +25,21 @@ from learncost.equation.table import (
     Term,
     Word,
 )
+from learncost.equation.value import Value
 
 Array = Any
 Sizes = Mapping[str, int]
 
 
-def run_line(line: Line, axes: Mapping[str, tuple[str, ...]], values: MutableMapping[str, Array], sizes: Sizes) -> None:
+def run_line(line: Line, known: Mapping[str, Value], values: MutableMapping[str, Array], sizes: Sizes) -> None:
     """Run one line of the normal form; `values` receives its result."""
     if isinstance(line, Product):
-        result = _product(line, axes, values, sizes)
+        result = _product(line, known, values, sizes)
     elif isinstance(line, Sum):
         result = _sum(line, values, sizes)
     else:
         assert isinstance(line, Word)
-        result = _word(line, axes, values, sizes)
+        result = _word(line, known, values, sizes)
     values[line.name] = result
 
 
@@ -105,10 +106,10 @@ def _check_index(positions: Any, axis: Read, size: int) -> None:
 # The three kinds of line.
 
 
-def _product(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _product(line: Product, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     left = line.left[0]
     if len(line.right) == 1:
-        return _move(line, axes, values, sizes)
+        return _move(line, known, values, sizes)
     one, two = line.right
     want = left.loops
     rows, columns, batch = line.sides.rows, line.sides.columns, line.sides.batch
@@ -127,7 +128,7 @@ def _product(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping
     return spread(result, (*batch, *rows, *columns), want)
 
 
-def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     """One factor: a gather, a scatter-add, a reduction, a transposition, a spread."""
     left, (term,) = line.left[0], line.right
     want = left.loops
@@ -135,12 +136,12 @@ def _move(line: Product, axes: Mapping[str, tuple[str, ...]], values: Mapping[st
         return np.full(shape_of(want, sizes), term.number(sizes))
     array = values[term.name]
     if term.indexed:
-        index = _index(term, values, sizes, term.loops, axes[term.name])
+        index = _index(term, values, sizes, term.loops, known[term.name].axes)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
-        shape = shape_of(axes[left.name], sizes)
+        shape = shape_of(known[left.name].axes, sizes)
         target = np.zeros_like(array, shape=tuple(shape))
-        np.add.at(target, _index(left, values, sizes, want, axes[left.name]), spread(array, term.loops, want))
+        np.add.at(target, _index(left, values, sizes, want, known[left.name].axes), spread(array, term.loops, want))
         return target
     summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
     if summed:
@@ -163,7 +164,7 @@ def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
     return np.add(one, two) if line.signs[1] > 0 else np.subtract(one, two)
 
 
-def _word(line: Word, axes: Mapping[str, tuple[str, ...]], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
     if line.word == "zeros":
         return np.zeros(shape_of(want, sizes), np.float16)  # takes on the precision of what is added

@@ -8,6 +8,7 @@ from dataclasses import replace
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Operand, Product, Read, Sum, Table, Term, Word, defined
+from learncost.equation.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c.twins import without_twins
 
@@ -62,7 +63,8 @@ def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs:
     lines = unified(lines)
     own = {term.name: term.declared for line in lines for term in line.left}
     outputs &= defined(lines)
-    table = lower(Table(lines, {**axes, **own}, outputs=tuple(outputs)))
+    values = {name: Value(declared) for name, declared in {**axes, **own}.items()}
+    table = lower(Table(lines, values, outputs=tuple(outputs)))
     normal = [line for line in table.lines if isinstance(line, Line)]
     plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))
     return _needed(without_twins(plain, outputs), outputs)

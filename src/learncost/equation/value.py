@@ -1,0 +1,77 @@
+"""What is known of a value: its axes, and what it is there for. Names are shown and read by people; this is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+Axes: TypeAlias = tuple[str, ...]
+
+Role: TypeAlias = Literal[
+    "value",  # what a line makes; and inputs and weights, of which the table says that they are
+    "index",  # read as an index alone
+    "constant",  # given, and without a gradient: shares of the loss, numbers of the procedure and of the optimizer
+    "mask",  # drawn, in dropout; `of` what is dropped from
+    "padding",  # which keys are there
+    "projection",  # fixed random matrix that PEPITA has in place of a backward pass
+    "state",  # what the optimizer remembers `of` a weight
+    "gathered",  # the sum of the gradients `of` a weight over microbatches
+    "gradient",  # `of` a value
+    "part",  # a part of the gradient `of` a value, which a sum adds up with others
+    "unsummed",  # what the gradient `of` a word's result makes of an operand, before it is summed
+    "inner",  # made by the word that makes the value `of`, for its gradient
+    "kept",  # the stack of a value `of` a turn, one turn beside the other, for what comes later
+    "cache",  # the cached positions `of` a value
+    "new",  # what a weight, a state or a cache, `of`, is after the step
+    "copy",  # of the value `of`, in another type
+    "step",  # of lowering: on the way to the value `of`
+]
+"""What a value is there for."""
+
+DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
+"""Roles of inputs that a batch brings along, beside those that a layer is called with."""
+
+FIXED: frozenset[Role] = frozenset(("constant", "mask", "padding", "projection", "state", "gathered"))
+"""Roles of inputs that have no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a scope.
+
+    Attributes
+    ----------
+    axes
+        Its declared axes.
+    role
+        What it is there for.
+    of
+        The value that it is the gradient of, a part of, the stack, the next one, the cache.
+    group
+        Where a repeat was split by turns, the value whose turns these are.
+    dtype
+        Its data type; empty: that of the run.
+    split
+        Axes that are cut over devices; none so far.
+    """
+
+    axes: Axes
+    role: Role = "value"
+    of: str = ""
+    group: str = ""
+    dtype: str = ""
+    split: Axes = ()
+
+    def along(self, axes: Iterable[str]) -> Value:
+        """The same with other axes."""
+        return replace(self, axes=tuple(axes))
+
+    def stacked(self, count: str) -> Value:
+        """The same of all turns of a repeat, one beside the other."""
+        return replace(self, axes=(count, *self.axes))
+
+
+def axes_of(values: Mapping[str, Value]) -> dict[str, Axes]:
+    """The declared axes of every name."""
+    return {name: value.axes for name, value in values.items()}

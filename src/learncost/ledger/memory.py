@@ -218,7 +218,7 @@ def memory(
     --------
     >>> found = lc.memory("gpt2", batch_size=4, seq_len=256, plan="head,at-once", optimizer="adamw", budget="8GB")
     >>> found.peak, found.moment.line
-    (2720973836, 'dwte+1:sum.2')
+    (2720187404, 'dwte+1:sum.2')
     >>> found.split["weights"], found.split["optimizer state"]
     (497759232, 995518464)
     >>> found.fits

@@ -15,11 +15,11 @@ from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Model, run_sizes
 from learncost.models.quantization import quantized_widths
 from learncost.plans.plan import planned
-from learncost.plans.planner import stored
 from learncost.procedures.inference import inference, to_logits
 from learncost.procedures.needed import needed
 from learncost.readings.live import levels, live
 from learncost.readings.price import parameters
+from learncost.schedule.calls import IN_KERNELS
 
 NAME = "inference"
 """How `fit` calls it among the learning procedures."""
@@ -90,11 +90,11 @@ class Serving:
         logits = needed(tables.decode, tuple(name for name in tables.decode.outputs if name not in filled))
         grown = int(total(kept.elements for kept in grows).at(own)) * self.kind.value
         whole = planned(tables.decode, self.plan)
-        return prompt, Pass(stored(planned(logits, self.plan)), whole, own, grown)
+        return prompt, Pass(planned(logits, self.plan), whole, own, grown)
 
     def _pass(self, table: Table, sizes: Mapping[str, int]) -> Pass:
         whole = planned(table, self.plan)
-        return Pass(stored(whole), whole, sizes)
+        return Pass(whole, whole, sizes)
 
     @property
     def _widths(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class Serving:
         found: list[dict[str, int]] = []
         for one in self.passes:
             split = {"weights": self._resident(one), "cache": one.grown, "values": 0}
-            for held in live(one.table, one.sizes, _NAMES[self.kind.value], self._widths).witnesses:
+            for held in live(one.table, one.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS).witnesses:
                 cached = held.name.endswith(".cache")
                 split["weights" if held.role == "weight" else "cache" if cached else "values"] += held.bytes
             found.append(split)

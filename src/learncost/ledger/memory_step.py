@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from learncost.equation.count import Count, shape_of
+from learncost.equation.count import Count, base, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Table, Word, each_line, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, Word, each_line, walk
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Structure, run_sizes
@@ -18,11 +18,15 @@ from learncost.models.numbers import counted
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import shown
 from learncost.plans.plan import planned
-from learncost.plans.planner import chosen, stored
+from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import GATHERED, accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import FORWARD_LEARNING, PAPER, step, trained_by
 from learncost.readings.live import Live, levels, live
+from learncost.schedule.calls import IN_KERNELS
+from learncost.schedule.lifetimes import FEW
+
+_Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
 
 class Step:
@@ -74,7 +78,8 @@ class Step:
             part = accumulated(table).gather if self.accumulate > 1 else table
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
-        self.table = _stored(structure, procedure, mode, self.plan, self.accumulate > 1)
+        self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
+        self._counts = tuple(sorted({base(count).partition("/")[0] for count in _counts(self.table.lines)} - {""}))
 
     def at(self, batch: int, length: int | None = None) -> Step:
         """The same for another batch, or another length, under the plan that the planner takes for it.
@@ -101,17 +106,22 @@ class Step:
         return {**self.run.axes, "B": (batch or self.run.axes["B"]) // self.accumulate}
 
     def live(self) -> Live:
-        return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths)
+        return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""
-        return max(int(level.at(sizes)) for level in self._levels_of()) + self.beside
+        turns = tuple((name, sizes[name]) for name in self._counts)
+        return max(int(level.at(sizes)) for level in self._levels_of(turns)) + self.beside
 
     def largest(self, budget: int) -> int:
         """The largest batch at which every line fits, as the table says: a polynomial of first degree, solved."""
         sizes = {name: size for name, size in self.sizes().items() if name != "B"}
-        own = (level.with_sizes(sizes) for level in self._levels_of())
-        return min(_solved(level, budget - self.beside) for level in own) * self.accumulate
+        turns = tuple((name, sizes[name]) for name in self._counts if name != "B")
+        levels = (level.with_sizes(sizes) for level in self._levels_of(turns))
+        several = min(_solved(level, budget - self.beside) for level in levels)
+        if "B" in self._counts and several <= FEW:  # the turns of a batch are counted for more than a few alone
+            several = next((one for one in range(FEW, 0, -1) if self.peak({**sizes, "B": one}) <= budget), 0)
+        return several * self.accumulate
 
 
 # Of one structure many steps are asked for, at other lengths, in other types, for other optimizers: what does not
@@ -125,21 +135,30 @@ def _step(structure: Structure, procedure: str, mode: str) -> Table:
 
 
 @lru_cache(maxsize=64)
-def _stored(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
-    """The step under a plan, as it lies in memory; where it `gathers`, that of a microbatch."""
+def _under_plan(structure: Structure, procedure: str, mode: str, plan: str, gathers: bool) -> Table:
+    """The step under a plan; where it `gathers`, that of a microbatch."""
     table = planned(_step(structure, procedure, mode), plan)
-    return stored(_gathering(table) if gathers else table)
+    return _gathering(table) if gathers else table
 
 
 @lru_cache(maxsize=64)
 def _levels(
-    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision
+    structure: Structure, procedure: str, mode: str, plan: str, gathers: bool, kind: Precision, turns: _Turns
 ) -> tuple[Count, ...]:
-    """The bytes at every line, each once, as polynomials in all sizes."""
-    table = _stored(structure, procedure, mode, plan, gathers)
+    """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
+    table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind)
-    found = levels(table, {}, _NAMES[kind.value], widths)
+    found = levels(table, dict(turns), _NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in found}.values())
+
+
+def _counts(lines: Iterable[Statement]) -> Iterator[str]:
+    """The counts of repeats that are sizes, or parts of them."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            if not line.count.isdigit():
+                yield line.count
+            yield from _counts(line.lines)
 
 
 def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:

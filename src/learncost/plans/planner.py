@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import gcd, isqrt
 from typing import TypeAlias
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Statement, Table, Term, Word, walk
-from learncost.equation.value import Value
+from learncost.equation.table import Repeat, Table, Word, walk
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
 from learncost.readings.live import Live, live
 from learncost.readings.price import Book, price
+from learncost.schedule.calls import IN_KERNELS
 from learncost.vocabulary import entry
 
 CHEAP = 0.01
@@ -140,46 +139,4 @@ def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping
 
 def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: Widths | None = None) -> Live:
     """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
-    return live(stored(table), sizes, dtype, widths)
-
-
-def stored(table: Table) -> Table:
-    """The table with everything that needs no room as a number: inside of kernels, and in place of old weights."""
-    lines, values = _scope(table.lines, table.values, set(table.outputs))
-    return replace(table, lines=lines, values=values)
-
-
-def _scope(
-    lines: tuple[Statement, ...], values: Mapping[str, Value], wanted: set[str]
-) -> tuple[tuple[Statement, ...], dict[str, Value]]:
-    """The lines and the values of one scope; `wanted` are the names that it hands out."""
-    small = _inside_of_kernels(lines, wanted) | _updated(lines, values)
-    result: list[Statement] = []
-    for line in lines:
-        if isinstance(line, Repeat):
-            ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
-            body, own = _scope(line.lines, line.values, ends)
-            small |= {outer for inside, outer in line.keep if inside in own and own[inside] != line.values[inside]}
-            result.append(replace(line, lines=body, values=own))
-        else:
-            left = tuple(Term(term.name, ()) if term.name in small else term for term in line.left)
-            result.append(replace(line, left=left))
-    return tuple(result), {name: own.along(()) if name in small else own for name, own in values.items()}
-
-
-def _updated(lines: tuple[Statement, ...], values: Mapping[str, Value]) -> set[str]:
-    """New weights and states, which take the places of the old ones."""
-    updates = [line for line in lines if isinstance(line, Line) and line.tag.macro == "optimizer_step"]
-    return {name for line in updates for name in line.makes if values[name].role == "new"}
-
-
-def _inside_of_kernels(lines: tuple[Statement, ...], wanted: set[str]) -> set[str]:
-    """What only lines of the kernel read that makes it."""
-    maker: dict[str, str] = {}
-    others = set(wanted)
-    for line in lines:
-        own = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
-        others |= {name for name in line.reads if maker.get(name) != own}
-        if own:
-            maker |= dict.fromkeys(line.makes, own)
-    return maker.keys() - others
+    return live(table, sizes, dtype, widths, IN_KERNELS)

@@ -78,7 +78,7 @@ class Torch:
     def stack(self, tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0].like((len(tensors), *tensors[0].shape))
 
-    def cat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+    def cat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         shape = list(tensors[0].shape)
         shape[axis] = sum(one.shape[axis] for one in tensors)
         return tensors[0].like(shape)

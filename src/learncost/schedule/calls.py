@@ -1,0 +1,134 @@
+"""Calls: a step's lines as a runner executes them, with what each call reads, makes, and makes in whose place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from learncost.equation.arrays import alias
+from learncost.equation.table import Line, Repeat, Statement, Table, Term
+
+Axes: TypeAlias = Mapping[str, tuple[str, ...]]
+
+
+class Place(Enum):
+    """Where a call may put a result beside an operand of the same size."""
+
+    SAME = "another name of the operand"
+    OVER = "over the operand, which must be possible"
+    FREE = "over the operand, where nothing reads that afterwards"
+
+
+@dataclass(frozen=True)
+class Share:
+    """An operand and a result of a call that may be, or are, one and the same memory."""
+
+    read: str
+    written: str
+    place: Place = Place.FREE
+
+
+@dataclass(frozen=True)
+class Call:
+    """What runs at once: the lines that it computes, the arrays that it reads, those that it makes.
+
+    What its lines make and `writes` does not name stays inside of it, or inside of the kernel that it is a part of.
+    """
+
+    lines: tuple[Line, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A repeat, and the calls of one turn."""
+
+    repeat: Repeat
+    body: tuple[Item, ...]
+
+
+Item: TypeAlias = "Call | Loop"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the lines of a table are the calls of a runner, where every line is a call by itself.
+
+    kernels  what only lines of one kernel read stays inside of it
+    updates  new weights and states take the places of the old ones
+    """
+
+    kernels: bool = False
+    updates: bool = False
+
+
+AS_WRITTEN = Rules()
+"""Line by line; another name of an array is the same array, and nothing else is in place."""
+
+IN_KERNELS = Rules(kernels=True, updates=True)
+"""Line by line, as a library of kernels has it: the runner that is called table."""
+
+
+def calls(table: Table, rules: Rules = AS_WRITTEN) -> tuple[Item, ...]:
+    """The calls of a table."""
+    return tuple(_calls(table.lines, set(table.outputs), rules))
+
+
+def _calls(lines: Sequence[Statement], handed: set[str], rules: Rules) -> Iterator[Item]:
+    """The calls of one scope; `handed` are the names that leave it."""
+    inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
+    for line in lines:
+        if isinstance(line, Repeat):
+            ends = {carry.end for carry in line.carry} | {name for name, _ in line.keep}
+            yield Loop(line, tuple(_calls(line.lines, ends, rules)))
+        else:
+            reads = tuple(name for name in line.reads if name not in inside)
+            writes = tuple(name for name in line.makes if name not in inside)
+            yield Call((line,), reads, writes, tuple(_shares(line, rules)) if writes else ())
+
+
+def _shares(line: Line, rules: Rules) -> Iterator[Share]:
+    first = line.right[0] if line.right else None
+    if alias(line) and isinstance(first, Term):
+        yield Share(first.name, line.name, Place.SAME)
+    elif rules.updates and line.tag.macro == "optimizer_step":
+        yield from updates(line)
+
+
+def updates(line: Line) -> Iterator[Share]:
+    """The pairs of a weight or an optimizer's state and what becomes of it."""
+    for name in line.makes:
+        old = name.removesuffix(".new")
+        if old != name and old in line.reads:
+            yield Share(old, name, Place.OVER)
+
+
+def inside_of_kernels(lines: Iterable[Statement], wanted: Iterable[str]) -> frozenset[str]:
+    """What only lines of the kernel read that makes it; `wanted` are the names that leave the scope."""
+    maker: dict[str, str] = {}
+    others = set(wanted)
+    for line in lines:
+        kernel = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
+        others |= {name for name in line.reads if maker.get(name) != kernel}
+        if kernel:
+            maker |= dict.fromkeys(line.makes, kernel)
+    return frozenset(maker.keys() - others)
+
+
+def every_call(items: Iterable[Item]) -> Iterator[Call]:
+    """All calls, those of loops once."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield from every_call(item.body)
+        else:
+            yield item
+
+
+def axes_within(repeat: Repeat, axes: Axes) -> dict[str, tuple[str, ...]]:
+    """The axes of the names that one turn knows: slices have those of their stacks but the first."""
+    slices = {inside: axes[outer][1:] for inside, outer in repeat.each if outer in axes}
+    return {**axes, **slices, **repeat.axes}

@@ -1,0 +1,323 @@
+"""Lifetimes: every array of scheduled calls with its first and its last moment; a repeat is its turns, one by one.
+
+All readings of memory are folds over these arrays: what is alive at a moment, the peak, and where each array lies.
+A repeat is walked turn by turn. Where only bytes are asked for, the first two turns and the last two stand for all: in
+between, what is alive at a line grows or shrinks by the same from turn to turn, so that nothing is larger there than at
+both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from learncost.equation.count import Count
+from learncost.equation.table import Line, Repeat, Table, defined
+from learncost.schedule.calls import Axes, Call, Item, Loop, Place, axes_within
+
+FOREVER = 10**9
+"""The moment when a step is over."""
+
+FEW = 4
+"""Turns up to which all of them are walked; of more the first two and the last two."""
+
+
+@dataclass(eq=False)
+class Array:
+    """An array, and the moments of its first and its last use: numbers of calls from 1; 0 is before all of them.
+
+    times    how many alike arrays it stands for, those of turns that are not walked: a number, or a Count
+    given    its name in the table, where it comes from outside: a weight, a state, an input
+    stack    of a turn's part of a stack, the stack's name and axes
+    part     the whole that it is a turn's part of, and the turn: it has no memory of its own
+    over     the array in whose place it is made
+    macro, layer, block  of the line that makes it; `readers`, the macro-operations that read it
+    bytes, place         of itself, and from the beginning of the arena, where arrays are laid out
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    first: int
+    last: int
+    times: int | Count = 1
+    given: str = ""
+    stack: tuple[str, tuple[str, ...]] | None = None
+    part: tuple[Array, int] | None = None
+    over: Array | None = None
+    macro: str = "given"
+    layer: str = ""
+    block: str | None = None
+    readers: set[str] = field(default_factory=set)
+    bytes: int = 0
+    place: int = -1
+
+    @property
+    def count(self) -> Count:
+        """How many elements it has, all that it stands for together."""
+        return Count.of(self.axes) * self.times
+
+    @property
+    def root(self) -> Array:
+        """The array whose memory it is."""
+        array = self
+        while array.over is not None:
+            array = array.over
+        return array
+
+    @property
+    def owner(self) -> str:
+        """The name of what the caller owns that it lies in; empty where it is the step's own."""
+        root = self.root
+        return root.part[0].root.given if root.part else root.given
+
+    @property
+    def kept(self) -> bool:
+        """A value of the forward pass, or an input of it, that another macro-operation reads."""
+        mine = "forward" in self.readers if self.macro == "given" else self.macro == "forward"
+        return mine and bool(self.readers - {"forward"})
+
+
+@dataclass(eq=False)
+class Stack:
+    """What the turns of a repeat have kept, by their numbers."""
+
+    parts: dict[int, Array | Stack] = field(default_factory=dict)
+
+    def arrays(self) -> Iterator[Array]:
+        for part in self.parts.values():
+            yield from _arrays(part)
+
+
+Names: TypeAlias = "dict[str, Array | Stack]"
+Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by their numbers in the program, with the turns
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of a repeat; or so many that are not walked, which are as the one before them."""
+
+    number: int
+    walked: bool = True
+    times: int | Count = 1
+
+
+def every_turn(repeat: Repeat, count: int | None) -> tuple[Turn, ...]:
+    """All turns, in the order in which they run; of a count that is known."""
+    assert count is not None
+    turns = tuple(map(Turn, range(count)))
+    return turns[::-1] if repeat.reverse else turns
+
+
+def some_turns(repeat: Repeat, count: int | None) -> tuple[Turn, ...]:
+    """The turns that stand for all; a count that is not known is taken as more than a few."""
+    if count is not None and count <= FEW:
+        return every_turn(repeat, count)
+    others = Count.of((repeat.count,)) + Count.of((), -FEW) if count is None else count - FEW
+    turns = Turn(0), Turn(1), Turn(2, False, others), Turn(-2), Turn(-1)
+    return turns[::-1] if repeat.reverse else turns
+
+
+class Lifetimes:
+    """The arrays of a step's calls.
+
+    arrays  all of them, in the order in which they are made; what is given first
+    lines   the line that runs at every moment, the path of its turn, and its number in its scope
+    fields  those that each scope's calls name, for each turn of the loops around
+    pairs   an operand and a result of a call that may be one memory, or are (`over`), and the moment
+
+    count   the turns of a repeat, where they are known
+    turns   which of them are walked
+    wholes  whether a stack that is read as a whole, or handed out, lies in memory as one
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        items: Iterable[Item],
+        count: Callable[[str], int | None],
+        turns: Callable[[Repeat, int | None], tuple[Turn, ...]] = some_turns,
+        wholes: bool = False,
+    ) -> None:
+        self.table, self.items, self.count, self.turns, self.wholes = table, tuple(items), count, turns, wholes
+        self.moment = 0
+        self.arrays: list[Array] = []
+        self.lines: list[tuple[Line, Path, int]] = []
+        self.fields: dict[Path, dict[str, Array]] = {}
+        self.loops: dict[Loop, int] = {}
+        self.pairs: list[tuple[Array, Array, int]] = []
+        self._parts: dict[tuple[Array, int], Array] = {}
+        self._walk_all()
+
+    def _walk_all(self) -> None:
+        axes = dict(self.table.axes)
+        given = (*self.table.inputs, *self.table.weights)
+        made = defined(self.table.lines)
+        others = [name for line in self.table.lines for name in line.reads if name not in made]
+        names: Names = {}
+        for name in dict.fromkeys((*given, *others)):
+            names[name] = array = self._new(name, axes[name] if name in axes else _met(self.table, name), 0)
+            array.given = name if name in given else ""
+        self._walk(self.items, names, axes, (), set(self.table.outputs))
+        self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
+        for name in self.table.outputs:
+            found = names[name]
+            if isinstance(found, Array):
+                self.fields.setdefault((), {})[name] = found
+            for array in _arrays(found):
+                if not array.given:
+                    self._touch(array)
+
+    def _new(self, name: str, axes: tuple[str, ...], moment: int) -> Array:
+        array = Array(name, axes, moment, moment)
+        self.arrays.append(array)
+        return array
+
+    def _touch(self, array: Array) -> None:
+        array.last = max(array.last, self.moment)
+        if array.part:
+            self._touch(array.part[0])
+
+    def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: set[str]) -> None:
+        for number, item in enumerate(items):
+            if isinstance(item, Loop):
+                self._loop(item, items, names, axes, path, handed)
+            else:
+                self._call(item, names, axes, path, number)
+
+    def _call(self, call: Call, names: Names, axes: Axes, path: Path, number: int) -> None:
+        self.moment += 1
+        (line, *_) = call.lines
+        self.lines.append((line, path, number))
+        fields = self.fields.setdefault(path, {})
+        for name in call.reads:
+            found = names[name]
+            if isinstance(found, Array):
+                fields[name] = found
+            for array in _arrays(found):
+                self._touch(array)
+                array.readers.add(line.tag.macro)
+        same = {share.written: share.read for share in call.shares if share.place is Place.SAME}
+        for name in call.writes:
+            if name in same:
+                names[name] = names[same[name]]
+                continue
+            array = self._new(name, axes[name], self.moment)
+            array.macro, array.layer, array.block = line.tag.macro, line.tag.layer, line.tag.block
+            names[name] = fields[name] = array
+        for share in call.shares:
+            if share.place is not Place.SAME:
+                read, written = names[share.read], names[share.written]
+                assert isinstance(read, Array), f"{share.read} is read as a whole"
+                assert isinstance(written, Array)
+                written.over = read if share.place is Place.OVER else None
+                self.pairs.append((read, written, self.moment))
+
+    # Repeats.
+
+    def _loop(self, loop: Loop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: set[str]) -> None:
+        repeat = loop.repeat
+        number = self.loops.setdefault(loop, len(self.loops))
+        count, inside = self.count(repeat.count), axes_within(repeat, axes)
+        carried = {carry.start: names[carry.initial] for carry in repeat.carry}
+        stacks = {outer: Stack() for _, outer in repeat.keep}
+        wholes: dict[str, Array] = {}
+        for _, outer in repeat.keep:
+            if self.wholes and _is_read_whole(outer, around, handed):
+                wholes[outer] = self._new(outer, axes[outer], self.moment)
+        ends = {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
+        scope: Names = {}
+        for turn in self.turns(repeat, count):
+            slices = {inner: self._slice(names[outer], turn.number, inner, inside) for inner, outer in repeat.each}
+            if not turn.walked:
+                for found in slices.values():
+                    for array in _arrays(found):
+                        self._touch(array)
+                carried = self._skip(repeat, turn, scope, stacks)
+                continue
+            scope = {**names, **carried, **slices}
+            self._walk(loop.body, scope, inside, (*path, (number, turn.number)), ends)
+            for inner, outer in repeat.keep:
+                stacks[outer].parts[turn.number] = scope[inner]
+                for array in _arrays(scope[inner]):
+                    if outer in wholes:
+                        array.part = (wholes[outer], turn.number)
+                        self._touch(array)
+                    elif not array.given and array.part is None:
+                        array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
+            carried = {carry.start: scope[carry.end] for carry in repeat.carry}
+            for found in carried.values():
+                for array in _arrays(found):
+                    self._touch(array)
+        names |= stacks
+        names |= wholes
+        names |= {carry.final: carried[carry.start] for carry in repeat.carry}
+
+    def _skip(self, repeat: Repeat, turn: Turn, scope: Names, stacks: Mapping[str, Stack]) -> Names:
+        """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""
+        kept = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
+        # Where what goes into a turn is kept, and what leaves it too, the one is what left the turn before.
+        again = {
+            start: end
+            for carry in repeat.carry
+            if (end := scope[carry.end]) in kept and (start := scope[carry.start]) is not end
+        }
+        twins: dict[Array, Array] = {}
+        for inner, outer in repeat.keep:
+            found = scope[inner]
+            stacks[outer].parts[turn.number] = self._twin(again.get(found, found), turn.times, twins)
+        return {
+            carry.start: self._twin(scope[carry.end], turn.times if scope[carry.end] in twins else 1, twins)
+            for carry in repeat.carry
+        }
+
+    def _twin(self, found: Array | Stack, times: int | Count, twins: dict[Array, Array]) -> Array | Stack:
+        """As many arrays more of the same kind, from the next call on."""
+        if isinstance(found, Stack):
+            return Stack({number: self._twin(part, times, twins) for number, part in found.parts.items()})
+        if found not in twins:
+            moment = self.moment + 1
+            twins[found] = replace(found, first=moment, last=moment, times=_times(found.times, times), given="")
+            self.arrays.append(twins[found])
+        return twins[found]
+
+    def _slice(self, found: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
+        """A turn's part of a stack; where that was made by other turns, the whole."""
+        if isinstance(found, Stack):
+            return found.parts.get(turn, found)
+        key = (found, turn)
+        if key not in self._parts:
+            self._parts[key] = Array(name, axes.get(name, ()), found.first, found.last, part=key, readers=found.readers)
+        return self._parts[key]
+
+
+def _times(one: int | Count, two: int | Count) -> int | Count:
+    if isinstance(one, int):
+        return one * two if isinstance(two, int) else two * one
+    return one * two
+
+
+def _arrays(found: Array | Stack) -> Iterator[Array]:
+    if isinstance(found, Array):
+        yield found
+    else:
+        yield from found.arrays()
+
+
+def _met(table: Table, name: str) -> tuple[str, ...]:
+    """The axes of a name that a part of a table reads, and only that."""
+    repeats = [line for line in table.lines if isinstance(line, Repeat)]
+    return next(line.axes[name] for line in repeats if name in line.axes)
+
+
+def _is_read_whole(name: str, around: Iterable[Item], handed: set[str]) -> bool:
+    """Whether a stack is read other than slice by slice, or leaves the program as new memory."""
+    if name in handed and not name.endswith(".new"):
+        return True
+    for item in around:
+        if isinstance(item, Loop):
+            if name in item.repeat.shared or name in {carry.initial for carry in item.repeat.carry}:
+                return True
+        elif name in item.reads:
+            return True
+    return False

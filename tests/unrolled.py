@@ -1,0 +1,38 @@
+"""A model whose blocks are written one by one: the oracle of what a repeat takes."""
+
+from dataclasses import replace
+
+from learncost.equation.count import size_of
+from learncost.equation.table import Line, Repeat, Table
+from learncost.layers.nested import flat, is_nested
+from learncost.layers.split import Part, split
+from learncost.models.model import Model
+
+
+def unrolled(model: Model) -> Model:
+    """The model with every turn of its repeats as lines of their own, on weights of their own."""
+    table = model.table
+    if any(isinstance(line, Repeat) and is_nested(line) for line in table.lines):
+        table = flat(table, model.sizes)
+    for repeat in [line for line in table.lines if isinstance(line, Repeat)]:
+        turns = int(size_of(repeat.count, model.sizes))
+        table = split(table, repeat, [Part(turn, turn, repeat) for turn in range(turns)])
+    return replace(model, table=_inlined(table))
+
+
+def _inlined(table: Table) -> Table:
+    """The lines of repeats of one turn in their place; a stack of one is what lies in it."""
+    lines: list[Line] = []
+    axes = dict(table.axes)
+    for line in table.lines:
+        if isinstance(line, Line):
+            lines.append(line)
+            continue
+        assert line.count == "1"
+        for inside, stack in line.each:
+            axes[stack] = line.axes[inside]
+        names = {carry.start: carry.initial for carry in line.carry} | {carry.end: carry.final for carry in line.carry}
+        names |= dict(line.each)
+        axes |= {names.get(name, name): own for name, own in line.axes.items()}
+        lines += [own.renamed(names) for own in line.lines if isinstance(own, Line)]
+    return replace(table, lines=tuple(lines), axes=axes)

@@ -25,8 +25,8 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit.placed import placed
-from learncost.readings.emit.placed.calls import every_call
 from learncost.readings.run import execute
+from learncost.schedule.calls import every_call
 from tiny_models import GPT2, LLAMA
 
 torch = pytest.importorskip("torch")

@@ -84,7 +84,7 @@ def smallest(
     other = ",".join(name for name in names if name != "head") if "head" in names else f"{plan},head"
     try:
         if budget is None and "at-once" in names and sizes["B"] > 1:
-            return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, dtype).timeline.bytes)
+            return min(plan, other, key=lambda text: laid_out(planned(table, text), sizes, dtype).bytes)
     except InputError:
         pass  # what cannot be in place has no arena, and takes the plan as it is
     return plan

@@ -18,7 +18,7 @@ from learncost.equation.count import base, shape_of
 from learncost.equation.table import Line, Product, Repeat, Statement, Table, Word
 from learncost.proof.engine import Lines, factors, places
 from learncost.readings.emit.placed import Placed
-from learncost.readings.emit.placed.calls import Call, Item, Loop
+from learncost.schedule.calls import Call, Item, Loop
 
 Shape = tuple[int, int, int]
 """The smaller and the larger extent of a product's result, and the extent of its sum."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from learncost.equation.arrays import alias
 from learncost.equation.table import Line, Repeat, Statement, Table, Term
+from learncost.schedule.matrix import MatrixProduct, Scatter
 
 Axes: TypeAlias = Mapping[str, tuple[str, ...]]
 
@@ -30,17 +31,43 @@ class Share:
     place: Place = Place.FREE
 
 
+class Function(Protocol):
+    """A function of a compiled library: the arrays that it is given, those that it fills, and its sizes.
+
+    shares  pairs of an array that is read and one that is filled that may be one and the same memory
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+    @property
+    def writes(self) -> tuple[str, ...]: ...
+    @property
+    def sizes(self) -> tuple[str, ...]: ...
+    @property
+    def shares(self) -> tuple[tuple[str, str], ...]: ...
+
+
 @dataclass(frozen=True)
 class Call:
     """What runs at once: the lines that it computes, the arrays that it reads, those that it makes.
 
     What its lines make and `writes` does not name stays inside of it, or inside of the kernel that it is a part of.
+
+    function  of a compiled library, which computes it
+    product   or a library's product of matrices that does; scatter, rows that are added at an index
+    added     of a product or a scatter: the array that its result is added to, in whose place the sum then stands
     """
 
     lines: tuple[Line, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     shares: tuple[Share, ...] = ()
+    function: Function | None = None
+    product: MatrixProduct | None = None
+    scatter: Scatter | None = None
+    added: str = ""
 
 
 @dataclass(frozen=True, eq=False)

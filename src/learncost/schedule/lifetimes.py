@@ -210,7 +210,8 @@ class Lifetimes:
                 read, written = names[share.read], names[share.written]
                 assert isinstance(read, Array), f"{share.read} is read as a whole"
                 assert isinstance(written, Array)
-                written.over = read if share.place is Place.OVER else None
+                if share.place is Place.OVER:
+                    written.over = read
                 self.pairs.append((read, written, self.moment))
 
     # Repeats.

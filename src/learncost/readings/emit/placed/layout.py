@@ -12,10 +12,12 @@ from learncost.equation.table import Line, Table
 from learncost.readings.emit.c import Function, kernel
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.placed.alike import Alike, Pattern, alike, flat, named_by_word
-from learncost.readings.emit.placed.calls import Axes, calls
-from learncost.readings.emit.placed.matrix import matrix_product
-from learncost.readings.emit.placed.timeline import Timeline
 from learncost.readings.emit.precision import Rounding, typed
+from learncost.schedule import arena
+from learncost.schedule.calls import Axes
+from learncost.schedule.in_place import calls
+from learncost.schedule.lifetimes import Array, Lifetimes, every_turn
+from learncost.schedule.matrix import matrix_product
 
 WIDTHS = {**BYTES, "int64": 8, "bool": 1}
 """Bytes of an element of every type of array."""
@@ -42,13 +44,13 @@ class Layout:
         self._written: dict[Pattern, tuple[Alike, Function]] = {}
         calls(table, dtypes, self._noted)
         self.items = calls(table, dtypes, self._kernel)
-        self.timeline = Timeline(table, self.count, self._bytes)
-        self.timeline.lay_out(self.items)
+        self.lifetimes = Lifetimes(table, self.items, self.count, every_turn, wholes=True)
+        self.bytes = arena.laid_out(self.lifetimes, self._bytes)
 
     @property
     def given(self) -> dict[str, tuple[tuple[str, ...], str]]:
         """What the caller owns and some call reads: axes and type by name."""
-        owned = {value.owner for fields in self.timeline.fields.values() for value in fields.values()}
+        owned = {value.owner for fields in self.lifetimes.fields.values() for value in fields.values()}
         names = (*self.table.inputs, *self.table.weights)
         return {name: (self.table.axes[name], self.dtypes[name]) for name in names if name in owned}
 
@@ -59,8 +61,8 @@ class Layout:
     def shape(self, axes: Sequence[str]) -> tuple[int, ...]:
         return shape_of(axes, self.sizes)
 
-    def _bytes(self, name: str, axes: Axes) -> int:
-        return prod(self.shape(axes[name])) * WIDTHS[self.dtypes[name]]
+    def _bytes(self, array: Array) -> int:
+        return prod(self.shape(array.axes)) * WIDTHS[self.dtypes[array.name]]
 
     def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
         """In place of a kernel, what is computed at which sizes: where these differ, they are parameters."""

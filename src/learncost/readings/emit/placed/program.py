@@ -16,11 +16,11 @@ from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.lines import comment, heading_of
-from learncost.readings.emit.placed.calls import Axes, Call, Item, Loop, axes_within, every_call
 from learncost.readings.emit.placed.layout import Layout, laid_out
-from learncost.readings.emit.placed.matrix import Matrix, Scatter
-from learncost.readings.emit.placed.timeline import Path, Value
 from learncost.readings.emit.turns import title as turn_title
+from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_call
+from learncost.schedule.lifetimes import Array, Path
+from learncost.schedule.matrix import Matrix, Scatter
 
 TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
 """What PyTorch calls the types of arrays."""
@@ -110,10 +110,10 @@ class _Writer:
         self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
         results = {
             name: (self._of(name), layout.shape(layout.table.axes[name]))
-            for name, value in layout.timeline.fields.get((), {}).items()
+            for name, value in layout.lifetimes.fields.get((), {}).items()
             if name in layout.table.outputs and not value.owner
         }
-        functions, size = tuple(layout.functions), layout.timeline.bytes
+        functions, size = tuple(layout.functions), layout.bytes
         return Placed(self._text(), source(functions), functions, size, layout.given, results, layout.items)
 
     # Functions.
@@ -141,7 +141,7 @@ class _Writer:
 
     def _loop(self, loop: Loop, scope: _Scope) -> list[str]:
         repeat = loop.repeat
-        number = self.layout.timeline.loops[id(loop)]
+        number = self.layout.lifetimes.loops[loop]
         title = self.identifiers.of(
             _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table), f"loop {number}"
         )
@@ -219,8 +219,8 @@ class _Writer:
 
     # Places.
 
-    def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Value]]]:
-        fields = self.layout.timeline.fields.items()
+    def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Array]]]:
+        fields = self.layout.lifetimes.fields.items()
         return sorted((path, own) for path, own in fields if tuple(number for number, _ in path) == scope.path)
 
     def _fields(self, scope: _Scope) -> None:
@@ -246,12 +246,12 @@ class _Writer:
         places = (
             "# Of each function, its turns and its arrays: shape, type, and where they lie, in the arena or by name.\n"
         )
-        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.timeline.bytes}"
+        places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.bytes}"
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
         return head + "\n\n\n".join((imports, *self.texts, LAY_OUT, places)) + "\n"
 
 
-def _place(value: Value, path: Path) -> int | str:
+def _place(value: Array, path: Path) -> int | str:
     root = value.root
     if root.given:
         return root.given

@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
-from learncost.readings.emit.c import Function
-from learncost.readings.emit.placed.matrix import MatrixProduct, Scatter, matrix_product, scatter
+from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, axes_within, updates
+from learncost.schedule.matrix import matrix_product, scatter
 
-Axes: TypeAlias = Mapping[str, tuple[str, ...]]
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
 """Writes the lines of a kernel as a function, given their axes, which names others read, and a wish for its name."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One statement of a program: the lines that it computes, the arrays that it reads and those that it fills.
-
-    added    of a product or a scatter: the array that its result is added to, in whose place the sum then stands
-    shares   pairs of a read and a filled array that may be one and the same memory
-    """
-
-    lines: tuple[Line, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    shares: tuple[tuple[str, str], ...] = ()
-    function: Function | None = None
-    product: MatrixProduct | None = None
-    scatter: Scatter | None = None
-    added: str = ""
-
-    @property
-    def required(self) -> tuple[tuple[str, str], ...]:
-        """The pairs that must be one memory: a weight or an optimizer's state, and what becomes of it."""
-        return tuple(pair for pair in self.shares if pair[1] == f"{pair[0]}.new")
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A repeat, and the calls of one turn."""
-
-    repeat: Repeat
-    body: tuple[Call | Loop, ...]
-
-
-Item: TypeAlias = "Call | Loop"
 
 
 def calls(table: Table, dtypes: Mapping[str, str], written: Written) -> tuple[Item, ...]:
@@ -59,25 +24,23 @@ def _calls(
     lines: Sequence[Statement], axes: Axes, handed: set[str], dtypes: Mapping[str, str], written: Written
 ) -> Iterator[Item]:
     """The items of one scope; `handed` are the names that leave it."""
-    lines = tuple(lines)
     sums = _sums_in_place(lines, handed, dtypes)
-    done = {id(line) for line, _ in sums.values()}
-    for group in _groups([line for line in lines if id(line) not in done]):
+    done = {line.name for line, _ in sums.values()}
+    for group in groups([line for line in lines if isinstance(line, Repeat) or line.name not in done]):
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {own for own, _ in first.keep}
             yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), ends, dtypes, written)))
-        elif id(first) in sums:
-            assert isinstance(first, Line)
-            yield _added(first, *sums[id(first)])
+        elif first.name in sums:
+            yield _added(first, *sums[first.name])
         else:
             own = [line for line in group if isinstance(line, Line)]
-            ours = {id(line) for line in own}
-            others = handed | {name for line in lines if id(line) not in ours for name in line.reads}
-            yield _call(own, axes, frozenset(others), written)
+            makes = defined(own)
+            others = [line for line in lines if isinstance(line, Repeat) or line.name not in makes]
+            yield _call(own, axes, frozenset(handed.union(*(line.reads for line in others))), written)
 
 
-def _groups(lines: Sequence[Statement]) -> Iterator[list[Statement]]:
+def groups(lines: Sequence[Statement]) -> Iterator[list[Statement]]:
     """Lines of one kernel together, every other statement alone."""
     group: list[Statement] = []
     for line in lines:
@@ -109,7 +72,13 @@ def _call(lines: list[Line], axes: Axes, others: frozenset[str], written: Writte
     if others.isdisjoint(defined(lines)):
         others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
     function = written(lines, axes, others, kernel.name)
-    return Call(tuple(lines), function.reads, function.writes, function.shares, function)
+    return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares), function)
+
+
+def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]]) -> tuple[Share, ...]:
+    """Pairs of a read and a filled array that may be one memory; what is updated is."""
+    must = {(share.read, share.written) for line in lines for share in updates(line)}
+    return tuple(Share(*pair, Place.OVER if pair in must else Place.FREE) for pair in pairs)
 
 
 def _turns(line: Line) -> tuple[str, ...]:
@@ -123,13 +92,13 @@ def _turns(line: Line) -> tuple[str, ...]:
 
 def _sums_in_place(
     lines: Sequence[Statement], handed: set[str], dtypes: Mapping[str, str]
-) -> dict[int, tuple[Line, str]]:
-    """Products and scatters that only a sum of two reads, made after the other one: each with the sum and the other."""
+) -> dict[str, tuple[Line, str]]:
+    """Products and scatters that only a sum of two reads, made after the other: by name, with the sum and the other."""
     readers: Counter[str] = Counter(name for line in lines for name in line.reads)
     readers.update(handed)
     place = {name: at for at, line in enumerate(lines) for name in line.makes}
     makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line)}
-    found: dict[int, tuple[Line, str]] = {}
+    found: dict[str, tuple[Line, str]] = {}
     for line in lines:
         if not isinstance(line, Sum) or line.tag.kernel or line.signs != (1, 1):
             continue
@@ -139,7 +108,7 @@ def _sums_in_place(
         for made, other in ((one.name, two.name), (two.name, one.name)):
             same = made in makers and dtypes[made] == dtypes[other] == dtypes[line.name]
             if same and readers[made] == 1 and place.get(other, -1) < place[made]:
-                found[id(makers[made])] = (line, other)
+                found[made] = (line, other)
     return found
 
 
@@ -152,20 +121,5 @@ def _can_add(line: Line) -> bool:
 def _added(producer: Line, line: Line, added: str) -> Call:
     product, rows = matrix_product(producer), scatter(producer)
     reads = product.reads if product else producer.reads
-    shares = ((added, line.name),)
+    shares = _shares((line,), ((added, line.name),))
     return Call((producer, line), (*reads, added), (line.name,), shares, None, product, rows, added)
-
-
-def every_call(items: Iterable[Item]) -> Iterator[Call]:
-    """All calls, those of loops once."""
-    for item in items:
-        if isinstance(item, Loop):
-            yield from every_call(item.body)
-        else:
-            yield item
-
-
-def axes_within(repeat: Repeat, axes: Axes) -> dict[str, tuple[str, ...]]:
-    """The axes of the names that one turn knows: slices have those of their stacks but the first."""
-    slices = {inside: axes[outer][1:] for inside, outer in repeat.each}
-    return {**axes, **slices, **repeat.axes}

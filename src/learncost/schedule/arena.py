@@ -1,0 +1,73 @@
+"""The arena: every array of a step in its place in one block of memory.
+
+An array that a call may write over one that nothing reads afterwards takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.schedule.lifetimes import FOREVER, Array, Lifetimes
+
+ALIGNED = 64
+"""Every place begins at a multiple of so many bytes: a line of the cache, and the widest vector registers."""
+
+
+def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
+    """Give every array its `bytes`, and its `place` if it lies in the arena; the bytes of the arena.
+
+    size  the bytes of an array
+    Raises `InputError` where what must be changed in place is read afterwards.
+    """
+    for fields in lifetimes.fields.values():
+        for array in fields.values():
+            array.bytes = size(array)
+    for array in lifetimes.arrays:
+        array.bytes = size(array)
+    _share(lifetimes)
+    return _place(lifetimes)
+
+
+def _share(lifetimes: Lifetimes) -> None:
+    """Let arrays take the place of those that their call reads last, after those that must."""
+    taken: set[tuple[Array, int]] = set()  # one array of a call takes the place of another
+    for read, written, moment in sorted(lifetimes.pairs, key=lambda pair: (pair[2], pair[1].over is None)):
+        root = read.root
+        if (root, moment) in taken:
+            continue
+        if written.over is read:
+            if read.last > moment:
+                raise InputError(f"{read.name} is read after it was changed: the step cannot be done in place")
+        elif written.over is not None or root.given or root.part or written.part:
+            continue
+        elif root.last == moment and root.bytes == written.bytes:
+            written.over = root
+            root.last = max(root.last, written.last)
+        else:
+            continue
+        taken.add((root, moment))
+
+
+def _place(lifetimes: Lifetimes) -> int:
+    """Offsets in the arena, the largest arrays first, each where it is free from its first to its last moment."""
+    own = [one for one in lifetimes.arrays if one.over is None and not one.given and one.part is None]
+    own.sort(key=lambda array: (-array.bytes, array.first))
+    begins, ends, firsts, lasts = (np.zeros(len(own), np.int64) for _ in range(4))
+    for done, array in enumerate(own):
+        size = -(-array.bytes // ALIGNED) * ALIGNED
+        alive = np.flatnonzero((firsts[:done] <= array.last) & (lasts[:done] >= array.first))
+        array.place = _lowest(size, begins[alive], ends[alive])
+        begins[done], ends[done] = array.place, array.place + size
+        firsts[done], lasts[done] = array.first, array.last
+    return int(ends.max(initial=0))
+
+
+def _lowest(size: int, begins: np.ndarray, ends: np.ndarray) -> int:
+    """The lowest place with so many bytes that no other array takes."""
+    order = np.argsort(begins)
+    free = np.concatenate(([0], np.maximum.accumulate(ends[order])))
+    room = np.concatenate((begins[order], [FOREVER * FOREVER])) - free
+    return int(free[np.flatnonzero(room >= size)[0]])

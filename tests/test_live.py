@@ -2,6 +2,14 @@ import numpy as np
 import pytest
 
 import learncost as lc
+from learncost.models.configuration import configure
+from learncost.models.model import build, run_sizes
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from learncost.schedule import lifetimes
+from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS
+from unrolled import unrolled
 
 GPT2 = """gpt2(tokens positions targets share; wte wpe) -> loss
   E[B M d] = wte[v=tokens[B M] d]
@@ -96,3 +104,34 @@ def test_sizes_may_be_arrays_and_must_be_complete():
         lc.live(layer, {"b": 1})
     with pytest.raises(lc.InputError, match="no data type is called 'fp12'"):
         lc.live(layer, {"b": 1, "d": 3, "f": 4}, "fp12")
+
+
+UNROLLED = ("gpt2", "tinyllama-1.1b", "t5-small", "mixtral-8x7b", "vit-b-16")
+
+
+def of_step(model, procedure="bp"):
+    return without_gradients(step(model, procedure, "adamw", mode="paper"))
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+@pytest.mark.parametrize("layers", [1, 2, 9])
+def test_blocks_in_a_repeat_take_what_they_take_one_by_one(name, layers):
+    model = build(configure(name, {"num_hidden_layers": layers}))
+    sizes = run_sizes(model, 2, None if name.startswith("vit") else 40, None)
+    for rules, table_of in ((AS_WRITTEN, lambda model: lc.derive(model.table).step), (IN_KERNELS, of_step)):
+        found, oracle = (lc.live(table_of(one), sizes, "fp32", rules=rules) for one in (model, unrolled(model)))
+        assert found.peak == oracle.peak
+        assert found.kept_bytes == oracle.kept_bytes
+
+
+@pytest.mark.parametrize("plan", ["", "flash,fused,at-once,head", "recompute=block/3+all", "recompute=all"])
+@pytest.mark.parametrize("procedure", ["bp", "pepita"])
+def test_the_turns_that_are_walked_stand_for_all(plan, procedure, monkeypatch):
+    model = build(configure("gpt2", {"num_hidden_layers": 15}))
+    table = planned(of_step(model, procedure), plan)
+    sizes = run_sizes(model, 7, 40, None)
+    few = lc.live(table, sizes, "fp32", rules=IN_KERNELS)
+    monkeypatch.setattr(lifetimes, "FEW", 10**6)
+    every = lc.live(table, sizes, "fp32", rules=IN_KERNELS)
+    assert (few.peak, few.peak_line, few.kept_bytes) == (every.peak, every.peak_line, every.kept_bytes)
+    assert [moment.bytes for moment in few.curve] == [moment.bytes for moment in every.curve]

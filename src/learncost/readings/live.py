@@ -226,13 +226,23 @@ class _Walk:
             changes[array.last + 1] = changes[array.last + 1] - change
         return accumulate(changes[1:-1])
 
+    def _kept(self) -> Iterator[Array]:
+        """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        for array in self.arrays:
+            if array.kept and self.role(array) != "weight":
+                loops = tuple(loop for loop, _ in self.lines[array.first - 1][1])
+                if array.stack is not None or (array.name, loops) not in seen:
+                    yield array
+                seen.add((array.name, loops))
+
     def read(self, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
         width = BYTES[dtype]
 
         def held(arrays: Iterable[Array]) -> list[Held]:
             return _held(arrays, sizes, lambda array: self.width(array, width, widths), self.role)
 
-        kept = tuple(held(array for array in self.arrays if array.kept and self.role(array) != "weight"))
+        kept = tuple(held(self._kept()))
         levels = list(self.levels(lambda count: count.at(sizes), width, widths))
         if not levels:
             return Live(kept, 0, "", (), (), dtype)

@@ -267,18 +267,23 @@ class Lifetimes:
         for inner, outer in repeat.keep:
             found = scope[inner]
             stacks[outer].parts[turn.number] = self._twin(again.get(found, found), turn.times, twins)
+        # What is handed on and not kept is one array, whatever those that it stands for are read by.
         return {
-            carry.start: self._twin(scope[carry.end], turn.times if scope[carry.end] in twins else 1, twins)
+            carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, alike=False)
             for carry in repeat.carry
         }
 
-    def _twin(self, found: Array | Stack, times: int | Count, twins: dict[Array, Array]) -> Array | Stack:
-        """As many arrays more of the same kind, from the next call on."""
+    def _twin(
+        self, found: Array | Stack, times: int | Count, twins: dict[Array, Array], alike: bool = True
+    ) -> Array | Stack:
+        """As many arrays more of the same kind, from the next call on; `alike`, who reads the one reads the others."""
         if isinstance(found, Stack):
-            return Stack({number: self._twin(part, times, twins) for number, part in found.parts.items()})
+            return Stack({number: self._twin(part, times, twins, alike) for number, part in found.parts.items()})
         if found not in twins:
             moment = self.moment + 1
-            twins[found] = replace(found, first=moment, last=moment, times=_times(found.times, times), given="")
+            readers = found.readers if alike else set[str]()
+            times = _times(found.times, times)
+            twins[found] = replace(found, first=moment, last=moment, times=times, given="", readers=readers)
             self.arrays.append(twins[found])
         return twins[found]
 

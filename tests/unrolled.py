@@ -23,16 +23,16 @@ def unrolled(model: Model) -> Model:
 def _inlined(table: Table) -> Table:
     """The lines of repeats of one turn in their place; a stack of one is what lies in it."""
     lines: list[Line] = []
-    axes = dict(table.axes)
+    values = dict(table.values)
     for line in table.lines:
         if isinstance(line, Line):
             lines.append(line)
             continue
         assert line.count == "1"
         for inside, stack in line.each:
-            axes[stack] = line.axes[inside]
+            values[stack] = values[stack].along(line.axes[inside])
         names = {carry.start: carry.initial for carry in line.carry} | {carry.end: carry.final for carry in line.carry}
         names |= dict(line.each)
-        axes |= {names.get(name, name): own for name, own in line.axes.items()}
+        values |= {name: value for name, value in line.values.items() if name not in names}
         lines += [own.renamed(names) for own in line.lines if isinstance(own, Line)]
-    return replace(table, lines=tuple(lines), axes=axes)
+    return replace(table, lines=tuple(lines), values=values)

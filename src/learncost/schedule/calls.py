@@ -9,9 +9,11 @@ from typing import Protocol, TypeAlias
 
 from learncost.equation.arrays import alias
 from learncost.equation.table import Line, Repeat, Statement, Table, Term
+from learncost.equation.value import Value
 from learncost.schedule.matrix import MatrixProduct, Scatter
 
 Axes: TypeAlias = Mapping[str, tuple[str, ...]]
+Values: TypeAlias = Mapping[str, Value]
 
 
 class Place(Enum):
@@ -102,36 +104,35 @@ IN_KERNELS = Rules(kernels=True, updates=True)
 
 def calls(table: Table, rules: Rules = AS_WRITTEN) -> tuple[Item, ...]:
     """The calls of a table."""
-    return tuple(_calls(table.lines, set(table.outputs), rules))
+    return tuple(_calls(table.lines, table.known, set(table.outputs), rules))
 
 
-def _calls(lines: Sequence[Statement], handed: set[str], rules: Rules) -> Iterator[Item]:
+def _calls(lines: Sequence[Statement], values: Values, handed: set[str], rules: Rules) -> Iterator[Item]:
     """The calls of one scope; `handed` are the names that leave it."""
     inside = inside_of_kernels(lines, handed) if rules.kernels else frozenset[str]()
     for line in lines:
         if isinstance(line, Repeat):
             ends = {carry.end for carry in line.carry} | {name for name, _ in line.keep}
-            yield Loop(line, tuple(_calls(line.lines, ends, rules)))
+            yield Loop(line, tuple(_calls(line.lines, values, ends, rules)))
         else:
             reads = tuple(name for name in line.reads if name not in inside)
             writes = tuple(name for name in line.makes if name not in inside)
-            yield Call((line,), reads, writes, tuple(_shares(line, rules)) if writes else ())
+            yield Call((line,), reads, writes, tuple(_shares(line, values, rules)) if writes else ())
 
 
-def _shares(line: Line, rules: Rules) -> Iterator[Share]:
+def _shares(line: Line, values: Values, rules: Rules) -> Iterator[Share]:
     first = line.right[0] if line.right else None
     if alias(line) and isinstance(first, Term):
         yield Share(first.name, line.name, Place.SAME)
     elif rules.updates and line.tag.macro == "optimizer_step":
-        yield from updates(line)
+        yield from updates(line, values)
 
 
-def updates(line: Line) -> Iterator[Share]:
+def updates(line: Line, values: Values) -> Iterator[Share]:
     """The pairs of a weight or an optimizer's state and what becomes of it."""
     for name in line.makes:
-        old = name.removesuffix(".new")
-        if old != name and old in line.reads:
-            yield Share(old, name, Place.OVER)
+        if values[name].role == "new" and values[name].of in line.reads:
+            yield Share(values[name].of, name, Place.OVER)
 
 
 def inside_of_kernels(lines: Iterable[Statement], wanted: Iterable[str]) -> frozenset[str]:

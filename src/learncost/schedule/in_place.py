@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
-from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, axes_within, updates
+from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
 from learncost.schedule.matrix import matrix_product, scatter
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
@@ -17,11 +17,16 @@ Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Funct
 
 def calls(table: Table, dtypes: Mapping[str, str], written: Written) -> tuple[Item, ...]:
     """The calls of a table. Raises `InputError` for a line that no call can compute in place."""
-    return tuple(_calls(table.lines, dict(table.axes), set(table.outputs), dtypes, written))
+    return tuple(_calls(table.lines, dict(table.axes), table.known, set(table.outputs), dtypes, written))
 
 
 def _calls(
-    lines: Sequence[Statement], axes: Axes, handed: set[str], dtypes: Mapping[str, str], written: Written
+    lines: Sequence[Statement],
+    axes: Axes,
+    values: Values,
+    handed: set[str],
+    dtypes: Mapping[str, str],
+    written: Written,
 ) -> Iterator[Item]:
     """The items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes)
@@ -30,14 +35,14 @@ def _calls(
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {own for own, _ in first.keep}
-            yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), ends, dtypes, written)))
+            yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written)))
         elif first.name in sums:
-            yield _added(first, *sums[first.name])
+            yield _added(first, *sums[first.name], values)
         else:
             own = [line for line in group if isinstance(line, Line)]
             makes = defined(own)
             others = [line for line in lines if isinstance(line, Repeat) or line.name not in makes]
-            yield _call(own, axes, frozenset(handed.union(*(line.reads for line in others))), written)
+            yield _call(own, axes, values, frozenset(handed.union(*(line.reads for line in others))), written)
 
 
 def groups(lines: Sequence[Statement]) -> Iterator[list[Statement]]:
@@ -56,7 +61,7 @@ def groups(lines: Sequence[Statement]) -> Iterator[list[Statement]]:
         yield group
 
 
-def _call(lines: list[Line], axes: Axes, others: frozenset[str], written: Written) -> Call:
+def _call(lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written) -> Call:
     first = lines[0]
     kernel = first.tag.kernel
     if kernel is None:
@@ -72,12 +77,12 @@ def _call(lines: list[Line], axes: Axes, others: frozenset[str], written: Writte
     if others.isdisjoint(defined(lines)):
         others |= {*lines[-1].makes}  # nobody reads it, but the step says that it is done
     function = written(lines, axes, others, kernel.name)
-    return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares), function)
+    return Call(tuple(lines), function.reads, function.writes, _shares(lines, function.shares, values), function)
 
 
-def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]]) -> tuple[Share, ...]:
+def _shares(lines: Sequence[Line], pairs: Iterable[tuple[str, str]], values: Values) -> tuple[Share, ...]:
     """Pairs of a read and a filled array that may be one memory; what is updated is."""
-    must = {(share.read, share.written) for line in lines for share in updates(line)}
+    must = {(share.read, share.written) for line in lines for share in updates(line, values)}
     return tuple(Share(*pair, Place.OVER if pair in must else Place.FREE) for pair in pairs)
 
 
@@ -118,8 +123,8 @@ def _can_add(line: Line) -> bool:
     return scatter(line) is not None or matrix_product(line) is not None
 
 
-def _added(producer: Line, line: Line, added: str) -> Call:
+def _added(producer: Line, line: Line, added: str, values: Values) -> Call:
     product, rows = matrix_product(producer), scatter(producer)
     reads = product.reads if product else producer.reads
-    shares = _shares((line,), ((added, line.name),))
+    shares = _shares((line,), ((added, line.name),), values)
     return Call((producer, line), (*reads, added), (line.name,), shares, None, product, rows, added)

@@ -224,7 +224,7 @@ class Lifetimes:
         stacks = {outer: Stack() for _, outer in repeat.keep}
         wholes: dict[str, Array] = {}
         for _, outer in repeat.keep:
-            if self.wholes and _is_read_whole(outer, around, handed):
+            if self.wholes and self._is_read_whole(outer, around, handed):
                 wholes[outer] = self._new(outer, axes[outer], self.moment)
         ends = {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
         scope: Names = {}
@@ -287,6 +287,18 @@ class Lifetimes:
             self.arrays.append(twins[found])
         return twins[found]
 
+    def _is_read_whole(self, name: str, around: Iterable[Item], handed: set[str]) -> bool:
+        """Whether a stack is read other than slice by slice, or leaves the program as new memory."""
+        if name in handed and self.table.known[name].role != "new":
+            return True
+        for item in around:
+            if isinstance(item, Loop):
+                if name in item.repeat.shared or name in {carry.initial for carry in item.repeat.carry}:
+                    return True
+            elif name in item.reads:
+                return True
+        return False
+
     def _slice(self, found: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
         """A turn's part of a stack; where that was made by other turns, the whole."""
         if isinstance(found, Stack):
@@ -314,16 +326,3 @@ def _met(table: Table, name: str) -> tuple[str, ...]:
     """The axes of a name that a part of a table reads, and only that."""
     repeats = [line for line in table.lines if isinstance(line, Repeat)]
     return next(line.axes[name] for line in repeats if name in line.axes)
-
-
-def _is_read_whole(name: str, around: Iterable[Item], handed: set[str]) -> bool:
-    """Whether a stack is read other than slice by slice, or leaves the program as new memory."""
-    if name in handed and not name.endswith(".new"):
-        return True
-    for item in around:
-        if isinstance(item, Loop):
-            if name in item.repeat.shared or name in {carry.initial for carry in item.repeat.carry}:
-                return True
-        elif name in item.reads:
-            return True
-    return False

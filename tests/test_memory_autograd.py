@@ -70,7 +70,9 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 ):
     sizes = {**sizes, "max_position_embeddings": length}
     configuration = configure(model, sizes)
-    found = lc.memory(configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=engine)
+    found = lc.memory(
+        configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=engine, module="plain"
+    )
     kind = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
     measured = most(lambda: train(configuration, batch, length, procedure, optimizer, engine, kind, device), device)
     # What is more are the optimizer's counters, the state of the random numbers that a checkpoint keeps, the loss and
@@ -85,7 +87,7 @@ def test_what_is_asked_on_the_command_line(capsys):
     kept = capsys.readouterr().out
     assert main(["memory", *given, "--procedure", "recompute"]) in (0, None)
     again = capsys.readouterr().out
-    assert "by autograd" in kept
+    assert "by autograd (transformers)" in kept
     assert "Predicted: the allocator's bytes" in kept
     fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (kept, again)]
     assert fitting[0] < fitting[1]  # sequences that fit
@@ -100,13 +102,11 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"engine": "jax"}, "engine"),
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
         ("gpt2", {"plan": "flash"}, "knows no plans"),
-        ("gpt2", {"dropout": 0.1}, "no dropout"),
-        ("gpt2", {"dtype": "bf16"}, "fp32 or fp64"),
+        ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
+        ("gpt2", {"module": "keras"}, "transformers, plain"),
         ("gpt2", {"optimizer": "lion"}, "sgd, momentum, adamw"),
         ("gpt2", {"batch_size": 4, "accumulate": 2}, "--accumulate"),
-        ("gpt2", {"train_layers": "last 1"}, "all weights"),
         ("gpt2", {"budget": "1MB"}, "too few"),
-        ("mixtral-8x7b", {}, "what autograd keeps of this line is not known"),
     ],
 )
 def test_what_is_not_known_is_refused(model, given, said):

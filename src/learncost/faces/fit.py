@@ -23,6 +23,7 @@ OWN = (
     "precision",
     "plan",
     "engine",
+    "module",
     "train",
     "train-layers",
     "lora",
@@ -48,6 +49,7 @@ def fit(
     precision: Name | None = None,
     plan: Name | None = None,
     engine: Name = "",
+    module: Name = "",
     train: Name | None = None,
     train_layers: Name | None = None,
     lora: Name | None = None,
@@ -73,7 +75,9 @@ def fit(
         This plan alone (learncost list plans). The default is to try several.
     engine
         Who runs the step, as in learncost memory. The default is autograd, PyTorch's, where it has an answer, and
-        table, as the step is written, elsewhere: under a plan, with --flash, in bf16, with LoRA.
+        table, as the step is written, elsewhere: under a plan, with --flash, in int8.
+    module
+        Whose code autograd trains: transformers (the default) or plain, as in learncost memory.
     format
         How the result is written: table, json or md.
 
@@ -96,6 +100,7 @@ def fit(
         precision=precision,
         plan=plan,
         engine=engine,
+        module=module,
         train=train,
         train_layers=train_layers,
         lora=lora,

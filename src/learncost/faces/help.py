@@ -66,7 +66,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("hidden_size", "num_attention_heads", "kernel_size", "window", "optimizer", "dropout", "dtype", "precision"),
         *("price_book", "jacobian", "tokens"),
     ),
-    "Memory": ("plan", "accumulate", "budget", "ram", "flash", "engine", "engines"),
+    "Memory": ("plan", "accumulate", "budget", "ram", "flash", "engine", "engines", "module"),
     "Device": (
         *("on", "backend", "device", "devices", "against", "mfu", "hfu", "tokens_per_second", "peak_tflops"),
         *("peak_flops", "power", "pue", "country", "year", "carbon_intensity", "price_per_hour", "rounds", "quick"),

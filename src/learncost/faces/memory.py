@@ -25,6 +25,7 @@ OWN = (
     "budget",
     "ram",
     "engine",
+    "module",
     "mode",
     "train",
     "train-layers",
@@ -53,6 +54,7 @@ def memory(
     accumulate: Number = "1",
     budget: Annotated[str | None, Parameter(name=["--budget", "--ram"], metavar="BYTES")] = None,
     engine: Name = "",
+    module: Name = "",
     mode: Name = "paper",
     train: Name | None = None,
     train_layers: Name | None = None,
@@ -82,9 +84,11 @@ def memory(
     budget
         How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
     engine
-        Who runs the step: autograd, which trains a plain module of PyTorch with AdamW fused, autograd-foreach or
-        autograd-for-loop; table, as the step is written; numpy, torch (in place where it can be) or torch-operators,
-        which run this package's programs. The default is autograd where it has an answer, else table.
+        Who runs the step: autograd, which is PyTorch's with AdamW fused, autograd-foreach or autograd-for-loop; table,
+        as the step is written; numpy, torch (in place where it can be) or torch-operators, which run this package's
+        programs. The default is autograd where it has an answer, else table.
+    module
+        Whose code autograd trains: transformers (the default), or plain, which is written as for speed.
     mode
         How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
     format
@@ -112,6 +116,7 @@ def memory(
         accumulate=accumulate,
         budget=budget,
         engine=engine,
+        module=module,
         mode=mode,
         train=train,
         train_layers=train_layers,

@@ -80,6 +80,8 @@ class Memory(Readable):
         Whose step it is; table where it is read off the table, line by line, as no program runs it.
     convention
         What is counted, and what is not.
+    module
+        Whose code is assumed where autograd runs the step: transformers or plain; else "".
 
     Examples
     --------
@@ -111,12 +113,14 @@ class Memory(Readable):
     engine: str = ""
     convention: str = ""
     mode: str = ""
+    module: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
-        result |= {"engine": self.engine, "convention": self.convention}
+        result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
+        result["convention"] = self.convention
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
         if self.mode:
             result["mode"] = self.mode
@@ -170,6 +174,7 @@ def memory(
     accumulate: int | str = 1,
     budget: int | str | None = None,
     engine: str = "",
+    module: str = "",
     mode: str = PAPER,
     train: object = None,
     train_layers: object = None,
@@ -201,6 +206,8 @@ def memory(
         Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop, or table; by
         default autograd where it has an answer, else table. The result's `engine` and `convention` say what was taken
         and what is counted of it.
+    module
+        Whose code autograd trains: transformers, the default, or plain, a module that is written as for speed.
     mode
         How pepita and mempepita update: paper, or stable, which `learncost train` runs.
 
@@ -234,7 +241,9 @@ def memory(
     run = prepare(
         model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adaptation_of(*given), plan
     )
-    step = Step(run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode)
+    step = Step(
+        run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode, module=module
+    )
     from learncost.ledger.memory_runner import answered  # is built on this module
 
     found = answered(step, engine, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -13,20 +13,28 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.ledger.memory import Memory, described
 from learncost.ledger.memory_step import Step
+from learncost.models.module import module_of
 from learncost.procedures.optimizer import OPTIMIZERS
 from learncost.readings.live import Held, Moment
-from learncost.readings.rooms.autograd import Tape, run_step
+from learncost.schedule.autograd import Asked, Tape, run_step
 
 TYPES = ("fp32", "fp64")
 """The types that every engine computes in."""
+TRAINED = ("fp32", "fp64", "bf16", "fp16")
+"""The types of values that PyTorch trains in."""
+AUTOGRAD = "autograd"
+"""How the names of its engines begin."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Who executes a step: what it takes at the sizes of its axes, with a split where the last argument is true."""
+    """Who executes a step: what it takes at the sizes of its axes, with a split where the last argument is true.
+
+    dtypes  the precisions that it computes in; none are named where it is a matter of the values' type
+    """
 
     takes: Callable[[Step, Mapping[str, int], bool], _Peak]
-    dtypes: tuple[str, ...]
+    dtypes: Collection[str]
     convention: str
 
 
@@ -54,13 +62,16 @@ def executed_by(name: str, step: Step) -> Memory:
         curve=(),
         engine=name,
         convention=found.said or engine.convention,
+        module=step.module if name.startswith(AUTOGRAD) else "",
     )
 
 
 def refuse(name: str, step: Step) -> None:
     """Raise `InputError` for a step that an engine does not execute."""
     engine = ENGINES[name]
-    if step.kind.name not in engine.dtypes:
+    if name.startswith(AUTOGRAD) and (step.kind.values not in TRAINED or step.model.quantized):
+        raise InputError(f"--engine {name} has values in {', '.join(TRAINED)}, and weights that are not quantized")
+    if engine.dtypes and step.kind.name not in engine.dtypes:
         raise InputError(f"--engine {name} computes in {' or '.join(engine.dtypes)}")
     if step.optimizer.name not in OPTIMIZERS:
         raise InputError(f"--engine {name} executes the optimizers {', '.join(OPTIMIZERS)}")
@@ -68,13 +79,11 @@ def refuse(name: str, step: Step) -> None:
         raise InputError(f"--engine {name} takes the whole batch at once: leave --accumulate out")
     if step.in_flash:
         raise InputError(f"--engine {name} has all weights in RAM: leave --flash out")
-    if name.startswith("autograd"):
+    if name.startswith(AUTOGRAD):
         if step.plan:
             raise InputError(f"--engine {name} knows no plans; --procedure recompute is torch.utils.checkpoint")
         if step.procedure not in ("bp", "recompute"):
             raise InputError(f"--engine {name} learns by bp, or by recompute: torch.utils.checkpoint of every block")
-        if step.run.trained != "all" or step.model.masks or not step.model.learns:
-            raise InputError(f"--engine {name} is for models that say their loss, with all weights and no dropout")
 
 
 def _held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
@@ -131,16 +140,26 @@ def _on_torch(step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
 
 def _by_autograd(implementation: str, step: Step, sizes: Mapping[str, int], split: bool) -> _Peak:
     """The model's forward table as calls of PyTorch's operators, on a tape."""
-    table, recompute = step.model.table, step.procedure == "recompute"
-    width = {"fp64": 8}.get(step.kind.name, 4)
-    weights = _sum(table, table.weights, sizes, lambda _: width)
+    model, kind = step.model, step.kind
+    table, recompute = model.table, step.procedure == "recompute"
+    module = module_of(model, step.module, recompute)
+    asked = Asked(
+        module,
+        step.state + step.master,
+        kind.weight,
+        frozenset(model.learning),
+        frozenset(name for name in model.masks if table.values[name].role == "mask"),
+        "frames" if recompute else "",
+        implementation if step.optimizer.name == "adamw" else "",
+    )
+    weights = _sum(table, table.weights, sizes, lambda _: kind.weight)
 
     def run(stop_at: int | None = None) -> Tape:
-        tape = Tape(width, stop_at)
-        run_step(tape, table, sizes, step.state, recompute, implementation if step.optimizer.name == "adamw" else "")
+        tape = Tape(kind.value, stop_at)
+        run_step(tape, table, sizes, asked)
         return tape
 
-    key = implementation, *sorted(sizes.items())
+    key = implementation, step.module, *sorted(sizes.items())
     if key not in step.taped:
         account = run().account
         step.taped[key] = account.peak, str(account.line)
@@ -151,9 +170,11 @@ def _by_autograd(implementation: str, step: Step, sizes: Mapping[str, int], spli
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
     made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
+    if step.master:
+        parts["master weights"] = step.master
     parts["workspace"] = made - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    return _Peak(peak, line, parts, rooms)
+    return _Peak(peak, line, parts, rooms, _AUTOGRAD.format(module.said, _ADAMW[implementation]))
 
 
 _OPERATORS = (
@@ -161,10 +182,14 @@ _OPERATORS = (
     "beside the old ones. Not in it: buffers inside of operators."
 )
 _AUTOGRAD = (
-    "Predicted: the allocator's bytes when PyTorch's autograd trains a plain module on a processor: products of one "
-    "input as one, fused attention, all gradients kept to the end, every operator keeping what its derivative reads. "
-    "Not in it: buffers inside of kernels."
+    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on a processor, all gradients kept to the end, "
+    "every operator keeping what its derivative reads. Not in it: buffers inside of kernels. {}"
 )
+_ADAMW = {
+    "fused": "AdamW with fused=True.",
+    "foreach": "AdamW with foreach=True.",
+    "for-loop": "AdamW one weight after the other.",
+}
 
 ENGINES: Mapping[str, Engine] = {
     "numpy": Engine(
@@ -179,10 +204,9 @@ ENGINES: Mapping[str, Engine] = {
         "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
     ),
     "torch-operators": Engine(partial(_by_operators, "torch"), (*TYPES, "bf16"), _OPERATORS),
-    "autograd": Engine(partial(_by_autograd, "fused"), TYPES, f"{_AUTOGRAD} AdamW with fused=True."),
-    "autograd-foreach": Engine(partial(_by_autograd, "foreach"), TYPES, f"{_AUTOGRAD} AdamW with foreach=True."),
-    "autograd-for-loop": Engine(
-        partial(_by_autograd, "for-loop"), TYPES, f"{_AUTOGRAD} AdamW one weight after the other."
-    ),
+    **{
+        AUTOGRAD if name == "fused" else f"{AUTOGRAD}-{name}": Engine(partial(_by_autograd, name), (), _AUTOGRAD)
+        for name in _ADAMW
+    },
 }
 """Who executes steps; the functions say how it is known."""

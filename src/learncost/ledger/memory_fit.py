@@ -10,7 +10,7 @@ from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
 from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, adaptation_of, prepare
-from learncost.ledger.memory_engine import ENGINES, TYPES
+from learncost.ledger.memory_engine import AUTOGRAD, ENGINES, TYPES
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import TABLE, USUAL, Runner, largest, largest_batch, longest, runner_of, told
 from learncost.ledger.memory_step import Step
@@ -21,6 +21,7 @@ from learncost.plans.executed import executed
 from learncost.plans.planner import chosen, smallest
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
+from learncost.schedule.autograd import USUAL_MODULE, module_named
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
@@ -107,6 +108,8 @@ class Fit(Readable):
         what takes `most`.
     advice
         For every procedure that does not fit what to change, and which procedures the model cannot learn by.
+    module
+        Whose code is assumed where autograd runs the step; "" where it does not.
 
     Examples
     --------
@@ -124,10 +127,11 @@ class Fit(Readable):
     engine: str
     rows: tuple[Fitting, ...]
     advice: tuple[str, ...]
+    module: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine")
+        names = ("model", "dtype", "optimizer", "seq_len", "ram", "flash", "engine", "module")
         rows = [
             {"procedure": r.procedure, "plan": r.plan, "engine": r.engine, "ram": r.ram, "flash": r.flash}
             | {"fits": r.fits, "batch_size": r.largest, "most": r.most}
@@ -191,7 +195,8 @@ class Fit(Readable):
             rule += " Run by table: as the step's table says, line by line."
             rule += self._not_by_autograd
         if others := [name for name in engines if name != TABLE]:
-            rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells."
+            rule += f" Run by {', '.join(others)}: as learncost memory --engine {others[0]} tells"
+            rule += f" of the module {self.module}." if self.module else "."
         return rule
 
     @property
@@ -228,6 +233,7 @@ def fit(
     precision: str | None = None,
     plan: str | None = None,
     engine: str = "",
+    module: str = "",
     train: object = None,
     train_layers: object = None,
     lora: object = None,
@@ -254,6 +260,8 @@ def fit(
         This plan alone; by default several are tried.
     engine
         Whose step it is, as in `lc.memory`.
+    module
+        Whose code autograd trains, as in `lc.memory`.
     procedure
         The same as `procedures`, as the command line calls it.
 
@@ -276,7 +284,7 @@ def fit(
     asked = _Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
-        (train, train_layers, lora, lora_rank, lora_alpha), sizes,
+        module_named(module or USUAL_MODULE).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
     )  # fmt: skip
     if engine:
         named_one("engine", engine, {TABLE: None, **ENGINES})
@@ -303,7 +311,9 @@ def fit(
     run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     found = run.model.configuration.name
-    return Fit(found, asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine, tuple(rows), tuple(advice))
+    ran = asked.module if any(row.engine.startswith(AUTOGRAD) for row in rows) else ""
+    given = asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine
+    return Fit(found, *given, tuple(rows), tuple(advice), ran)
 
 
 def _refusal(what: tuple[bool, str], procedures: Sequence[str]) -> str:
@@ -347,6 +357,7 @@ class _Asked:
     dtype: str
     plan: str | None
     engine: str
+    module: str
     learns: tuple[object, ...]
     sizes: Mapping[str, Any]
 
@@ -401,7 +412,8 @@ class _Asked:
     def _step(self, run: Run, procedure: str) -> tuple[Step, Runner]:
         planner = smallest if self.engine == "torch" else chosen
         in_flash = self.flash is not None
-        step = Step(run, procedure, precision_of(self.dtype), self.optimizer, 1, in_flash, self.ram, planner)
+        kind, module = precision_of(self.dtype), self.module
+        step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:

@@ -23,6 +23,7 @@ from learncost.procedures.accumulation import GATHERED, accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import FORWARD_LEARNING, PAPER, step, trained_by
 from learncost.readings.live import Live, levels, live
+from learncost.schedule.autograd.module import USUAL_MODULE, module_named
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW
 
@@ -36,6 +37,7 @@ class Step:
     budget     bytes that there are, for the planner, where the plan is left to it
     planner    who chooses the plan
     mode       of PEPITA and MEMPEPITA: "paper", or "stable"
+    module     whose code PyTorch's autograd runs
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Step:
         budget: int | None = None,
         planner: Callable[[Table, Mapping[str, int], str, int | None, Mapping[str, int]], str] = chosen,
         mode: str = PAPER,
+        module: str = "",
     ) -> None:
+        self.module = module_named(module or USUAL_MODULE).name
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
-        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode
+        self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
         self.mode = mode if procedure in FORWARD_LEARNING else ""
         self.model = trained_by(run.model, procedure)
         self.optimizer = state_of(optimizer)

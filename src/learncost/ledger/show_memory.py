@@ -44,13 +44,13 @@ def beside(found: Several) -> Sheet:
     memories = found.memories
     first = memories[0]
     parts = dict.fromkeys(part for one in memories for part, size in one.split.items() if size)
-    rows = [Row(("run by", *(one.engine for one in memories)))]
+    rows = [Row(("run by", *map(run_by, memories)))]
     rows.append(Row(("at the peak", *(size_of(one.peak) for one in memories)), "bold"))
     rows += [Row((part, *(size_of(one.split.get(part, 0)) for one in memories)), depth=1) for part in parts]
     if first.budget is not None:
         own = (f"{(one.fits or {}).get('batch_size') or 0:,}" for one in memories)
         rows.append(Row((f"sequences in {said_bytes(first.budget)}", *own), "bold"))
-    heading = title(first).replace(f" of {called(first)}", "", 1).replace(f" by {first.engine}", "", 1)
+    heading = title(first).replace(f" of {called(first)}", "", 1).replace(f" by {run_by(first)}", "", 1)
     notes = dict.fromkeys(one.convention for one in memories)
     return Sheet(heading, ("", *map(called, memories)), tuple(rows), tuple(notes))
 
@@ -58,11 +58,16 @@ def beside(found: Several) -> Sheet:
 def title(memory: Memory) -> str:
     """What was run."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {memory.engine}" if _executed(memory) else "")
+    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {run_by(memory)}" if _executed(memory) else "")
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
     return f"{name}, memory of one step of {called(memory)}{plan}: {sequences} tokens{parts}"
+
+
+def run_by(memory: Memory) -> str:
+    """Who runs it, and whose code: autograd (transformers)."""
+    return f"{memory.engine} ({memory.module})" if memory.module else memory.engine
 
 
 def called(memory: Memory) -> str:

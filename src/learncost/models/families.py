@@ -104,8 +104,9 @@ class Family:
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
     one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are
-    weights that are stored and counted, but never learn; `unread` is an expression for the number of parameters that
-    are stored and counted although nothing reads them.
+    weights that are stored and counted, but never learn; `module` says what transformers' code does otherwise than most
+    (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
+    although nothing reads them.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Family:
     axes: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, Slot] = field(default_factory=dict)
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    module: Mapping[str, Any] = field(default_factory=dict)
     positions: str = "none"
     limit: str = ""
     length: str = "max_position_embeddings"

@@ -1,0 +1,25 @@
+"""Which code of transformers trains a model: what its family's file says in `[module]`."""
+
+from __future__ import annotations
+
+from learncost.models.families import ACTIVATIONS, FAMILIES
+from learncost.models.model import Model
+from learncost.models.modules import joint
+from learncost.schedule.autograd.module import MODULES, Module
+
+
+def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
+    """The module of a name for a model; under checkpoints no cache of keys and values is kept."""
+    family = FAMILIES.get(model.configuration.family)
+    if family is None or name == "plain":
+        return MODULES[name]()
+    said = dict(family.module)
+    weights = {model.table.values[weight].group or weight for weight in model.table.weights}
+    usual = str(family.settings.get("activation", ""))
+    return MODULES[name](
+        packed=tuple(group for _, group in joint(family.name, weights)),
+        attention=said.get("attention", "sdpa"),
+        cache=said.get("cache", model.causal) and not checkpointed,
+        upcast=said.get("upcast", model.causal and not model.two_sided),
+        written={ACTIVATIONS[usual]: usual} if usual in ACTIVATIONS else {},
+    )

@@ -1,0 +1,409 @@
+"""The lines of a scope as calls of a module's parts: projections, norms, attention, experts, a loss.
+
+A call is found by what its lines do. Every line that is part of no larger call is a call by itself, so that no line is
+ever refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from learncost.equation.table import Line, Literal, Product, Repeat, Statement, Sum, Term, Word
+
+NORMS = ("normalize", "rms_normalize")
+SOFTMAX = ("softmax", "softmax_with_sink")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Lines that are one call; `makes` is what others read of it."""
+
+    lines: tuple[Line, ...]
+    makes: tuple[Term, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names that it needs from others."""
+        made = {name for line in self.lines for name in line.makes}
+        return tuple(dict.fromkeys(name for line in self.lines for name in line.reads if name not in made))
+
+
+@dataclass(frozen=True)
+class Single(Call):
+    """A line by itself."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A product with a weight: what it makes, its bias, and its path of low rank: the names of A and of B."""
+
+    makes: Term
+    weight: str
+    bias: str = ""
+    path: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Linear(Call):
+    """Products of one value with weights. Each group is one matrix. `heads`: what they make goes to attention."""
+
+    value: str
+    groups: tuple[tuple[Projection, ...], ...]
+    heads: bool
+
+
+@dataclass(frozen=True)
+class Norm(Call):
+    """A value as the norm's word makes it, then times a scale, which may be one more than the weight, and a shift."""
+
+    word: Word
+    weights: tuple[str, ...]
+    from_one: bool
+
+
+@dataclass(frozen=True)
+class Loss(Call):
+    """Log-softmax of scores, and the mean of the targets' share."""
+
+    scores: str
+    targets: str
+
+
+@dataclass(frozen=True)
+class Rotary(Call):
+    """A value times a cosine, and with its halves exchanged times a sine."""
+
+    value: str
+    cosine: str
+    sine: str
+
+
+@dataclass(frozen=True)
+class Attention(Call):
+    """Scores of queries and keys, softmax, values.
+
+    pairs    queries and keys whose scores are added, in the lines of `scores`
+    values   what the shares are of
+    added    what is added to the scores, an axis of positions aside
+    capped   whether a tanh bends the scores
+    padded   whether keys are left out
+    sink     a weight that takes its share of every row; ""
+    dropped  whether shares are dropped
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    scores: tuple[Product, ...]
+    values: str
+    added: tuple[str, ...]
+    softmax: Word
+    capped: bool
+    scaled: bool
+    padded: bool
+    sink: str
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class Experts(Call):
+    """What the chosen experts make of a value, added by their shares.
+
+    inward   products of the value with the experts' weights, which are one matrix
+    outward  the product that goes back; the lines between and after stand by themselves
+    """
+
+    value: str
+    shares: str
+    inward: tuple[Line, ...]
+    outward: Line
+
+
+@dataclass(frozen=True)
+class Dropout(Call):
+    """A value times noise that is drawn."""
+
+    value: str
+
+
+Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
+"""Which projections of a value are one matrix."""
+
+
+class Scope:
+    """The calls of the lines of one scope.
+
+    weights  the names that are weights there
+    drawn    names of noise
+    wanted   names that are read after the scope
+    joins    which projections are one matrix; all products of a value stand together where `gathers`
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Statement],
+        weights: Collection[str],
+        drawn: Collection[str],
+        wanted: Collection[str],
+        joins: Joins,
+        gathers: bool,
+    ) -> None:
+        self.lines, self.weights, self.drawn, self.wanted = lines, weights, drawn, wanted
+        self.joins, self.gathers = joins, gathers
+        self.readers: dict[str, list[Statement]] = {}
+        self.makers: dict[str, Line] = {}
+        for line in lines:
+            for name in line.reads:
+                self.readers.setdefault(name, []).append(line)
+            if isinstance(line, Line):
+                self.makers |= dict.fromkeys(line.makes, line)
+        self.attentions = {
+            found.lines[0].name: found for line in lines if isinstance(line, Line) if (found := self._attention(line))
+        }
+        self.heads = {line.tag.layer for found in self.attentions.values() for line in found.lines[:1]}
+
+    def calls(self) -> Iterator[Call | Repeat]:
+        """Call by call, in the order of the lines that they begin with."""
+        done: set[str] = set()
+        waiting: list[Call | Repeat] = []
+        made = {name for line in self.lines for name in line.makes}
+        for line in self.lines:
+            if isinstance(line, Repeat):
+                waiting.append(line)
+            elif line.name not in done:
+                waiting.append(call := self._call(line))
+                done |= {name for own in call.lines for name in own.makes}
+        while waiting:  # a call may begin before what its later lines read is there
+            ready = next(call for call in waiting if not made.intersection(call.reads))
+            waiting.remove(ready)
+            made -= set(ready.makes if isinstance(ready, Repeat) else (n for own in ready.lines for n in own.makes))
+            yield ready
+
+    def _call(self, line: Line) -> Call:
+        if line.name in self.attentions:
+            return self.attentions[line.name]
+        for find in (self._linear, self._norm, self._loss, self._rotary, self._experts, self._dropout):
+            if found := find(line):
+                return found
+        return Single((line,), line.left[:1])
+
+    def _weight_of(self, line: Statement | None) -> str:
+        """The weight of a product that sums over features; empty where it is none."""
+        if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
+            return ""
+        found = [term.name for term in line.right if term.name in self.weights and not term.indexed]
+        return found[0] if len(found) == 1 and not line.sides.batch else ""
+
+    def _linear(self, line: Line) -> Linear | None:
+        if not self._weight_of(line):
+            return None
+        value = _other(line, self._weight_of(line))
+        heads = line.tag.layer in self.heads
+        found: list[Projection] = []
+        taken: dict[str, tuple[Line, ...]] = {}
+        for one in self.readers[value]:
+            if isinstance(one, Line) and one.tag.layer == line.tag.layer and self._weight_of(one):
+                projection, lines = self._projection(one, value)
+                if not any(one.name == own.name for own in taken.get(projection.makes.name, ())):
+                    found.append(projection)
+                    taken[projection.makes.name] = lines
+        groups = [tuple(group) for group in self.joins(found)]
+        if not (self.gathers or heads):
+            groups = [group for group in groups if any(line in taken[one.makes.name] for one in group)]
+        made = [one for group in groups for one in group]
+        lines = tuple(dict.fromkeys(own for one in made for own in taken[one.makes.name]))
+        return Linear(lines, tuple(one.makes for one in made), value, tuple(groups), heads)
+
+    def _projection(self, line: Line, value: str) -> tuple[Projection, tuple[Line, ...]]:
+        """A product with its path of low rank and its bias, and all lines of these."""
+        lines, weight, path, bias = [line], self._weight_of(line), ("", ""), ""
+        added = self._only(line.name, Sum)
+        if added and len(added.right) == 2 and (found := self._path(_other(added, line.name), value)):
+            lines += [*found, added]
+            path = self._weight_of(found[0]), self._weight_of(found[1])
+            added = self._only(added.name, Sum)
+        if added and len(added.right) == 2:
+            other = _other(added, lines[-1].name)
+            if other in self.weights and not any(term.indexed for term in added.right):
+                lines.append(added)
+                bias = other
+        return Projection(lines[-1].left[0], weight, bias, path), tuple(lines)
+
+    def _path(self, name: str, value: str) -> tuple[Line, Line, Line] | None:
+        """The lines D = X A, E = D B, S = E scale of a path of low rank that ends in a name."""
+        scaled = self.makers.get(name)
+        if not (isinstance(scaled, Product) and any(isinstance(term, Literal) for term in scaled.right)):
+            return None
+        up = self.makers.get(scaled.right[0].name)
+        if up is None or not self._weight_of(up):
+            return None
+        low = self.makers.get(_other(up, self._weight_of(up)))
+        if low is None or not self._weight_of(low) or _other(low, self._weight_of(low)) != value:
+            return None
+        return low, up, scaled
+
+    def _norm(self, line: Line) -> Norm | None:
+        if not (isinstance(line, Word) and line.word in NORMS):
+            return None
+        lines: list[Line] = [line]
+        weights: list[str] = []
+        from_one = False
+        for kind in (Product, Sum):
+            following = self._only(lines[-1].name, kind)
+            other = _other(following, lines[-1].name) if following and len(following.right) == 2 else ""
+            if following is None or not other:
+                break
+            if other not in self.weights:
+                shifted = self.makers.get(other)
+                if weights or shifted is None or len(shifted.right) != 2 or shifted.right[0].name not in self.weights:
+                    break
+                from_one = True
+                lines.append(shifted)
+                other = shifted.right[0].name
+            lines.append(following)
+            weights.append(other)
+        return Norm(tuple(lines), lines[-1].left[:1], line, tuple(weights), from_one)
+
+    def _loss(self, line: Line) -> Loss | None:
+        if not (isinstance(line, Word) and line.word == "log_softmax"):
+            return None
+        lines: list[Line] = [line]
+        targets = ""
+        while lines[-1].left[0].axes:
+            following = self._only(lines[-1].name, Product)
+            if following is None:
+                return None
+            targets = targets or next((name for name in following.right[0].names[1:]), "")
+            lines.append(following)
+        return Loss(tuple(lines), lines[-1].left[:1], line.right[0].name, targets)
+
+    def _attention(self, line: Line) -> Attention | None:
+        if not self._is_scores(line):
+            return None
+        lines: list[Line] = [line]
+        following: Line | None
+        pairs = [(line.right[0].name, line.right[1].name)]
+        scores: list[Product] = [line]
+        added: list[str] = []
+        softmax: Word | None = None
+        capped = scaled = padded = dropped = False
+        while True:
+            following = self._only(lines[-1].name, Line)
+            if following is None or any(term.indexed for term in following.right if term.name == lines[-1].name):
+                return None
+            others = [term.name for term in following.right if term.name and term.name != lines[-1].name]
+            lines.append(following)
+            if isinstance(following, Sum):
+                for name in others:
+                    other = self.makers.get(name)
+                    if other and self._is_scores(other) and not _reads_at(following, name):
+                        pairs.append((other.right[0].name, other.right[1].name))
+                        scores.append(other)
+                        lines = [*lines[:-1], other, lines[-1]]
+                    else:
+                        added.append(name)
+            elif isinstance(following, Word):
+                if following.word in SOFTMAX:
+                    softmax = following
+                elif following.word == "tanh":
+                    capped = True
+                elif following.word == "select":
+                    padded = True
+                else:
+                    return None
+            elif isinstance(following, Product) and not others:
+                scaled = True
+            elif softmax and isinstance(following, Product) and len(others) == 1 and others[0] in self.drawn:
+                dropped = True
+            elif softmax and isinstance(following, Product) and len(others) == 1 and following.sides.sums:
+                break
+            else:
+                return None
+        sink = next((term.name for term in softmax.right if term.name in self.weights), "")
+        (values,) = others
+        return Attention(
+            tuple(lines),
+            lines[-1].left[:1],
+            tuple(pairs),
+            tuple(scores),
+            values,
+            tuple(added),
+            softmax,
+            capped,
+            scaled,
+            padded,
+            sink,
+            dropped,
+        )
+
+    def _is_scores(self, line: Line) -> TypeGuard[Product]:
+        """Whether a product of two values sums over features."""
+        return (
+            isinstance(line, Product)
+            and len(line.right) == 2
+            and line.sides.sums
+            and all(isinstance(term, Term) and term.name not in self.weights for term in line.right)
+            and not any(term.indexed for term in line.right)
+        )
+
+    def _rotary(self, line: Line) -> Rotary | None:
+        added = self._only(line.name, Sum) if isinstance(line, Product) and len(line.right) == 2 else None
+        value = line.right[0]
+        if added is None or not isinstance(value, Term) or value.name in self.weights:
+            return None
+        for one in self.readers[value.name]:
+            if isinstance(one, Product) and added in self.readers.get(one.name, ()) and one.right[0].indexed:
+                return Rotary((line, one, added), added.left[:1], value.name, line.right[1].name, one.right[1].name)
+        return None
+
+    def _experts(self, line: Line) -> Experts | None:
+        """From the first product with an expert's rows of a weight to the sum over the chosen experts."""
+        if not self._is_expert(line):
+            return None
+        value = line.right[0].name
+        lines: list[Line] = []
+        made: set[str] = set()
+        inward: list[Line] = []
+        outward: Line | None = None
+        for one in self.lines:
+            if not isinstance(one, Line) or one.tag.layer != line.tag.layer:
+                continue
+            if self._is_expert(one) and one.right[0].name == value:
+                inward.append(one)
+            elif not made & set(one.reads):
+                continue
+            elif self._is_expert(one):
+                outward = one
+            elif outward and isinstance(one, Product) and one.sides.sums:
+                shares = next(term.name for term in one.right if term.name not in made)
+                return Experts((*lines, one), one.left[:1], value, shares, tuple(inward), outward)
+            lines.append(one)
+            made |= set(one.makes)
+        return None
+
+    def _is_expert(self, line: Line) -> bool:
+        return (
+            isinstance(line, Product)
+            and len(line.right) == 2
+            and line.right[1].indexed
+            and line.right[1].name in self.weights
+            and line.sides.sums
+        )
+
+    def _dropout(self, line: Line) -> Dropout | None:
+        if not (isinstance(line, Product) and len(line.right) == 2 and line.right[1].name in self.drawn):
+            return None
+        return Dropout((line,), line.left[:1], line.right[0].name)
+
+    def _only(self, name: str, kind: type[Line]) -> Line | None:
+        """The only line that reads a name, if it is of a kind."""
+        found = self.readers.get(name, [])
+        return found[0] if len(found) == 1 and isinstance(found[0], kind) and name not in self.wanted else None
+
+
+def _other(line: Line, name: str) -> str:
+    return next((term.name for term in line.right if term.name != name), "")
+
+
+def _reads_at(line: Line, name: str) -> bool:
+    return any(term.indexed for term in line.right if term.name == name)

@@ -1,0 +1,225 @@
+"""The parts of a module as PyTorch's operators, written like the code that they stand for.
+
+Two modules are known: `plain`, written as for speed by hand, and `transformers`, whose code most people run. A part is
+a method; what a family of transformers has otherwise is data, `[module]` in its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.errors import named_one
+from learncost.equation.table import Word
+from learncost.schedule.autograd.calls import Projection
+from learncost.schedule.autograd.operators import Tensor, cat, cross_entropy, flash_attention, layer_norm, linear
+
+COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
+"""transformers' activations that are made of several operators (`transformers/activations.py`)."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What attention is given beside queries, keys and values.
+
+    groups    heads of queries for one of keys and values
+    elements  of all scores, of the result, of the rows, and of one mask for a sequence
+    causal    later positions are left out; `windowed`: those far before too; `padded`: some keys
+    added     what is added to the scores
+    cached    whether keys and values are of the positions that look at them
+    alike     whether values are as wide as keys
+    """
+
+    groups: int
+    elements: int
+    results: int
+    rows: int
+    mask: int
+    causal: bool
+    windowed: bool
+    padded: bool
+    added: Sequence[Tensor]
+    capped: bool
+    scaled: bool
+    sink: Tensor | None
+    dropped: bool
+    cached: bool
+    alike: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """The plain module.
+
+    packed       weights that are one matrix
+    attention    sdpa or eager
+    cache        whether keys and values go through a cache
+    upcast       whether the loss is computed in float
+    written      how an activation is called, by its word
+    checkpoints  whether blocks are under `torch.utils.checkpoint`, where a cache is left out
+    """
+
+    packed: Sequence[Sequence[str]] = ()
+    attention: str = "sdpa"
+    cache: bool = False
+    upcast: bool = False
+    written: Mapping[str, str] = field(default_factory=dict)
+
+    name = "plain"
+    said = "a plain module: products of one input as one, fused attention, norms and activations, no cache"
+    gathers = True
+
+    def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
+        """Which products of one value are one: all that have the same path of low rank. `weights` as the model's."""
+        found: dict[str, list[Projection]] = {}
+        for one in projections:
+            found.setdefault(one.path[0], []).append(one)
+        return list(found.values())
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int], path: Sequence[Tensor], low: int
+    ) -> list[Tensor]:
+        """A product, and one of low rank beside it; `low` is how many elements its middle has."""
+        result = linear(x, weight, sum(sizes), bias)
+        if path:
+            result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
+        return result.split(sizes) if len(sizes) > 1 else [result]
+
+    def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
+        """`functional.layer_norm`; and `rms_norm`, which is composed of others."""
+        if word.word == "normalize":
+            return layer_norm(x, weights, rows)
+        normed = x * (x.pow().mean(rows) + 1e-6).apply("rsqrt")
+        del x
+        return normed * (weights[0] + 1.0 if from_one else weights[0]) if weights else normed
+
+    def rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """`x * cosine + cat((-second, first)) * sine`, a head's halves being first and second."""
+        fixed = x * cosine
+        first, second = x.split((x.elements // 2, x.elements // 2))
+        del x
+        return fixed + cat((-second, first)) * sine
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        if scores.capped or scores.sink:
+            return _eager(q, k, v, scores, self.mask(scores, q)).transpose()
+        return _sdpa(q, k, v, scores, self.mask(scores, q)).transpose()
+
+    def mask(self, scores: Scores, like: Tensor) -> Tensor | None:
+        """What is made of the positions that attention may not look at, where it is not told by a flag."""
+        return Tensor(like.tape, like.tape.new(scores.mask, like.width)) if scores.windowed or scores.padded else None
+
+    def activated(self, x: Tensor, word: str) -> Tensor:
+        return x.apply(word)
+
+    def loss(self, scores: Tensor, targets: Tensor | None) -> Tensor:
+        return cross_entropy(scores.in_float() if self.upcast else scores, targets)
+
+
+@dataclass(frozen=True)
+class Transformers(Module):
+    """transformers' own code, 5.23."""
+
+    name = "transformers"
+    said = (
+        "transformers' own module: its projections, masks, cache of keys and values, norms in float, composed "
+        "activations, and its loss"
+    )
+    gathers = False
+
+    def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
+        """The weights that one of transformers' modules holds."""
+        found: dict[int, list[Projection]] = {}
+        for place, (one, weight) in enumerate(zip(projections, weights, strict=True)):
+            pack = next((i for i, names in enumerate(self.packed) if weight in names), -1 - place)
+            found.setdefault(pack, []).append(one)
+        return list(found.values())
+
+    def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
+        """`LlamaRMSNorm`, and `GemmaRMSNorm`, whose scale is one more than its weight and is multiplied in float."""
+        if word.word == "normalize":
+            return layer_norm(x, weights, rows)
+        width = x.width
+        hidden = x.in_float()
+        del x
+        variance = hidden.pow().mean(rows)
+        hidden = hidden * (variance + 1e-6).apply("rsqrt")
+        if from_one:
+            return (hidden * (weights[0].in_float() + 1.0)).to(width)
+        return weights[0] * hidden.to(width) if weights else hidden.to(width)
+
+    def rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """`apply_rotary_pos_emb`, with slices in `rotate_half`."""
+        half = x.elements // 2
+        return x * cosine + cat((-x.slice(half), x.slice(half)), x.value.turned) * sine
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        if self.cache and scores.cached:
+            k, v = cat((k,)), cat((v,))
+        attend = _eager if self.attention == "eager" else _sdpa
+        return attend(q, k, v, scores, self.mask(scores, q)).transpose().contiguous()
+
+    def activated(self, x: Tensor, word: str) -> Tensor:
+        if self.written.get(word) in COMPOSED:
+            return 0.5 * x * (1.0 + (0.8 * (x + 0.045 * x.pow())).apply("tanh"))
+        return x.apply(word)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
+    """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
+    added = [*scores.added, *([mask] if mask else [])]
+    bias = None
+    for one in added:
+        bias = one if bias is None else bias + one
+    del added, mask
+    if bias:
+        k, v = k.repeated(scores.groups), v.repeated(scores.groups)
+    if scores.alike and not scores.dropped and not (bias and bias.learns):
+        return flash_attention(q, k, v, scores.results, scores.rows, bias)
+    groups = 1 if bias else scores.groups
+    return _math(q.in_float(), k.in_float().repeated(groups), v.in_float().repeated(groups), scores, bias).to(q.width)
+
+
+def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None) -> Tensor:
+    """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`)."""
+    q = q * 0.5
+    shares = q.contiguous().matmul((k * 0.5).contiguous(), scores.elements)
+    if bias:
+        shares = shares + bias
+    shares = shares.apply("softmax")
+    if scores.dropped:
+        shares = shares.dropout()
+    return shares.matmul(v.contiguous(), scores.results)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
+    """`eager_attention_forward`: scores, softmax in float, shares of the values."""
+    k, v = k.repeated(scores.groups), v.repeated(scores.groups)
+    weights = q.contiguous().matmul(k.contiguous(), scores.elements)
+    if scores.scaled:
+        weights = weights * 0.5
+    if scores.capped:
+        weights = (weights / 50.0).apply("tanh") * 50.0
+    for one in scores.added:
+        weights = weights + one
+    if mask:
+        weights = weights + mask
+    if scores.sink:
+        weights = cat((weights, scores.sink.repeated(scores.rows // scores.sink.elements)))
+        weights = weights + -1.0
+    weights = weights.in_float().apply("softmax").to(q.width)
+    if scores.sink:
+        weights = weights.slice(scores.elements)._copied(scores.elements)
+    if scores.dropped:
+        weights = weights.dropout()
+    return weights.matmul(v.contiguous(), scores.results)
+
+
+MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Module)}
+"""Whose code is assumed, by name."""
+USUAL_MODULE = Transformers.name
+
+
+def module_named(name: str) -> type[Module]:
+    """Whose code is meant. Raises `InputError` for a name that is not known."""
+    return named_one("module", name, MODULES)

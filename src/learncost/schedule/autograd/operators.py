@@ -1,0 +1,367 @@
+"""PyTorch's operators on a tape: what each keeps for its backward, and what that makes, in its order.
+
+As `tools/autograd/derivatives.yaml` and the kernels for processors have it, PyTorch 2.13. Buffers inside of kernels are
+not counted. A tensor here has elements and bytes alone, and is written as one is written in PyTorch: `x * y + 1`.
+Backwards hold numbers alone, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learncost.schedule.autograd.tape import Gradients, Tape, Value
+
+FLOAT = 4
+"""Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
+INTEGER = 8
+"""Bytes of torch.int64."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator of one operand: what its backward needs, and how many tensors beside the result its formula makes.
+
+    keeps  "operand", "result", "both", or ""
+    """
+
+    keeps: str = ""
+    beside: int = 0
+
+
+POINTWISE = {
+    "scale": Row(),  # self: grad * other, a number
+    "shift": Row(),  # self: grad
+    "neg": Row(),
+    "relu": Row("result"),  # threshold_backward(grad, result, 0)
+    "sigmoid": Row("result"),
+    "tanh": Row("result"),
+    "exp": Row("result"),
+    "gelu": Row("operand"),
+    "gelu_tanh": Row("operand"),
+    "silu": Row("operand"),
+    "log": Row("operand"),
+    "clamp": Row("operand", 1),  # where(mask, grad, 0): the mask is of booleans, below what is counted
+    "pow": Row("operand", 2),  # grad * (exponent * self.pow(exponent - 1))
+    "rsqrt": Row("result", 2),  # -0.5 * grad * result.pow(3)
+    "sqrt": Row("result", 1),  # grad / (2 * result)
+    "log_sigmoid": Row("both"),  # log_sigmoid_backward(grad, self, buffer)
+    "softmax": Row("result"),
+    "log_softmax": Row("result"),
+    "copy": Row(),
+    "drop": Row(),
+}
+"""By name. A word of the vocabulary that is here is this operator; one that is not is taken to keep its operand."""
+
+
+class Tensor:
+    """A tensor without values that is written as in PyTorch; `value` is what the tape has of it."""
+
+    __slots__ = ("tape", "value")
+
+    def __init__(self, tape: Tape, value: Value) -> None:
+        self.tape, self.value = tape, value
+
+    @property
+    def elements(self) -> int:
+        return self.value.elements
+
+    @property
+    def width(self) -> int:
+        return self.value.width
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has a gradient."""
+        return self.value.node is not None
+
+    # Of one operand.
+
+    def apply(self, name: str, width: int = 0) -> Tensor:
+        """An operator of `POINTWISE`, whose result may be of another type."""
+        row = POINTWISE.get(name, Row("operand"))
+        x, tape = self.value, self.tape
+        elements, own, made = x.elements, x.width, width or x.width
+
+        def backward(gradients: Gradients) -> list[Value | None]:
+            gradient = gradients.pop()
+            assert gradient
+            turned = gradient.turned
+            beside = [tape.new(elements, made, turned) for _ in range(row.beside)]
+            found = tape.new(elements, made, turned)
+            del beside
+            if own != made:
+                found = tape.new(elements, own, turned)
+            return [found]
+
+        (result,) = tape.run(
+            (x,),
+            ((elements, made),),
+            _same if name == "shift" else backward,
+            (x,) if row.keeps in ("operand", "both") else (),
+            (0,) if row.keeps in ("result", "both") else (),
+            turned=x.turned,
+        )
+        return Tensor(tape, result)
+
+    def to(self, width: int) -> Tensor:
+        """Another type; itself where it has that."""
+        return self if width == self.width else self._copied(self.elements, width)
+
+    def in_float(self) -> Tensor:
+        return self.to(FLOAT) if self.width < FLOAT else self
+
+    def _copied(self, elements: int, width: int = 0) -> Tensor:
+        """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
+        x, tape = self.value, self.tape
+        own, before = x.width, x.elements
+        (result,) = tape.run((x,), ((elements, width or own),), lambda _: (tape.new(before, own),))
+        return Tensor(tape, result)
+
+    def repeated(self, times: int) -> Tensor:
+        """`repeat_kv`: every head as often, in a copy."""
+        return self if times == 1 else self._copied(self.elements * times)
+
+    def contiguous(self) -> Tensor:
+        return self._copied(self.elements) if self.value.turned else self
+
+    def mean(self, rows: int) -> Tensor:
+        """Over all but so many rows."""
+        x, tape = self.value, self.tape
+        elements, width = x.elements, x.width
+        (result,) = tape.run((x,), ((rows, width),), lambda _: (tape.new(elements, width),))
+        return Tensor(tape, result)
+
+    def sum(self, rows: int) -> Tensor:
+        """Over all but so many rows; its gradient is one of as many, spread."""
+        x, tape = self.value, self.tape
+        elements, width = x.elements, x.width
+
+        def backward(gradients: Gradients) -> list[Value | None]:
+            gradient = gradients.pop()
+            assert gradient
+            return [Value(elements, width, gradient.room, view=True)]
+
+        (result,) = tape.run((x,), ((rows, width),), backward)
+        return Tensor(tape, result)
+
+    def transpose(self) -> Tensor:
+        """A view with heads and positions exchanged; where its gradient lies otherwise, that is copied."""
+        x, tape = self.value, self.tape
+        elements, width, turned = x.elements, x.width, not x.turned
+
+        def backward(gradients: Gradients) -> list[Value | None]:
+            gradient = gradients.pop()
+            assert gradient
+            if gradient.turned == turned:
+                return [Value(elements, width, gradient.room, view=True)]
+            return [Value(elements, width, tape.new(elements, width).room, view=True)]
+
+        (result,) = tape.run((x,), ((elements, width),), backward, views=x.room, turned=turned)
+        return Tensor(tape, result)
+
+    def split(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Views by `split` or `chunk`; their gradients are joined."""
+        x, tape = self.value, self.tape
+        whole, width = x.elements, x.width
+        parts = tape.run((x,), [(size, width) for size in sizes], lambda _: (tape.new(whole, width),), views=x.room)
+        return [Tensor(tape, part) for part in parts]
+
+    def slice(self, elements: int) -> Tensor:
+        """A view of some of it; its gradient is as large as the whole, zero elsewhere."""
+        x, tape = self.value, self.tape
+        whole, width = x.elements, x.width
+        (part,) = tape.run(
+            (x,), ((elements, width),), lambda _: (tape.new(whole, width),), views=x.room, turned=x.turned
+        )
+        return Tensor(tape, part)
+
+    def gather(self, index: Tensor, elements: int) -> Tensor:
+        """What an index names of it; its gradient is as large as the whole."""
+        x, tape = self.value, self.tape
+        whole, width = x.elements, x.width
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(whole, width),), (index.value,))
+        return Tensor(tape, result)
+
+    def dropout(self) -> Tensor:
+        """`functional.dropout` on a processor: noise of the operand's type, drawn, and a product with it."""
+        noise = Tensor(self.tape, self.tape.new(self.elements, self.width, self.value.turned))
+        return self * noise
+
+    def __neg__(self) -> Tensor:
+        return self.apply("neg")
+
+    def pow(self) -> Tensor:
+        return self.apply("pow")
+
+    # Of two.
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            return self.apply("scale")
+        return _times(self, other)
+
+    def __rmul__(self, other: float) -> Tensor:
+        return self.apply("scale")
+
+    def __truediv__(self, other: float) -> Tensor:
+        return self.apply("scale")
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        if not isinstance(other, Tensor):
+            return self.apply("shift")
+        return _plus(self, other)
+
+    def __radd__(self, other: float) -> Tensor:
+        return self.apply("shift")
+
+    def matmul(self, other: Tensor, elements: int) -> Tensor:
+        """A product that sums; each factor is kept for the other's gradient."""
+        tape, (one, two) = self.tape, (self.value, other.value)
+        sizes = [(each.elements, each.width, each.node is not None) for each in (one, two)]
+        keeps = [kept for kept, needed in ((two, sizes[0][2]), (one, sizes[1][2])) if needed]
+
+        def backward(gradients: Gradients) -> list[Value | None]:
+            return [tape.new(size, width) if needed else None for size, width, needed in sizes]
+
+        (result,) = tape.run((one, two), ((elements, max(one.width, two.width)),), backward, keeps)
+        return Tensor(tape, result)
+
+
+def _same(gradients: Gradients) -> Gradients:
+    """The gradient goes on as it is."""
+    return [gradients.pop()]
+
+
+def _settled(tape: Tape, gradient: Value, elements: int, width: int) -> Value:
+    """A gradient as its operand is: summed where that was spread, in its type."""
+    if gradient.elements > elements:
+        gradient = tape.new(elements, gradient.width)
+    return gradient if gradient.width == width else tape.new(elements, width, gradient.turned)
+
+
+def _times(one: Tensor, two: Tensor) -> Tensor:
+    """A product by elements, the smaller spread: each is kept for the other's gradient."""
+    tape, operands = one.tape, (one.value, two.value)
+    elements, width = max(one.elements, two.elements), max(one.width, two.width)
+    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    turned = max(operands, key=lambda each: each.elements).turned
+
+    def backward(gradients: Gradients) -> list[Value | None]:
+        whole = gradients[0]
+        assert whole
+        laid = whole.turned
+        del whole
+        found = [tape.new(elements, width, laid) if needed else None for _, _, needed in sizes]
+        gradients.clear()
+        for number, (own, kind, _) in enumerate(sizes):
+            gradient = found[number]
+            found[number] = None
+            found[number] = _settled(tape, gradient, own, kind) if gradient else None
+            del gradient
+        return found
+
+    keeps = [kept for kept, (_, _, needed) in zip(operands[::-1], sizes, strict=True) if needed]
+    (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
+    return Tensor(tape, result)
+
+
+def _plus(one: Tensor, two: Tensor) -> Tensor:
+    """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
+    tape, operands = one.tape, (one.value, two.value)
+    elements, width = max(one.elements, two.elements), max(one.width, two.width)
+    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    turned = max(operands, key=lambda each: each.elements).turned
+
+    def backward(gradients: Gradients) -> list[Value | None]:
+        whole = gradients.pop()
+        assert whole
+        return [_settled(tape, whole, own, kind) if needed else None for own, kind, needed in sizes]
+
+    (result,) = tape.run(operands, ((elements, width),), backward, turned=turned)
+    return Tensor(tape, result)
+
+
+def cat(parts: Sequence[Tensor], turned: bool = False, shares: Sequence[int] = ()) -> Tensor:
+    """`torch.cat`: a copy; its gradient is cut into views. `shares` are elements of the parts, some of them spread."""
+    tape, width = parts[0].tape, parts[0].width
+    sizes = [part.elements for part in parts]
+    spread = tuple(shares) or tuple(sizes)
+
+    def backward(gradients: Gradients) -> list[Value | None]:
+        whole = gradients.pop()
+        assert whole
+        return [
+            Value(size, width, whole.room, view=True, turned=whole.turned) if size == share else tape.new(size, width)
+            for size, share in zip(sizes, spread, strict=True)
+        ]
+
+    (result,) = tape.run([part.value for part in parts], ((sum(spread), width),), backward, turned=turned)
+    return Tensor(tape, result)
+
+
+def embedding(weight: Tensor, index: Tensor, elements: int) -> Tensor:
+    """Rows of a weight; its gradient is as large as the weight."""
+    return weight.gather(index, elements)
+
+
+def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear`: keeps its operand for the weight's gradient, and the weight for the operand's."""
+    tape, operands = x.tape, [each.value for each in (x, weight, bias) if each]
+    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+
+    def backward(gradients: Gradients) -> list[Value | None]:
+        return [
+            Value(size, width, tape.new(size, width).room, view=True) if needed else None
+            for size, width, needed in sizes
+        ]
+
+    keeps = [kept for kept, needed in ((x.value, weight.learns), (weight.value, x.learns)) if needed]
+    (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
+    return Tensor(tape, result)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, mask: Tensor | None = None) -> Tensor:
+    """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row."""
+    tape, operands = q.tape, [q.value, k.value, v.value]
+    sizes = [(each.elements, each.width) for each in operands]
+    keeps = [*operands, mask.value] if mask else operands
+    result, _ = tape.run(
+        operands,
+        ((elements, q.width), (rows, max(FLOAT, q.width))),
+        lambda _: [tape.new(size, width, True) for size, width in sizes],
+        keeps,
+        (0, 1),
+        turned=True,
+    )
+    return Tensor(tape, result)
+
+
+def layer_norm(x: Tensor, weights: Sequence[Tensor], rows: int) -> Tensor:
+    """`functional.layer_norm`: keeps its operand, and every row's mean and deviation."""
+    tape, operands = x.tape, [x.value, *(weight.value for weight in weights)]
+    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    result, *_ = tape.run(
+        operands,
+        ((x.elements, x.width), (rows, x.width), (rows, x.width)),
+        lambda _: [tape.new(size, width) if needed else None for size, width, needed in sizes],
+        (x.value,),
+        (1, 2),
+    )
+    return Tensor(tape, result)
+
+
+def convolution(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None) -> Tensor:
+    """`functional.conv1d` and `conv2d`: keep what `linear` keeps."""
+    return linear(x, weight, elements, bias)
+
+
+def cross_entropy(scores: Tensor, targets: Tensor | None) -> Tensor:
+    """`functional.cross_entropy`: log-softmax keeps its result, the loss that too."""
+    logs = scores.apply("log_softmax")
+    tape, elements, width = logs.tape, logs.elements, logs.width
+    keeps = (logs.value, targets.value) if targets else (logs.value,)
+    loss, _ = tape.run(
+        (logs.value,), ((1, width), (1, width)), lambda _: (tape.new(elements, width),), keeps, keeps_results=(1,)
+    )
+    return Tensor(tape, loss)

@@ -1,0 +1,365 @@
+"""A training step as PyTorch's autograd runs it: all gradients are there when the optimizer steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from learncost.equation.count import shape_of, size_of
+from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word
+from learncost.schedule.account import Room
+from learncost.schedule.autograd.calls import (
+    Attention,
+    Call,
+    Dropout,
+    Experts,
+    Linear,
+    Loss,
+    Norm,
+    Projection,
+    Rotary,
+    Scope,
+    Single,
+)
+from learncost.schedule.autograd.module import Module, Scores
+from learncost.schedule.autograd.operators import INTEGER, Tensor, cat, linear
+from learncost.schedule.autograd.tape import Tape, Value
+
+Values = dict[str, Tensor]
+OPTIMIZERS = ("fused", "foreach", "for-loop")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is besides its table.
+
+    state        bytes that the optimizer remembers, copies of weights among them
+    width        bytes of a weight
+    learning     the weights that learn
+    drawn        the inputs that are noise of dropout
+    checkpoint   "" or how every turn of a repeat runs under `torch.utils.checkpoint`: "frames" or "reentrant"
+    adamw        fused, foreach or for-loop; any other optimizer steps in place
+    """
+
+    module: Module
+    state: int
+    width: int
+    learning: Collection[str]
+    drawn: Collection[str] = ()
+    checkpoint: str = ""
+    adamw: str = ""
+
+
+def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -> None:
+    """One step of a model's forward table on a tape."""
+    step = _Step(tape, table, sizes, asked)
+    tape.label = "optimizer state"
+    kept = Room(tape.account, asked.state)
+    tape.backward([one.value for one in step.forward()])
+    tape.label = "optimizer step"
+    weights = tape.learned
+    if asked.adamw == "foreach":  # torch._foreach_sqrt of all second moments
+        roots = [tape.new(elements) for elements in weights]
+        del roots
+    if asked.adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
+        for elements in weights:
+            root, denominator = tape.new(elements), tape.new(elements)
+            del root, denominator
+    del kept
+
+
+@dataclass
+class _Step:
+    tape: Tape
+    table: Table
+    sizes: Mapping[str, int]
+    asked: Asked
+    rooms: dict[str, Room] = field(default_factory=dict)
+    leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+
+    def forward(self) -> list[Tensor]:
+        table, values, asked = self.table, Values(), self.asked
+        for name in (*table.inputs, *table.weights):
+            if name in asked.drawn:
+                continue
+            self.tape.label = name
+            elements = self.count(table.axes[name])
+            width = INTEGER if name in table.indices else asked.width if name in table.weights else self.tape.width
+            room = Room(self.tape.account, elements * width)
+            if name in table.weights:
+                self.rooms[name] = room
+            else:
+                values[name] = Tensor(self.tape, Value(elements, width, room))
+        weights = {name: (name,) for name in table.weights}
+        scope = _Scope(self, table.axes, weights, frozenset(asked.drawn), {})
+        scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
+        return [values[name] for name in table.outputs]
+
+    def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> Tensor:
+        """A weight, or several that are one, of a turn."""
+        key = tuple(part for name in names for part in name)
+        if key not in self.leaves:
+            room, width = self.rooms[names[0][0]], self.asked.width
+            learns = any(name[0] in self.asked.learning for name in names)
+            value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
+            self.leaves[key] = Tensor(self.tape, value)
+        return self.leaves[key]
+
+    def count(self, axes: Sequence[str]) -> int:
+        return int(prod(shape_of(axes, self.sizes)))
+
+
+@dataclass
+class _Scope:
+    """Names of one scope: their axes, which are weights, of which turn, which are noise; others are those around it."""
+
+    step: _Step
+    axes: Mapping[str, tuple[str, ...]]
+    weights: Mapping[str, tuple[str, ...]]
+    drawn: frozenset[str]
+    around: Values
+
+    def calls(self, lines: Sequence[Statement], wanted: Sequence[str]) -> list[Call | Repeat]:
+        module, values = self.step.asked.module, self.step.table.values
+
+        def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
+            outer = [self.weights[one.weight][0] for one in projections]
+            return module.joins(projections, [values[name].group or name for name in outer])
+
+        return list(Scope(lines, self.weights, self.drawn, wanted, joins, module.gathers).calls())
+
+    def run(self, calls: Sequence[Call | Repeat], values: Values, wanted: Sequence[str]) -> None:
+        """Call by call; a value goes when nobody reads it any more."""
+        left = Counter(name for call in calls for name in call.reads) + Counter(wanted)
+        for call in calls:
+            if isinstance(call, Repeat):
+                self._repeat(call, values)
+            else:
+                self.step.tape.label = "+".join(term.name for term in call.makes)
+                self._call(call, values)
+            for name in call.reads:
+                left[name] -= 1
+                if not left[name]:
+                    values.pop(name, None)
+
+    def _repeat(self, repeat: Repeat, values: Values) -> None:
+        tape, how = self.step.tape, self.step.asked.checkpoint
+        if any(isinstance(line, Repeat) for line in repeat.lines):
+            how = ""
+        starts = [carry.start for carry in repeat.carry]
+        given = [values.pop(carry.initial) for carry in repeat.carry]
+        around = {name: self._found(name, values) for name in repeat.shared if self._is_value(name)}
+        scope = self._inside(repeat, 0, around, values)
+        calls = scope.calls(repeat.lines, [carry.end for carry in repeat.carry])
+        for turn in range(size_of(repeat.count, self.step.sizes)):
+            scope = self._inside(repeat, turn, around, values)
+            if how == "reentrant":
+                names = [*starts, *(name for name, one in around.items() if one.learns)]
+                scope.around = {name: one for name, one in scope.around.items() if name not in names}
+                run = _turn(scope, repeat, calls, names)
+                found = tape.reentrant(run, [one.value for one in (*given, *(around[n] for n in names[len(starts) :]))])
+            else:
+                run_again = _held(_turn(scope, repeat, calls, starts), [one.value for one in given])
+                found = tape.checkpoint(run_again) if how else run_again()
+            given = [Tensor(tape, value) for value in found]
+            del found
+        for carry, one in zip(repeat.carry, given, strict=True):
+            values[carry.final] = one
+
+    def _inside(self, repeat: Repeat, turn: int, around: Values, values: Values) -> _Scope:
+        """The scope of a turn."""
+        weights, drawn, slices = dict(self.weights), set(self.drawn), Values()
+        for inside, outer in repeat.each:
+            if outer in self.weights:
+                weights[inside] = (*self.weights[outer], str(turn))
+            elif outer in self.drawn:
+                drawn.add(inside)
+            else:
+                whole, elements = self._found(outer, values).value, self.step.count(repeat.axes[inside])
+                slices[inside] = Tensor(self.step.tape, Value(elements, whole.width, whole.room, view=True))
+        names = {**self.around, **around, **slices}
+        return _Scope(self.step, {**self.axes, **repeat.axes}, weights, frozenset(drawn), names)
+
+    def _is_value(self, name: str) -> bool:
+        return name not in self.weights and name not in self.drawn
+
+    def _found(self, name: str, values: Values) -> Tensor:
+        return values[name] if name in values else self.around[name]
+
+    def _leaf(self, *names: str) -> Tensor:
+        elements = sum(self.step.count(self.axes[name]) for name in names)
+        return self.step.leaf([self.weights[name] for name in names], elements)
+
+    def _value(self, term: Term, values: Values) -> Tensor:
+        """An operand: a value, a weight, noise, or what an index names of one."""
+        elements = self.step.count(term.loops)
+        if term.name in self.drawn:
+            return self._fresh(elements)
+        whole = self._leaf(term.name) if term.name in self.weights else self._found(term.name, values)
+        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        if not reads:
+            return whole
+        index = next((read.at.name for read in reads if read.at.name), "")
+        return whole.gather(self._found(index, values), elements) if index else whole.slice(elements)
+
+    def _fresh(self, elements: int) -> Tensor:
+        return Tensor(self.step.tape, self.step.tape.new(elements))
+
+    # Calls.
+
+    def _call(self, call: Call, values: Values) -> None:
+        if isinstance(call, Linear):
+            self._linear(call, values)
+            return
+        kinds: dict[type[Call], Callable[..., Tensor]] = {
+            Attention: self._attention,
+            Norm: self._norm,
+            Loss: self._loss,
+            Rotary: self._rotary,
+            Experts: self._experts,
+            Dropout: self._dropout,
+            Single: self._single,
+        }
+        values[call.makes[0].name] = kinds[type(call)](call, values)
+
+    def _linear(self, call: Linear, values: Values) -> None:
+        for group in call.groups:
+            x = self._found(call.value, values)
+            sizes = [self.step.count(one.makes.declared) for one in group]
+            biases = [one.bias for one in group if one.bias]
+            bias = self._leaf(*biases) if biases else None
+            weight = self._leaf(*(one.weight for one in group))
+            path, low = self._path(group, x)
+            found = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
+            for one in reversed(group):
+                part = found.pop()
+                values[one.makes.name] = part.transpose() if call.heads else part
+            del x, part
+
+    def _path(self, group: Sequence[Projection], x: Tensor) -> tuple[list[Tensor], int]:
+        """A and B beside a product, and how many elements there are between them."""
+        first, _ = group[0].path
+        if not first:
+            return [], 0
+        *inward, rank = self.axes[first]
+        low = x.elements // self.step.count(inward) * self.step.count((rank,))
+        return [self._leaf(first), self._leaf(*(one.path[1] for one in group))], low
+
+    def _attention(self, call: Attention, values: Values) -> Tensor:
+        count, (first, last) = self.step.count, (call.lines[0], call.lines[-1])
+        assert isinstance(first, Product)
+        assert isinstance(last, Product)
+        keys, queries = first.sides.columns, first.sides.rows
+        place = next((where.upper for where in first.where), queries[-1])
+        groups = count([axis for axis in queries if axis != place])
+        length = count(keys)
+        scores = count(first.left[0].loops)
+        widths = [count(line.sides.summed) for line in call.scores]
+        q = self._joined([self._found(name, values) for name, _ in call.pairs], widths)
+        k = self._joined([self._found(name, values) for _, name in call.pairs], widths)
+        batch = first.left[0].loops[:1] if first.left[0].loops[0] in first.sides.batch else ()
+        windows = [where.window for where in first.where if where.window]
+        terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
+        told = Scores(
+            groups=groups,
+            elements=scores,
+            results=count(last.left[0].declared),
+            rows=scores // length,
+            mask=count((*batch, place)) * length,
+            causal=bool(first.where),
+            windowed=any(size_of(window, self.step.sizes) < length for window in windows),
+            padded=call.padded,
+            added=[self._value(term, values) for term in terms if term.name in call.added],
+            capped=call.capped,
+            scaled=call.scaled,
+            sink=self._leaf(call.sink) if call.sink else None,
+            dropped=call.dropped,
+            cached=bool(first.where),
+            alike=sum(widths) == count(last.sides.columns),
+        )
+        return self.step.asked.module.attended(q, k, self._found(call.values, values), told)
+
+    def _joined(self, parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+        """Parts of heads side by side, one that all heads share repeated."""
+        if len(parts) == 1:
+            return parts[0]
+        heads = max(part.elements // width for part, width in zip(parts, widths, strict=True))
+        return cat(parts, shares=[heads * width for width in widths])
+
+    def _norm(self, call: Norm, values: Values) -> Tensor:
+        x = self._found(call.word.right[0].name, values)
+        rows = x.elements // self.step.count(call.word.axes)
+        weights = [self._leaf(name) for name in call.weights]
+        return self.step.asked.module.normed(x, call.word, weights, call.from_one, rows)
+
+    def _loss(self, call: Loss, values: Values) -> Tensor:
+        targets = self._found(call.targets, values) if call.targets else None
+        return self.step.asked.module.loss(self._found(call.scores, values), targets)
+
+    def _rotary(self, call: Rotary, values: Values) -> Tensor:
+        x, cosine, sine = (self._found(name, values) for name in (call.value, call.cosine, call.sine))
+        return self.step.asked.module.rotated(x, cosine, sine)
+
+    def _dropout(self, call: Dropout, values: Values) -> Tensor:
+        return self._found(call.value, values).dropout()
+
+    def _experts(self, call: Experts, values: Values) -> Tensor:
+        """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back."""
+        count, tape = self.step.count, self.step.tape
+        shares = self._found(call.shares, values)
+        order = Tensor(tape, tape.new(shares.elements, INTEGER))
+        selected = count(call.outward.left[0].declared)
+        rows = self._found(call.value, values).gather(order, selected)
+        sizes = [count(line.left[0].declared) for line in call.inward]
+        parts = linear(rows, self._leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
+        local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
+        del rows, parts
+        for line in call.lines[:-1]:
+            if line == call.outward:
+                local[line.name] = linear(local[line.right[0].name], self._leaf(line.right[1].name), selected)
+            elif line not in call.inward:
+                local[line.name] = self._line(line, local)
+        (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
+        result = local.pop(last) * shares.gather(order, shares.elements)
+        local.clear()
+        return result.gather(order, selected).sum(count(call.makes[0].declared))
+
+    def _single(self, call: Single, values: Values) -> Tensor:
+        return self._line(call.lines[0], values)
+
+    def _line(self, line: Line, values: Values) -> Tensor:
+        """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
+        elements = self.step.count(line.left[0].loops)
+        operands = [self._value(term, values) for term in line.right if isinstance(term, Term)]
+        numbers = any(isinstance(term, Literal) for term in line.right)
+        result = operands.pop(0) if operands else self._fresh(elements)
+        if isinstance(line, Word):
+            return self.step.asked.module.activated(result, line.word)
+        if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
+            return result.matmul(operands.pop(), elements)
+        for other in operands:
+            result = result + other if isinstance(line, Sum) else result * other
+        if numbers:
+            result = result + 1.0 if isinstance(line, Sum) else result * 1.0
+        return result.sum(elements) if result.elements > elements else result
+
+
+def _turn(
+    scope: _Scope, repeat: Repeat, calls: Sequence[Call | Repeat], names: Sequence[str]
+) -> Callable[[Sequence[Value]], list[Value]]:
+    """A turn, to be run once or again on what it is given."""
+    tape, ends = scope.step.tape, [carry.end for carry in repeat.carry]
+
+    def run(given: Sequence[Value]) -> list[Value]:
+        values = {name: Tensor(tape, value) for name, value in zip(names, given, strict=True)}
+        scope.run(calls, values, ends)
+        return [values[name].value for name in ends]
+
+    return run
+
+
+def _held(run: Callable[[Sequence[Value]], list[Value]], given: Sequence[Value]) -> Callable[[], list[Value]]:
+    """The turn with what it is given, which it holds."""
+    return lambda: run(given)

@@ -1,0 +1,278 @@
+"""The tape of PyTorch's autograd, on tensors without values: what is kept for the backward pass, and when it goes.
+
+As `torch/csrc/autograd/engine.cpp` has it: the node that was made last runs first; gradients that meet are added, in
+place where the first of them is nobody else's (`input_buffer.cpp`); what a node kept goes when it has run. A frame is
+a part of the forward pass under `torch.utils.checkpoint`: it keeps what it was given, and runs again when the first of
+its nodes is needed: up to the last tensor that is kept, or as a whole with `use_reentrant=True`.
+
+Memory comes back as Python gives it: a tensor's room is taken as long as anything refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from sys import getrefcount
+
+from learncost.schedule.account import Account, Room
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor without values.
+
+    elements  how many there are
+    width     bytes of one
+    room      that holds them, of another one's where it is a view
+    node      where its gradient goes, with which result of it; None where it needs none
+    turned    whether it lies in memory with its heads and positions the other way round
+    """
+
+    elements: int
+    width: int
+    room: Room
+    node: Node | None = None
+    result: int = 0
+    view: bool = False
+    turned: bool = False
+
+
+Gradients = list[Value | None]
+Backward = Callable[[Gradients], Sequence[Value | None]]
+"""From the gradients of a node's results to those of its operands. Both are given up by who had them."""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An operator that was run, or a weight, whose `backward` is None and whose gradient stays.
+
+    operands   where the gradients of the operands go
+    gradients  of its results, as far as they are there
+    kept       the tensors that its backward needs
+    frame      the checkpointed part that it belongs to, where that has to make again what it keeps
+    """
+
+    backward: Backward | None
+    operands: tuple[tuple[Node, int] | None, ...] = ()
+    gradients: Gradients = field(default_factory=lambda: [None])
+    kept: tuple[Value, ...] = ()
+    frame: Frame | None = None
+    label: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """A part of the forward pass: `run` makes it again; `nodes` are those that keep something."""
+
+    run: Callable[[], object]
+    nodes: list[Node] = field(default_factory=list)
+
+
+_REMADE = Node(None)
+"""In the place of the nodes of what runs again: their gradients are wanted, and go elsewhere."""
+
+
+class _RemadeError(Exception):
+    """All that a frame keeps was made again."""
+
+
+class Tape:
+    """What runs forward, to be run backwards.
+
+    width      bytes of an element, where nothing else is said
+    label      what runs now
+    gradients  bytes of weights' gradients when `stop_at` bytes were taken
+    """
+
+    def __init__(self, width: int, stop_at: int | None = None) -> None:
+        self.width, self.label = width, ""
+        self.gradients = 0
+        self.account = Account(stop_at, lambda: self.label, self._look)
+        self._weights: list[Node] = []
+        self._nodes: list[Node] = []
+        self._frame: Frame | None = None
+        self._again: list[Node] | None = None
+        self._without = False
+
+    def new(self, elements: int, width: int = 0, turned: bool = False) -> Value:
+        width = width or self.width
+        return Value(elements, width, Room(self.account, elements * width), turned=turned)
+
+    def _look(self, taken: Mapping[int, tuple[int, int | str]]) -> None:
+        found = (gradient for node in self._weights for gradient in node.gradients if gradient)
+        self.gradients = sum(taken[id(gradient.room)][0] for gradient in found)
+
+    def weight(self, elements: int, width: int, room: Room) -> Value:
+        """A weight that learns, in a room that holds others too."""
+        node = Node(None)
+        self._weights.append(node)
+        return Value(elements, width, room, node)
+
+    @property
+    def learned(self) -> list[int]:
+        """Elements of the weights that have a gradient, in the order in which they were first read."""
+        return [gradient.elements for node in self._weights for gradient in node.gradients if gradient]
+
+    def run(
+        self,
+        operands: Sequence[Value],
+        results: Sequence[tuple[int, int]],
+        backward: Backward,
+        keeps: Sequence[Value] = (),
+        keeps_results: Sequence[int] = (),
+        views: Room | None = None,
+        turned: bool = False,
+    ) -> list[Value]:
+        """An operator: its results, new ones of so many elements of so many bytes, or in the room they are views of.
+
+        keeps          operands that its backward needs
+        keeps_results  results that its backward needs, by number
+        backward       must hold no tensors
+        """
+        needed = not self._without and any(operand.node for operand in operands)
+        target = self._again.pop(0) if self._again and needed and (keeps or keeps_results) else None
+        if target and not keeps_results and not self._again:
+            target.kept = tuple(keeps)
+            raise _RemadeError
+        if views:
+            made = [Value(size, width, views, None, 0, True, turned) for size, width in results]
+        else:
+            made = [self.new(size, width, turned) for size, width in results]
+        if not needed:
+            return made
+        kept = (*keeps, *(made[number] for number in keeps_results))
+        if self._again is None:
+            node = self._node(operands, len(made), backward, kept)
+        elif target:
+            node, target.kept = _REMADE, kept
+            if not self._again:
+                raise _RemadeError
+        else:
+            node = _REMADE
+        for number, value in enumerate(made):
+            value.node, value.result = node, number
+        return made
+
+    def _node(self, operands: Sequence[Value], results: int, backward: Backward, kept: tuple[Value, ...]) -> Node:
+        places = tuple((one.node, one.result) if one.node else None for one in operands)
+        node = Node(backward, places, [None] * results, label=self.label)
+        if kept and self._frame:
+            node.frame = self._frame
+            self._frame.nodes.append(node)
+        else:
+            node.kept = kept
+        self._nodes.append(node)
+        return node
+
+    def checkpoint(self, run: Callable[[], list[Value]]) -> list[Value]:
+        """A part of the forward pass whose operators keep nothing; `run` holds what the part is given."""
+        self._frame = Frame(run)
+        result = run()
+        self._frame = None
+        return result
+
+    def reentrant(self, run: Callable[[Sequence[Value]], list[Value]], given: Sequence[Value]) -> list[Value]:
+        """The same as PyTorch's older way: the part runs without a tape, and its node runs it again with one."""
+        self._without = True
+        found = run(given)
+        self._without = False
+        if not any(value.node for value in given):
+            return found  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
+        sizes = [(value.elements, value.width, value.room) for value in found]
+        needs = [bool(value.node) for value in given]
+        detached = [Value(one.elements, one.width, one.room, turned=one.turned) for one in given]
+
+        def backward(gradients: Gradients) -> Sequence[Value | None]:
+            return self._run_again(run, detached, needs, gradients)
+
+        node = self._node(given, len(sizes), backward, ())
+        for number, value in enumerate(found):
+            value.node, value.result = node, number
+        return found
+
+    def _run_again(
+        self,
+        run: Callable[[Sequence[Value]], list[Value]],
+        detached: list[Value],
+        needs: list[bool],
+        gradients: Gradients,
+    ) -> Sequence[Value | None]:
+        before, self._nodes, label = self._nodes, [], self.label
+        leaves = [Node(None) if need else None for need in needs]
+        for value, leaf in zip(detached, leaves, strict=True):
+            value.node, value.result = leaf, 0
+        found = run(detached)
+        for value in found:
+            if value.node:
+                value.node.gradients[value.result] = gradients.pop(0)
+        del found, value
+        gradients.clear()
+        for one in detached:
+            one.node = None
+        detached.clear()
+        self._backward()
+        self._nodes, self.label = before, label
+        return [leaf.gradients[0] if leaf else None for leaf in leaves]
+
+    def backward(self, outputs: Sequence[Value]) -> None:
+        """From the outputs, whose gradients are given, to the gradients of all weights."""
+        for output in outputs:
+            if output.node:
+                output.node.gradients[output.result] = self.new(output.elements, output.width)
+        self._backward()
+
+    def _backward(self) -> None:
+        while self._nodes:
+            node = self._nodes.pop()
+            if not any(node.gradients):
+                node.kept = ()
+                continue
+            self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
+            self._remake(node)
+            self._back(node)
+
+    def _remake(self, node: Node) -> None:
+        frame = node.frame
+        node.frame = None
+        if frame is None or not frame.nodes:
+            return
+        self._again, frame.nodes = frame.nodes, []
+        label = self.label
+        with suppress(_RemadeError):
+            frame.run()
+        self._again, self.label = None, label
+
+    def _back(self, node: Node) -> None:
+        gradients, node.gradients = node.gradients, []
+        assert node.backward
+        found = list(node.backward(gradients))
+        del gradients
+        node.kept = ()
+        node.backward = None
+        for place in reversed(node.operands):
+            gradient = found.pop()
+            if place and gradient:
+                owner, number = place
+                other = owner.gradients[number]
+                if other is None:
+                    owner.gradients[number] = gradient
+                elif other.view or _references(other) != _ALONE:  # else in place
+                    owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
+                del other
+            del gradient
+
+
+def _references(waiting: Value) -> tuple[int, int]:
+    """How many hold a gradient that waits, and its memory."""
+    return getrefcount(waiting), getrefcount(waiting.room)
+
+
+def _of_one_alone() -> tuple[int, int]:
+    place = [Value(0, 0, Room(Account(), 0))]
+    other = place[0]
+    return _references(other)
+
+
+_ALONE = _of_one_alone()
+"""Where its place alone does, as this Python counts."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Word, defined
 from learncost.schedule.calls import Axes, Call, Function, Item, Loop, Place, Share, Values, axes_within, updates
+from learncost.schedule.groups import groups, in_kernels
 from learncost.schedule.matrix import matrix_product, scatter
 
 Written: TypeAlias = Callable[[Sequence[Line], Axes, frozenset[str], str], Function]
@@ -31,7 +32,7 @@ def _calls(
     """The items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes)
     done = {line.name for line, _ in sums.values()}
-    for group in groups([line for line in lines if isinstance(line, Repeat) or line.name not in done]):
+    for group in groups((one for one in lines if isinstance(one, Repeat) or one.name not in done), _in_kernels):
         first = group[0]
         if isinstance(first, Repeat):
             ends = {carry.end for carry in first.carry} | {own for own, _ in first.keep}
@@ -45,20 +46,9 @@ def _calls(
             yield _call(own, axes, values, frozenset(handed.union(*(line.reads for line in others))), written)
 
 
-def groups(lines: Sequence[Statement]) -> Iterator[list[Statement]]:
-    """Lines of one kernel together, every other statement alone."""
-    group: list[Statement] = []
-    for line in lines:
-        kernel = line.tag.kernel if isinstance(line, Line) else None
-        if group and (kernel is None or not isinstance(group[-1], Line) or group[-1].tag.kernel != kernel):
-            yield group
-            group = []
-        group.append(line)
-        if kernel is None:
-            yield group
-            group = []
-    if group:
-        yield group
+def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
+    lines = [one for one in group if isinstance(one, Line)]
+    return isinstance(line, Line) and len(lines) == len(group) and in_kernels(lines, line)
 
 
 def _call(lines: list[Line], axes: Axes, values: Values, others: frozenset[str], written: Written) -> Call:

@@ -11,9 +11,10 @@ from typing import Protocol
 from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import Count, size_of
 from learncost.equation.sides import sides
-from learncost.equation.table import Line, Literal, Product, Sum, Term, Word, terms_of
+from learncost.equation.table import Line, Literal, Sum, Term, Word, terms_of
 from learncost.layers.lower import lower_line
-from learncost.layers.products import direct, matrix_maccs
+from learncost.layers.products import direct
+from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
 
 
 class Priced(Protocol):
@@ -89,9 +90,9 @@ def works(
     words      those whose time is known as a whole; others count by the primitives of their bodies
     """
     known = frozenset(words)
-    groups = list(_groups(rows, operators))
-    leaving = _leaving([[line for _, line in group] for group in groups])
-    for group, leaves in zip(groups, leaving, strict=True):
+    several = list(_groups(rows, operators))
+    names = leaving([[line for _, line in group] for group in several])
+    for group, leaves in zip(several, names, strict=True):
         first = group[0][1]
         of_lines = [_operations(line, group, sizes, known, operators) for _, line in group]
         matrix = tuple(own for products, _ in of_lines for own in products)
@@ -123,44 +124,14 @@ _Numbered = tuple[int, Line]
 
 
 def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]]:
-    group: list[_Numbered] = []
-    for number, row in enumerate(rows):
-        line = row.source
-        if not isinstance(line, Line) or alias(line):
-            continue
-        if group and not (_together(group, line, operators) and row.repeat == rows[group[0][0]].repeat):
-            yield group
-            group = []
-        group.append((number, line))
-    if group:
-        yield group
+    numbered = [(n, row.source) for n, row in enumerate(rows) if isinstance(row.source, Line) and not alias(row.source)]
+    rule = in_operators if operators else in_kernels
 
+    def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
+        number, line = item
+        return rule([own for _, own in group], line) and rows[number].repeat == rows[group[0][0]].repeat
 
-def _together(group: list[_Numbered], line: Line, operators: bool) -> bool:
-    first, last = group[0][1], group[-1][1]
-    if line.tag.kernel or first.tag.kernel:
-        return line.tag.kernel == first.tag.kernel
-    if not operators:
-        return False
-    return _is_bias(line, last) or (_norms(line) and _norms(first) and line.tag.layer == first.tag.layer)
-
-
-def _is_bias(line: Line, product: Line) -> bool:
-    """Whether it adds a vector to the product that was just made."""
-    if not isinstance(line, Sum) or len(line.right) != 2 or not _is_matrix(product):
-        return False
-    made, vector = line.right
-    return made.name == product.name and len(vector.axes) < len(made.axes)
-
-
-def _is_matrix(line: Line) -> bool:
-    return isinstance(line, Product) and bool(matrix_maccs(line))
-
-
-def _norms(line: Line) -> bool:
-    """Whether it is a line of a norm; sums of the parts of a gradient are not."""
-    parts = isinstance(line, Sum) and any("+" in name for name in line.reads)
-    return "norm" in line.tag.layer.split("_") and not parts
+    return groups(numbered, together)
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
@@ -226,16 +197,16 @@ def _operations(
     line: Line, group: list[_Numbered], sizes: Mapping[str, int], known: frozenset[str], operators: bool
 ) -> tuple[tuple[MatrixProduct, ...], Counter[str]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
-    if _is_matrix(line):
+    if is_matrix(line):
         return (matrix_product(line, sizes),), Counter()
-    if operators and (_is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
+    if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return (), Counter()
     return (), _points(line, sizes, known)
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     """Whether a word in the group is the whole of an operator that this line is a part of."""
-    return _norms(line) and not isinstance(line, Word) and any(isinstance(one, Word) for _, one in group)
+    return of_norm(line) and not isinstance(line, Word) and any(isinstance(one, Word) for _, one in group)
 
 
 def _points(line: Line, sizes: Mapping[str, int], known: frozenset[str]) -> Counter[str]:
@@ -263,24 +234,6 @@ def _points(line: Line, sizes: Mapping[str, int], known: frozenset[str]) -> Coun
 
 def _loops(line: Line, sizes: Mapping[str, int]) -> int:
     return prod(_size(axis, sizes) for axis in line.loops)
-
-
-def _leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
-    """Of each group the names that it makes for others, or that nobody reads: those are carried, kept, or results.
-
-    A name may be made again, as recomputation does: what reads it then reads the later one.
-    """
-    makers: dict[str, int] = {}
-    leaving: list[set[str]] = []
-    for number, group in enumerate(groups):
-        own = {term.name for line in group for term in line.left}
-        read = {name for line in group for name in line.reads}
-        for name in read - own:
-            if name in makers:
-                leaving[makers[name]].add(name)
-        leaving.append(own - read)
-        makers |= dict.fromkeys(own, number)
-    return leaving
 
 
 def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -1,0 +1,74 @@
+"""Which lines run at once: those of one kernel, and those that are one operator of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+from learncost.equation.table import Line, Product, Sum
+from learncost.layers.products import matrix_maccs
+
+Item = TypeVar("Item")
+Rule: TypeAlias = Callable[[Sequence[Line], Line], bool]
+"""Whether a line runs with the lines before it."""
+
+
+def groups(items: Iterable[Item], together: Callable[[Sequence[Item], Item], bool]) -> Iterator[list[Item]]:
+    """Neighbours that run at once, in order."""
+    group: list[Item] = []
+    for item in items:
+        if group and not together(group, item):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def in_kernels(group: Sequence[Line], line: Line) -> bool:
+    """A line of the same kernel."""
+    return line.tag.kernel is not None and line.tag.kernel == group[-1].tag.kernel
+
+
+def in_operators(group: Sequence[Line], line: Line) -> bool:
+    """As PyTorch's operators have them: a bias with the product before it, the lines of a norm; and of a kernel."""
+    first, last = group[0], group[-1]
+    if line.tag.kernel or first.tag.kernel:
+        return in_kernels(group, line)
+    return is_bias(line, last) or (of_norm(line) and of_norm(first) and line.tag.layer == first.tag.layer)
+
+
+def is_matrix(line: Line) -> bool:
+    """Whether it is a product of matrices."""
+    return isinstance(line, Product) and bool(matrix_maccs(line))
+
+
+def is_bias(line: Line, product: Line) -> bool:
+    """Whether it adds a vector to the product that was just made."""
+    if not isinstance(line, Sum) or len(line.right) != 2 or not is_matrix(product):
+        return False
+    made, vector = line.right
+    return made.name == product.name and len(vector.axes) < len(made.axes)
+
+
+def of_norm(line: Line) -> bool:
+    """Whether it is a line of a norm; sums of the parts of a gradient are not."""
+    return "norm" in line.tag.layer.split("_") and line.tag.local != "merge"
+
+
+def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
+    """Of each group the names that it makes for others, or that nobody reads: those are carried, kept, or results.
+
+    A name may be made again, as recomputation does: what reads it then reads the later one.
+    """
+    makers: dict[str, int] = {}
+    found: list[set[str]] = []
+    for number, group in enumerate(groups):
+        makes = {term.name for line in group for term in line.left}
+        read = {name for line in group for name in line.reads}
+        for name in read - makes:
+            if name in makers:
+                found[makers[name]].add(name)
+        found.append(makes - read)
+        makers |= dict.fromkeys(makes, number)
+    return found

@@ -86,3 +86,21 @@ _optimizer(
     kept="Loshchilov & Hutter 2019, Algorithm 2: m and v",
     source="Loshchilov & Hutter 2019, Algorithm 2; c = 1 - b, k = 1/(1 - b^t), decay = 1 - lr x weight decay",
 )
+_optimizer(
+    "rmsprop",
+    ("V",),
+    ("lr", "b2", "c2", "eps"),
+    """
+    C[_] = V[_] b2[]
+    Q[_] = G[_] G[_]
+    D[_] = Q[_] c2[]
+    V2[_] = C[_] + D[_]
+    R[_] = sqrt(V2[_])
+    T[_] = R[_] + eps[]
+    N[_] = divide(G[_], T[_])
+    S[_] = N[_] lr[]
+    U[_] = W[_] - S[_]
+    """,
+    kept="torch.optim.RMSprop: one average of squares",
+    source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
+)

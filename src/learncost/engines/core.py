@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
+from learncost.engines.bfloat16 import kept, rounded, widened
 from learncost.engines.weights import generator, shape
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table
+from learncost.equation.precision import precision_of
+from learncost.equation.table import Line, Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
@@ -22,6 +25,7 @@ from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.procedures.weight_decay import with_weight_decay
+from learncost.readings.emit.precision import typed
 from learncost.readings.run import execute
 
 Values = dict[str, Any]
@@ -70,13 +74,15 @@ class Core:
         self.state: dict[str, Any] = {}
         self.fixed: dict[str, Any] = {}
         self.steps = 0
-        self._lowered: dict[int, tuple[Table, Table]] = {}
+        self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
+        self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
+        self._lowered: dict[int, tuple[Table, Table, frozenset[str]]] = {}
         self._split: dict[int, tuple[Table, Accumulated]] = {}
 
     def _begin(self, weights: Mapping[str, Any]) -> None:
         self.weights = dict(weights)
-        kept = find_optimizer(self.settings.optimizer).state
-        self.state = {f"{name}.{part}": np.zeros_like(array) for name, array in weights.items() for part in kept}
+        parts = find_optimizer(self.settings.optimizer).state
+        self.state = {f"{name}.{part}": np.zeros_like(array) for name, array in weights.items() for part in parts}
 
     def _step_table(self, model: Model) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
@@ -141,16 +147,35 @@ class Core:
         """Every name after the step's table was executed."""
         known = self._lowered.get(id(prepared.table))
         if known is None:
-            known = self._lowered[id(prepared.table)] = (prepared.table, lower(prepared.table))
-        values = dict(prepared.values)
-        execute(known[1], values, prepared.sizes)
+            known = self._lowered[id(prepared.table)] = (prepared.table, *self._typed(prepared.table))
+        _, table, low = known
+        values = {name: widened(array) for name, array in prepared.values.items()} if low else dict(prepared.values)
+        execute(table, values, prepared.sizes, partial(_round, low) if low else None)
         return values
+
+    def _typed(self, table: Table) -> tuple[Table, frozenset[str]]:
+        """The table in normal form, and the names whose values are rounded to bf16."""
+        if self.precision.values != "bf16":
+            return lower(table), frozenset()
+        found, types = typed(table, self.precision.name)
+        return lower(found), frozenset(name for name, kind in types.items() if kind == "bf16")
 
     def _take(self, values: Values) -> None:
         """The new weights and state in place of the old ones."""
-        self.weights = {name: values.get(f"{name}.new", array) for name, array in self.weights.items()}
-        self.state = {name: values.get(f"{name}.new", array) for name, array in self.state.items()}
+        self.weights = self._keep({name: values.get(f"{name}.new", array) for name, array in self.weights.items()})
+        self.state = self._keep({name: values.get(f"{name}.new", array) for name, array in self.state.items()})
         self.steps += 1
+
+    def _keep(self, arrays: Values) -> Values:
+        """Weights or state as they are kept from step to step."""
+        return {name: kept(array) if name in self.low else array for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
         return {name: values[f"d{name}"] for name in self.weights if f"d{name}" in values}
+
+
+def _round(low: frozenset[str], line: Line, values: Values) -> None:
+    """Round what a line made that has a name in bf16: it was computed in fp32."""
+    for name in line.makes:
+        if name in low:
+            values[name] = rounded(values[name])

@@ -8,15 +8,22 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.adapted import begun, merged
 from learncost.engines.batch import Batch
+from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.quantize import constants
 from learncost.engines.weights import initial_weights, shape
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
+from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, configure
-from learncost.models.model import build
+from learncost.models.model import Model, build
+from learncost.models.quantization import changed
 from learncost.procedures.optimizer import DEFAULT
+from learncost.readings.emit.precision import typed
 
 
 class Training(Core):
@@ -55,13 +62,18 @@ class Training(Core):
     seed
         What is drawn is drawn from this.
     dtype
-        The type of all arrays.
+        The type of all arrays: by default float64, or what the precision is kept in.
     accumulate
         Microbatches that a batch is cut into; their gradients are added before the one step of the optimizer.
     clip
         Above 0, all gradients together are scaled to at most this norm.
     weights
-        Arrays to start from; by default they are drawn.
+        Arrays to start from, of the plain model or of the adapted one; by default they are drawn.
+    precision
+        Which type each role has (`learncost list precisions`): bf16 is rounded in fp32; nf4 and others have frozen
+        matrices as codes and scales.
+    train, train_layers, lora, lora_rank, lora_alpha
+        What learns, as in `lc.cost`.
     sizes
         Any size of the model.
 
@@ -96,32 +108,105 @@ class Training(Core):
         sign: float | None = None,
         scale: float | None = None,
         seed: int = 0,
-        dtype: Any = np.float64,
+        dtype: Any = None,
         accumulate: int = 1,
         clip: float = 0.0,
         weights: Mapping[str, Any] | None = None,
+        precision: str | None = None,
+        train: object = None,
+        train_layers: object = None,
+        lora: object = None,
+        lora_rank: object = None,
+        lora_alpha: object = None,
         **sizes: Any,
     ) -> None:
+        kind = precision_of(precision or "fp32")
+        if dtype is None:
+            dtype = np.float64 if precision is None else kind.array
         rates = (learning_rate, momentum, betas, epsilon, weight_decay)
         super().__init__(Settings(procedure, optimizer, *rates, mode, sign, scale, seed, dtype, accumulate, clip))
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout = dropout
-        self.model = build(self.configuration, dropout=dropout > 0)
+        self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
+        self.precision = kind
+        self.model = self._built(dropout > 0)
         self._models = {False: self.model}
+        self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
         self._tables: dict[bool, Table] = {False: self._step_table(self.model)}
         table = self.model.table
-        if weights is None:
-            weights = initial_weights(table, self.model.sizes, seed, self.dtype)
-        self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
+        if self.is_plain:
+            if weights is None:
+                weights = initial_weights(table, self.model.sizes, seed, self.dtype)
+            self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
+        else:
+            plain = build(self.configuration)
+            if weights is None:
+                weights = initial_weights(plain.table, plain.sizes, seed, self.dtype)
+            self._begin(begun(self.model, weights, seed, self.dtype))
         read = self._tables[False].inputs
         self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
+        self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
+        if self.precision.values == "bf16":
+            _, types = typed(self._tables[False], self.precision.name)
+            self.low = frozenset(name for name in (*self.weights, *self.state) if types.get(name) == "bf16")
+        self.weights, self.state = self._keep(self.weights), self._keep(self.state)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weights are those of the model as it is: none is frozen, adapted or quantized."""
+        return self._wanted is None and not self.model.quantized
+
+    def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
+        """Go on from there: with the weights that the training has, or with those of the plain model.
+
+        Raises `InputError` for one that is missing, or has another shape.
+        """
+        if not self.is_plain and not weights.keys() >= self.weights.keys():
+            weights = begun(self.model, weights, self.settings.seed, self.dtype)
+        for kind, given, own in (("weight", weights, self.weights), ("optimizer's state", state, self.state)):
+            for name, array in own.items():
+                if name not in given:
+                    raise InputError(f"the {kind} {name} is missing")
+                if given[name].shape != array.shape:
+                    raise InputError(f"the {kind} {name} is {given[name].shape}, but must be {array.shape}")
+
+        def taken(given: Mapping[str, Any], own: Values) -> Values:
+            types = {name: array.dtype if array.dtype.kind == "u" else self.dtype for name, array in own.items()}
+            return self._keep({name: np.array(given[name], types[name]) for name in own})
+
+        self.weights, self.state, self.steps = taken(weights, self.weights), taken(state, self.state), steps
+
+    @property
+    def plain_weights(self) -> Values:
+        """The weights of the plain model that computes the same. Raises `InputError` where there is none."""
+        if self.is_plain:
+            return {name: widened(array) for name, array in self.weights.items()}
+        own = {name: widened(array) for name, array in self.weights.items()}
+        found = merged(self.model, build(self.configuration).table, own)
+        return {name: np.asarray(array, self.dtype) for name, array in found.items()}
+
+    @property
+    def learns(self) -> str:
+        """What of the model learns, and how many parameters that is."""
+        count = sum(self.weights[name].size for name in self.model.learning)
+        return f"learns {self._wanted or 'all'}: {count:,} parameters"
+
+    def _built(self, dropout: bool = False, padding: bool = False) -> Model:
+        model = build(self.configuration, dropout=dropout, padding=padding)
+        return changed(model, self._wanted, self.precision)
+
+    def _evaluated(self, padding: bool) -> Model:
+        """The model without dropout."""
+        if padding not in self._forward:
+            self._forward[padding] = self._built(padding=padding)
+        return self._forward[padding]
 
     def table(self, padding: bool = False) -> Table:
         """The table that a step executes, which is the one that `lc.cost` prices. With padding it has masks in it."""
         if padding not in self._tables:
-            self._models[padding] = build(self.configuration, dropout=self.dropout > 0, padding=padding)
+            self._models[padding] = self._built(self.dropout > 0, padding)
             self._tables[padding] = self._step_table(self._models[padding])
         return self._tables[padding]
 
@@ -172,7 +257,7 @@ class Training(Core):
         Takes what `step` takes.
         """
         found = self._read(tokens, targets, **batch)
-        model = build(self.configuration, padding=found.padded)
+        model = self._evaluated(found.padded)
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
         return values | {name.partition(".")[0]: values[name] for name in model.table.outputs}
 
@@ -182,7 +267,7 @@ class Training(Core):
         Takes what `step` takes.
         """
         found = self._read(tokens, targets, **batch)
-        return self._inputs(build(self.configuration, padding=found.padded).table, found)
+        return self._inputs(self._evaluated(found.padded).table, found)
 
     def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
         """The step's table with the arrays that it reads.
@@ -204,8 +289,10 @@ class Training(Core):
         return Batch(self.model, self.configuration, tokens, targets, **batch)
 
     def _inputs(self, table: Table, found: Batch, part: int = 0) -> Values:
-        values = dict(self.weights)
+        values = self.weights | self._constants
         for name in table.inputs:
+            if name in values:
+                continue
             array = found.array(name)
             if array is not None:
                 values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)

@@ -140,6 +140,11 @@ class Precision:
         return BYTES[self.loss]
 
     @property
+    def array(self) -> str:
+        """What a training's arrays are, as NumPy calls it: bf16 is rounded in fp32."""
+        return "float64" if "fp64" in (self.weights, self.masters) else "float32"
+
+    @property
     def quantized(self) -> Blocks | None:
         """What frozen matrices are stored in, where they have scales."""
         return BLOCKS.get(self.frozen)

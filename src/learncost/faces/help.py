@@ -59,7 +59,7 @@ SHARED: Mapping[str, str] = {
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
         *("model", "from_", "tokenizer", "architecture", "widths", "sizes"),
-        *("train", "train_layers", "lora", "lora_rank", "lora_alpha"),
+        *("train", "train_", "train_layers", "lora", "lora_rank", "lora_alpha"),
     ),
     "Step": (
         *("procedure", "procedures", "mode", "macro", "batch_size", "shape", "seq_len", "target_len", "context"),

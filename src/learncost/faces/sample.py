@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from learncost.equation.precision import precision_of
 from learncost.faces.flags import Name, Number
 from learncost.faces.train import number
 from learncost.models.model import build
 from learncost.training.folder import Folder
 from learncost.training.generate import Decoder, Sampling
 from learncost.training.generate import sample as compose
-from learncost.training.options import DTYPES
 
 
 def sample(
@@ -56,5 +56,5 @@ def sample(
     )
     folder = Folder(Path(run))
     options, configuration = folder.options(), folder.configuration()
-    decoder = Decoder(configuration, folder.weights(build(configuration)), DTYPES[options.dtype])
+    decoder = Decoder(configuration, folder.weights(build(configuration)), precision_of(options.dtype).array)
     return prompt + compose(decoder, folder.tokenizer(), prompt, how)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.precision import either
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.faces.progress import reporter
 from learncost.ledger.sheet import size_of, wrapped
@@ -59,6 +60,12 @@ def train(
     mode: Name | None = None,
     optimizer: Name | None = None,
     dtype: Name | None = None,
+    precision: Name | None = None,
+    train_: Name | None = None,
+    train_layers: Name | None = None,
+    lora: Name | None = None,
+    lora_rank: Number | None = None,
+    lora_alpha: Number | None = None,
     plan: Name | None = None,
     device: Name | None = None,
     budget: Name | None = None,
@@ -107,8 +114,12 @@ def train(
         How pepita and mempepita update: stable (the default) or paper.
     optimizer
         What updates the weights: adamw (the default), momentum or sgd.
-    dtype
-        The type of the numbers: fp32 (the default), fp64, or bf16 with weights in fp32.
+    precision
+        Which type each role of the step has: fp32 (the default), fp64, bf16 with weights in fp32, bf16-pure; with
+        frozen weights nf4 and others (learncost list precisions).
+    train_
+        What learns: all, head, embeddings, biases, or names of weights and modules with commas between. All else is
+        frozen.
     plan
         How the step is rewritten, such as recompute=gelu+norm. The default is the engine's choice.
     device
@@ -167,6 +178,10 @@ def train(
     """
     given = {name: value for name, value in locals().items() if value is not None}
     own = {name: value for name, value in given.items() if name not in ("paths", "resume", "out", "from_", "sizes")}
+    if "train_" in own:
+        own["train"] = own.pop("train_")
+    if "precision" in own and resume is None:
+        own["dtype"] = either(dtype, own.pop("precision")).name
     options = own | {name: number(name, own[name], name in WHOLE) for name in (*WHOLE, *REAL) if name in own}
     with reporter() as report:
         if resume is not None:

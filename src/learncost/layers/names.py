@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from learncost.equation.arrays import alias
 from learncost.equation.count import base
-from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, defined
+from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, Word, defined, walk
 from learncost.equation.value import Value
 
 
@@ -129,3 +129,9 @@ def _told_apart(line: Repeat) -> Repeat:
         each=tuple((names.get(inside, inside), outer) for inside, outer in line.each),
         keep=tuple((names.get(inside, inside), outer) for inside, outer in line.keep),
     )
+
+
+def scores(table: Table) -> set[str]:
+    """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
+    lines = [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "log_softmax"]
+    return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)

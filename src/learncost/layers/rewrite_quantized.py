@@ -24,6 +24,7 @@ from learncost.equation.value import Value
 from learncost.layers.recompute import recomputed
 from learncost.layers.rewrite_lora import is_linear
 
+SCALES = "scales"
 LAYER = "dequantization"
 """The layer of the lines that make weights of codes."""
 
@@ -50,6 +51,7 @@ class Quantized:
     inside: tuple[str, ...]
     out: tuple[str, ...]
     kind: Blocks
+    group: str = ""  # of turns of a repeat that was split: the weight whose turns these are
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -195,7 +197,7 @@ class _Scope:
         places = [place for place, axis in enumerate(term.axes) if axis in line.left[0].loops]
         out = tuple(own[place] for place in places)
         summed = tuple(axis for axis in own if axis not in out)
-        one = Quantized(outer, self.table.axes[outer], summed, out, self.kind)
+        one = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
         self.found[outer] = one
         values[inside] = Value(own)
         sliced = (inside, outer) in repeat.each
@@ -254,6 +256,11 @@ def _local(name: str) -> str:
 def makes_weight(line: Line) -> bool:
     """Whether a line makes a weight, or its scales, of codes."""
     return line.tag.layer == LAYER
+
+
+def makes_scales(line: Line) -> bool:
+    """Whether a line makes scales, and not a weight: these are as wide as what they are made of."""
+    return makes_weight(line) and line.tag.local == SCALES
 
 
 def made_again(table: Table) -> Table:

@@ -337,7 +337,7 @@ def prepare(
         built = adapted(built, chosen)
         learning = said(built, chosen)
     if kind.quantized is not None:
-        from learncost.models.quantization import quantized  # imported where it is needed: start-up counts
+        from learncost.models.quantization import quantized
 
         built = quantized(built, kind, learns=bool(names))
     axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from learncost.equation.count import Count, base, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Statement, Table, Word, each_line, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, each_line, walk
+from learncost.layers.names import scores
 from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX
 from learncost.models.model import Structure, run_sizes
@@ -168,7 +169,7 @@ def _counts(lines: Iterable[Statement]) -> Iterator[str]:
 def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
     """Bytes of an element by role, and by name where a type has other ones."""
     widths = {"weight": kind.weight, "gradient": kind.gradient, "kept": kind.value, "": kind.value, "index": INDEX}
-    return widths | dict.fromkeys(_scores(table), kind.scores) | quantized_widths(structure.model)
+    return widths | dict.fromkeys(scores(table), kind.scores) | quantized_widths(structure.model)
 
 
 def _gathering(table: Table) -> Table:
@@ -185,12 +186,6 @@ def _gathering(table: Table) -> Table:
         return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
 
     return replace(found, lines=each_line(found.lines, in_place))
-
-
-def _scores(table: Table) -> set[str]:
-    """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
-    lines = [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "log_softmax"]
-    return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)
 
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}

@@ -8,8 +8,19 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.layers.nested import flat
 from learncost.layers.rewrite_quantized import with_quantized
+from learncost.models.adaptation import Adaptation, Learned, adapted
 from learncost.models.model import Model
 from learncost.models.parts import is_projection
+
+
+def changed(model: Model, wanted: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
+    """The model in which only what is asked for learns, in a precision. Raises `InputError`.
+
+    learns  whether weights are trained at all: in inference none are
+    """
+    if wanted is not None:
+        model = adapted(model, wanted)
+    return quantized(model, precision, learns) if precision.quantized is not None else model
 
 
 def quantized_widths(model: Model) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Repeat, Table, Word, walk
 from learncost.plans.plan import planned
 from learncost.plans.recompute import SEGMENTS
@@ -139,4 +140,4 @@ def _is_cheap(table: Table, plan: list[str], more: Sequence[str], sizes: Mapping
 
 def memory(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", widths: Widths | None = None) -> Live:
     """What is alive when in a step that updates weights in place; what stays inside of a kernel takes no memory."""
-    return live(table, sizes, dtype, widths, IN_KERNELS)
+    return live(table, sizes, precision_of(dtype).values, widths, IN_KERNELS)

@@ -82,6 +82,7 @@ def _within(configuration: Configuration, options: Options) -> str:
         engine="torch",
         mode=options.mode,
         budget=options.budget,
+        **options.learns,
     )
     assert found.budget is not None
     if found.peak > found.budget:
@@ -104,7 +105,7 @@ def _try(configuration: Configuration, options: Options) -> None:
         own.loss(np.zeros((1, 2), int), np.zeros((1, 2), int))
     except KeyError as missing:
         raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
-    Decoder(configuration, own.weights)
+    Decoder(configuration, own.plain_weights)
 
 
 def _tokenizer(options: Options) -> str:

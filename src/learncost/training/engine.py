@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-import numpy as np
-
 from learncost.books.book import book
+from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import EmittedTraining
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
+from learncost.readings.emit.precision import check_runs
 from learncost.readings.price import price
-from learncost.training.options import DTYPES, Options
+from learncost.training.options import Options
 
 Arrays = dict[str, Any]
 
@@ -32,6 +33,18 @@ class Engine(Protocol):
     @property
     def weights(self) -> Arrays:
         """The weights as they are now."""
+
+    @property
+    def plain_weights(self) -> Arrays:
+        """Those of the plain model that computes the same: low-rank paths merged, codes as what they stand for."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its weights are those of the plain model themselves."""
+
+    @property
+    def learns(self) -> str:
+        """What of the model learns."""
 
     @property
     def state(self) -> Arrays:
@@ -70,12 +83,10 @@ class NumPyEngine:
 
     name = "numpy"
     training: type[Training] = EmittedTraining
-    dtypes: tuple[str, ...] = ("fp32", "fp64")
     plans = False  # whether it runs the step under a plan
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
-        if options.dtype not in self.dtypes:
-            raise InputError(f"--engine {self.name} has no {options.dtype}: choose {' or '.join(self.dtypes)}")
+        check_runs(precision_of(options.dtype))
         if options.device != "cpu" and self.name != "torch":
             raise InputError(f"--device is for --engine torch: --engine {self.name} chooses its own")
         if options.plan is not None and not self.plans:
@@ -90,18 +101,32 @@ class NumPyEngine:
             dropout=options.dropout,
             mode=options.mode,
             seed=options.seed,
-            dtype=DTYPES[options.dtype],
+            dtype=precision_of(options.dtype).array,
             accumulate=options.accumulate,
             clip=options.clip,
+            precision=options.dtype,
+            **options.learns,
         )
 
     @property
     def weights(self) -> Arrays:
-        return self._training.weights
+        return {name: widened(array) for name, array in self._training.weights.items()}
 
     @property
     def state(self) -> Arrays:
-        return self._training.state
+        return {name: widened(array) for name, array in self._training.state.items()}
+
+    @property
+    def plain_weights(self) -> Arrays:
+        return self._training.plain_weights
+
+    @property
+    def is_plain(self) -> bool:
+        return self._training.is_plain
+
+    @property
+    def learns(self) -> str:
+        return self._training.learns
 
     @property
     def steps(self) -> int:
@@ -109,23 +134,14 @@ class NumPyEngine:
 
     @property
     def says(self) -> str:
-        return f"engine {self.name}"
+        return f"engine {self.name}{_bf16_kept() if self._training.low else ''}"
 
     @property
     def memory(self) -> int | None:
         return getattr(self._training, "memory", None)
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
-        own = self._training
-        for kind, given, mine in (("weight", weights, own.weights), ("optimizer's state", state, own.state)):
-            for name, array in mine.items():
-                if name not in given:
-                    raise InputError(f"the {kind} {name} is missing")
-                if given[name].shape != array.shape:
-                    raise InputError(f"the {kind} {name} is {given[name].shape}, but must be {array.shape}")
-        own.weights = {name: np.array(weights[name], own.dtype) for name in own.weights}
-        own.state = {name: np.array(state[name], own.dtype) for name in own.state}
-        own.steps = steps
+        self._training.load(weights, state, steps)
 
     def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
         self._training.learning_rate = learning_rate
@@ -142,6 +158,13 @@ class NumPyEngine:
             halves = accumulated(own.table())
             runs = [(halves.gather, parts), (halves.update, 1)]
         return sum(times * int(price(table, sizes, book("matmul")).flops) for table, times in runs)
+
+
+def _bf16_kept() -> str:
+    """Where NumPy has the weights that are bf16."""
+    if two_bytes() is None:
+        return ", bf16 rounded in fp32, which takes 4 bytes a number (pip install 'learncost[bf16]' for 2)"
+    return ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"
 
 
 def _torch(configuration: Configuration, options: Options) -> Engine:

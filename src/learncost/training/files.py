@@ -203,7 +203,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str], kept: 
     return fingerprint
 
 
-_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16"}
+_WRITTEN: Mapping[str, str] = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "|u1": "U8"}
 """NumPy's types as the format calls them."""
 
 
@@ -235,6 +235,7 @@ _FLOATS: Mapping[str, Callable[[bytes], Any]] = {
     "F64": lambda data: np.frombuffer(data, "<f8"),
     "F32": lambda data: np.frombuffer(data, "<f4"),
     "F16": lambda data: np.frombuffer(data, "<f2"),
+    "U8": lambda data: np.frombuffer(data, np.uint8),
     # The upper half of a float32.
     "BF16": lambda data: (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32),
 }

@@ -11,6 +11,7 @@ import numpy as np
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import renewed, without_gradients
@@ -26,14 +27,13 @@ class _JaxTraining(Training):
     new ones into the memory of the old.
     """
 
-    precision = "fp32"
     _compiled: dict[int, _Compiled]
 
-    def place(self, precision: str) -> None:
+    def place(self) -> None:
         """Put weights and state on the device."""
         import jax
 
-        self.precision, self._compiled = precision, {}
+        self._compiled = {}
         with exact(self.dtype):
             self.weights = {name: jax.numpy.array(array) for name, array in self.weights.items()}
             self.state = {name: jax.numpy.array(array) for name, array in self.state.items()}
@@ -41,7 +41,9 @@ class _JaxTraining(Training):
     def _run(self, prepared: Prepared) -> Values:
         known = self._compiled.get(id(prepared.table))
         if known is None:
-            known = self._compiled[id(prepared.table)] = _Compiled(prepared.table, self.model.sizes, self.precision)
+            known = self._compiled[id(prepared.table)] = _Compiled(
+                prepared.table, self.model.sizes, self.precision.name
+            )
         with exact(self.dtype):
             return known(prepared)
 
@@ -59,7 +61,6 @@ class JaxEngine(NumPyEngine):
 
     name = "jax"
     training = _JaxTraining
-    dtypes = ("fp32", "fp64", "bf16")
     _training: _JaxTraining
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
@@ -67,8 +68,13 @@ class JaxEngine(NumPyEngine):
             import jax  # noqa: F401  # said here, before anything else is made
         except ImportError:
             raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
+        kind = precision_of(options.dtype)
+        if kind.values == "bf16" and not kind.masters:
+            raise InputError(
+                f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
+            )
         super().__init__(configuration, options)
-        self._training.place(options.dtype)
+        self._training.place()
 
     @property
     def weights(self) -> Arrays:
@@ -80,7 +86,7 @@ class JaxEngine(NumPyEngine):
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        self._training.place(self._training.precision)
+        self._training.place()
 
 
 class _Compiled:

@@ -19,6 +19,7 @@ import numpy as np
 
 from learncost.engines.threads import one_thread
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.models.model import build
 from learncost.training import corpus, hugging_face, memory
 from learncost.training.begin import begin
@@ -29,7 +30,7 @@ from learncost.training.folder import LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
-from learncost.training.options import DTYPES, MINUTES, Options
+from learncost.training.options import MINUTES, Options
 
 SMALL = 1e8
 """FLOPs of a product of the model's width, below which NumPy takes one thread for it."""
@@ -131,7 +132,8 @@ class _Run:
         self.before = memory.highest() - own
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
-            self.engine.load(checkpoint.weights, checkpoint.state, checkpoint.steps)
+            weights = checkpoint.weights if self.engine.is_plain else checkpoint.state
+            self.engine.load(weights, checkpoint.state, checkpoint.steps)
         elif self.options.start is not None:
             self.engine.load(hugging_face.read(self.model, Path(self.options.start)), self.engine.state, 0)
         if self.options.steps is None:
@@ -219,7 +221,7 @@ class _Run:
                 self._save()
         for log in (self.metrics, self.samples):
             log.close()
-        parameters = sum(array.size for array in own.weights.values())
+        parameters = sum(array.size for array in own.plain_weights.values())
         seconds = perf_counter() - began
         ended = (step, validated, stopped, asked)
         return Result(self.folder.path, self.name, options, own.steps, parameters, seconds, *ended)
@@ -239,6 +241,8 @@ class _Run:
             self.told = True
             self.report.say(f"model {self.name}")
             self.report.say(own.says)
+            if not own.is_plain:
+                self.report.say(own.learns)
         bytes_ = (held, held - self.before, own.memory)
         return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, *bytes_)
 
@@ -257,7 +261,7 @@ class _Run:
         return replace(step, validation_loss=loss, bits_per_byte=bits)
 
     def _sample(self) -> None:
-        decoder = Decoder(self.configuration, self.engine.weights, DTYPES[self.options.dtype])
+        decoder = Decoder(self.configuration, self.engine.plain_weights, precision_of(self.options.dtype).array)
         how = Sampling(tokens=200, seed=self.options.seed)
         text = sample(decoder, self.tokenizer, self.options.prompt, how)
         self.samples.add(f"--- step {self.engine.steps}\n{self.options.prompt}{text}\n")
@@ -267,7 +271,8 @@ class _Run:
         for log in (self.metrics, self.samples):
             log.settle()
         own = self.engine
-        self.folder.save(self.model, own.weights, own.state, own.steps, max(self.saved, 0))
+        beside = {} if own.is_plain else own.weights  # which the plain ones do not tell
+        self.folder.save(self.model, own.plain_weights, {**own.state, **beside}, own.steps, max(self.saved, 0))
         self.saved = own.steps
 
 

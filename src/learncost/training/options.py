@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.procedures.optimizer import DEFAULT
 
-DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64", "bf16": "float32"}
-"""What weights are kept in, as NumPy calls it. bf16 is arithmetic alone: master weights and the optimizer are fp32."""
+LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
+"""The options that say what learns."""
 
 SELDOM = 50
 """Steps between validations, and between samples, at least: either takes as long as several steps."""
@@ -34,6 +35,8 @@ class Options:
     peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
     accumulate  microbatches of `batch_size` sequences whose gradients are averaged before the optimizer's one step
     plan        the rewritings of the step, as `flash,fused,recompute=gelu+norm`; None: the engine's own choice
+    dtype       a precision, by its name
+    train, train_layers, lora, lora_rank, lora_alpha  what learns, as `lc.cost` takes it
     device      of --engine torch: cpu, or what PyTorch calls another one, such as cuda
     budget      bytes that a step of --engine torch may take, as 2GB: the plan is chosen so that it does
     """
@@ -70,13 +73,23 @@ class Options:
     validation_share: float = 0.05
     prompt: str = "\n"
     peak_flops: float | None = None
+    train: str | None = None
+    train_layers: str | None = None
+    lora: str | None = None
+    lora_rank: str | None = None
+    lora_alpha: str | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name in _LIMITS and value is not None:
                 _check(one.name, value, *_LIMITS[one.name])
-        named_one("type", self.dtype, DTYPES)
+        precision_of(self.dtype)
+
+    @property
+    def learns(self) -> dict[str, Any]:
+        """What learns, as `lc.cost` takes it."""
+        return {name: getattr(self, name) for name in LEARNS}
 
     def resolved(self, steps: int) -> Options:
         """With the number of steps, and what follows from it: warm-up, and how often what is done."""

@@ -34,15 +34,18 @@ class _TorchTraining(Training):
     """
 
     plan: str | None = None
-    precision = "fp32"
     device = "cpu"
     _pool: _Pool
     _steps: dict[tuple[int, tuple[tuple[str, int], ...]], _Step]
 
-    def place(self, plan: str | None, precision: str, device: str) -> None:
+    def place(self, plan: str | None, device: str) -> None:
         """Forget what was compiled; weights and state are those that the training has now."""
-        self.plan, self.precision, self.device = plan, precision, device
-        self._pool, self._steps = _Pool(device), {}
+        self.plan, self.device = plan, device
+        self._pool, self._steps = _Pool(device, self.low), {}
+
+    def _keep(self, arrays: Values) -> Values:
+        """They are tensors that a step changes, in bf16 where they are kept so, beside arrays of fp32."""
+        return arrays
 
     def fetch(self) -> None:
         """Bring weights and state back from the device into NumPy's arrays."""
@@ -51,7 +54,7 @@ class _TorchTraining(Training):
     def _run(self, prepared: Prepared) -> Values:
         key = (id(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
-            self._steps[key] = _Step(prepared, self.plan, self.precision, self._pool)
+            self._steps[key] = _Step(prepared, self.plan, self.precision.name, self._pool)
         return self._steps[key](prepared)
 
     @property
@@ -83,7 +86,6 @@ class TorchEngine(NumPyEngine):
 
     name = "torch"
     training = _TorchTraining
-    dtypes = ("fp32", "fp64", "bf16")
     plans = True
     _training: _TorchTraining
 
@@ -96,7 +98,7 @@ class TorchEngine(NumPyEngine):
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
-        self._training.place(options.plan, options.dtype, options.device)
+        self._training.place(options.plan, options.device)
 
     @property
     def weights(self) -> Arrays:
@@ -126,7 +128,7 @@ class TorchEngine(NumPyEngine):
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
         own = self._training
-        own.place(own.plan, own.precision, own.device)
+        own.place(own.plan, own.device)
 
 
 def _check_device(options: Options) -> None:
@@ -145,6 +147,7 @@ class _Pool:
     """What all programs of a training share: tensors, on a processor in the memory of arrays, and the largest arena."""
 
     device: str = "cpu"
+    low: frozenset[str] = frozenset()  # names whose tensors are bf16
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     arrays: dict[str, Any] = field(default_factory=dict)
     arena: torch.Tensor | None = None
@@ -155,16 +158,24 @@ class _Pool:
 
         if name not in self.tensors:
             self.arrays[name] = np.require(array, requirements=("C", "W"))
-            self.tensors[name] = torch.from_numpy(self.arrays[name]).to(self.device)
+            tensor = torch.from_numpy(self.arrays[name]).to(self.device)
+            self.tensors[name] = tensor.bfloat16() if name in self.low else tensor
         elif self.arrays[name] is not array:
             self.tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
         return self.tensors[name]
 
     def fetch(self) -> None:
         """The numbers of tensors that lie elsewhere, into their arrays."""
-        if self.device != "cpu":
-            for name, tensor in self.tensors.items():
-                self.arrays[name][...] = tensor.cpu().numpy()
+        for name, tensor in self.tensors.items():
+            if self.device != "cpu" or name in self.low:
+                self.arrays[name][...] = tensor.to(_as_array(tensor)).cpu().numpy()
+
+
+def _as_array(tensor: torch.Tensor) -> torch.dtype:
+    """The type in which NumPy can have it."""
+    import torch
+
+    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 class _Step:
@@ -192,7 +203,7 @@ class _Step:
     def _compiled(self, prepared: Prepared, precision: str) -> InPlace:
         from learncost.engines.in_place import InPlace
 
-        dtype = "fp64" if prepared.values[self._table.weights[0]].dtype == np.float64 else precision
+        dtype = "fp64" if np.float64 in {prepared.values[name].dtype for name in self._table.weights} else precision
         tensors = {name: self._pool.tensor(name, prepared.values[name]) for name in self._owned}
         found = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
         self._pool.arena = found.arena
@@ -226,7 +237,7 @@ class _Step:
             found = self._emitted(tensors, prepared.values)
             for name in self.renewed:
                 pool.tensors[name].copy_(found.pop(f"{name}.new"))
-        results = {name: tensor.cpu().numpy() for name, tensor in found.items()}
+        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in found.items()}
         return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
 
 

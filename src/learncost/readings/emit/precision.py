@@ -3,6 +3,8 @@
 In mixed precision the weights that are stored, the optimizer's state, the streams that blocks add to and all arithmetic
 of a kernel are fp32. Other activations are stored in bf16; weights and streams that a matrix product reads are rounded
 before it, by a line that copies, and what it makes is bf16. PyTorch's autocast rounds at the same places.
+Where weights are bf16 themselves, without masters, so is all else but the loss, states and scales that are fp32, and
+single numbers; arithmetic is fp32, and what has a name is rounded.
 What counts as a matrix product, and which lines keep what they make in fp32, is the program's to say (`Rounding`).
 """
 
@@ -12,17 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import InputError
+from learncost.equation.precision import Precision, precision_of
 from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
 from learncost.equation.value import Value
-from learncost.layers.names import written_once
+from learncost.layers.names import scores, written_once
+from learncost.layers.rewrite_quantized import makes_scales
 
-PRECISIONS: Mapping[str, str] = {
-    "fp32": "all numbers",
-    "fp64": "all numbers",
-    "bf16": "products and activations, with weights and sums in fp32",
-}
-"""The precisions of a step, and what has them."""
+COMPUTED = ("fp32", "fp64", "bf16")
+"""The types that programs have."""
 
 LOW = ":low"
 """What the name of a rounded copy ends in."""
@@ -57,20 +57,46 @@ OPERATORS = Rounding(contraction, lambda line: isinstance(line, Word) and bool(l
 def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Table, Mapping[str, str]]:
     """The table with the copies that it needs, and the type of every name in it.
 
-    dtype   fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32
-    Indices are int64, conditions bool. Every name is given once, since types go by names.
+    dtype   a precision: fp32 or fp64 for all; bf16: products in bf16, weights and sums in fp32; bf16-pure: all in bf16
+    Indices are int64, codes of weights uint8, conditions bool. Every name is given once, since types go by names.
     """
-    named_one("precision", dtype, PRECISIONS)
+    kind = precision_of(dtype)
+    check_runs(kind)
     for line in table.lines:
         if isinstance(line, Repeat) and any(isinstance(inner, Repeat) for inner in line.lines):
             raise InputError("a repeat in a repeat cannot be laid out in one arena or have types by name")
     table = written_once(table)
-    if dtype != "bf16":
-        return table, _types(table, dtype)
-    mixed = _Mixed(rounding, _streams(table), features(table))
+    if kind.values != "bf16":
+        return table, _types(table, kind.values)
+    low = set[str]() if kind.masters else _pure(table, kind)
+    mixed = _Mixed(rounding, _streams(table), features(table), low)
     lines = mixed.scope(table.lines, table.values)
     result = replace(table, lines=lines, values={**table.values, **mixed.made})
     return result, _types(result, "fp32", mixed.low)
+
+
+def check_runs(kind: Precision) -> None:
+    """Raise `InputError` for a precision with types that programs do not compute in or keep."""
+    own = (kind.weights, kind.gradients, kind.values, kind.states, kind.masters, kind.loss)
+    if wrong := next((name for name in own if name and name not in COMPUTED), None):
+        raise InputError(
+            f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to memory, fit and cost alone"
+        )
+
+
+def _pure(table: Table, kind: Precision) -> set[str]:
+    """What is in bf16 where weights are: not single numbers, constants, scores of the loss and what makes it."""
+    states = {name.removesuffix(".new") for name in table.outputs} & {*table.inputs}
+    wide = scores(table) | (table.constants - states)
+    if kind.states == "fp32":
+        wide |= states | {f"{name}.new" for name in states}
+    axes = dict(table.axes)
+    for line in table.lines:
+        axes |= line.axes if isinstance(line, Repeat) else {}
+    for line, _ in walk(table.lines):
+        if line.tag.layer == "loss" or makes_scales(line):
+            wide |= {*line.makes}
+    return {name for name, own in axes.items() if own and name not in wide}
 
 
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
@@ -83,6 +109,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
             conditions.add(line.right[0].name)
     found = dict.fromkeys(names, dtype)
     found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
+    found |= dict.fromkeys(table.indices & {*table.weights}, "uint8")  # codes
     for loop in table.lines:
         if isinstance(loop, Repeat):
             found |= {outer: found[inside] for inside, outer in loop.keep}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
 from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk, windows
 from learncost.layers.lower import lower
 from learncost.readings.emit import function
@@ -73,16 +74,16 @@ def program(
     function_name   of the function
     title           what the program is, its first lines
     sizes           numbers for sizes that no array has, such as windows; those without one are parameters
-    dtype           bf16: products and activations are rounded, the arrays given and returned are fp32; None: all have
-                    the type of the arrays given
+    dtype           a precision. bf16: products and activations are rounded, the arrays given and returned are fp32;
+                    bf16-pure: the weights given are bf16 too; None, fp32, fp64: all have the type of the arrays given
     Raises `InputError` for an unknown backend, and for a type that it does not have.
     """
     library, low = backend(backend_name), frozenset[str]()
-    if dtype == "bf16":
+    if dtype is not None and precision_of(dtype).values == "bf16":
         if not library.casts:
             raise InputError(f"{library.name} has no bf16: choose torch or jax")
         table, types = typed(table, dtype)
-        low = frozenset(name for name, own in types.items() if own == dtype)
+        low = frozenset(name for name, own in types.items() if own == "bf16")
     return _Writer(_closed(table), library, function_name, title, dict(sizes or {}), low).program()
 
 
@@ -94,6 +95,13 @@ def _closed(table: Table) -> Table:
         free += [name for name in line.reads if name not in made]
         made |= {*free, *line.makes}
     return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
+
+
+def _codes(table: Table) -> frozenset[str]:
+    """The names of weights that are read as an index, and of their slices."""
+    found = table.indices & {*table.weights}
+    repeats = [line for line in table.lines if isinstance(line, Repeat)]
+    return found | {inside for line in repeats for inside, outer in line.each if outer in found}
 
 
 @dataclass
@@ -121,6 +129,7 @@ class _Writer:
         for part, names in self.states.items():
             paths |= {own: f"{part}.{self.weights.paths[name]}" for name, own in names.items()}
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
+        self.scope.codes = _codes(table)
         self.scope.like = self._like(paths)
         self.scope.given = {paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights}
         self.turns = Turns(self.lowered, self.weights, self.w, self.statements)

@@ -57,6 +57,7 @@ class Scope:
     aliases: dict[str, str] = field(default_factory=dict)  # second names of an array
     read: list[str] = field(default_factory=list)  # names that the statement being written has read
     low: Set[str] = frozenset()  # names in bf16, which is widened where other than a matrix product reads it
+    codes: Set[str] = frozenset()  # names of indices that are kept in bytes
     product: bool = False  # whether the line being written is a matrix product in bf16
 
     # Values.
@@ -178,7 +179,11 @@ class Scope:
     # Indices.
 
     def positions(self, axis: Read) -> Code:
-        return self.value(axis.at.name) if isinstance(axis.at, Term) else Code(str(int(axis.at.value)))
+        if not isinstance(axis.at, Term):
+            return Code(str(int(axis.at.value)))
+        code = self.value(axis.at.name)
+        # PyTorch takes bytes for a mask.
+        return Code(f"{code.atom}.long()") if axis.at.name in self.codes and self.backend.name == "torch" else code
 
     def _point(self, axis: Read, want: tuple[str, ...]) -> Code:
         """The positions over the axes wanted; PyTorch writes at arrays alone."""

@@ -58,7 +58,7 @@ class _Loop:
         self.title = title(line, turns.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
-        self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low)
+        self.inner = Scope(scope.backend, self.names, scope.helpers, axes, low=scope.low, codes=scope.codes)
         self.parameters: list[Parameter] = []
         self.sources: list[Source] = []
         self.returned: list[str] = []

@@ -13,7 +13,14 @@ from learncost.readings.emit.c.sides import groups
 from learncost.readings.emit.identifiers import Identifiers
 
 Group: TypeAlias = tuple[str, ...]
-STORED = {"fp32": "float", "fp64": "double", "bf16": "bf16", "int64": "int64_t", "bool": "unsigned char"}
+STORED = {
+    "fp32": "float",
+    "fp64": "double",
+    "bf16": "bf16",
+    "int64": "int64_t",
+    "uint8": "uint8_t",
+    "bool": "unsigned char",
+}
 
 
 class Expression(NamedTuple):

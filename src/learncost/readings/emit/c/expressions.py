@@ -92,7 +92,7 @@ class Numbers(Arrays):
         shape = self.axes[term.name]
         own = self.names.of(term.name)
         text = f"{own}[{self.element(shape, self.lengths(term.axes), at)}]"
-        kind = {"int64": "index", "bool": "bool"}.get(dtype, "real")
+        kind = {"int64": "index", "uint8": "index", "bool": "bool"}.get(dtype, "real")
         depth = max((index.depth for index in at), default=0)
         return self.local(f"{own}_i", key, self.widened(text, STORED[dtype]), depth, kind)
 

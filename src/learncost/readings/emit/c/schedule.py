@@ -216,7 +216,7 @@ class Schedule:
             source = line.right[0].name
             if source in self.values:
                 return self.values[source].type
-            return {"int64": "index", "bool": "bool"}.get(self.dtypes[source], "real")
+            return {"int64": "index", "uint8": "index", "bool": "bool"}.get(self.dtypes[source], "real")
         return "real"
 
     # What lies in memory.

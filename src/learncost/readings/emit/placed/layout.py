@@ -19,7 +19,7 @@ from learncost.schedule.in_place import calls
 from learncost.schedule.lifetimes import Array, Lifetimes, every_turn
 from learncost.schedule.matrix import matrix_product
 
-WIDTHS = {**BYTES, "int64": 8, "bool": 1}
+WIDTHS = {**BYTES, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of every type of array."""
 
 _ROUNDING = Rounding(

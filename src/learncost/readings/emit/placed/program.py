@@ -22,7 +22,14 @@ from learncost.schedule.calls import Axes, Call, Item, Loop, axes_within, every_
 from learncost.schedule.lifetimes import Array, Path
 from learncost.schedule.matrix import Matrix, Scatter
 
-TYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "int64": "int64", "bool": "bool"}
+TYPES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "int64": "int64",
+    "uint8": "uint8",
+    "bool": "bool",
+}
 """What PyTorch calls the types of arrays."""
 COLUMN = 84
 

@@ -1,0 +1,137 @@
+"""The weights of a model that is adapted or quantized: begun from those of the plain model, and put back into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.quantize import dequantized, quantize
+from learncost.engines.weights import initial_weights
+from learncost.equation.count import shape_of
+from learncost.equation.errors import InputError
+from learncost.equation.table import Line, Literal, Product, Repeat, Sum, Table, Term
+from learncost.layers.rewrite_lora import RANK
+from learncost.models.model import Model
+
+Arrays = dict[str, Any]
+
+
+def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arrays:
+    """The weights of an adapted or quantized model: the plain model's, cut in its stretches of layers; codes and scales
+    of those that are quantized; low-rank paths as they are drawn, their second half 0, so that the model is the same.
+    """
+    given: Arrays = {}
+    drawn = initial_weights(model.table, model.sizes, seed, dtype)
+    drawn |= {name: np.zeros_like(drawn[name]) for name in _second_halves(model.table)}
+    stored, stretches = {one.codes.name: one for one in model.quantized}, _stretches(model)
+    for name in model.table.weights:
+        one = stored.get(name)
+        if one is not None and name in plain:
+            given |= {array.name: plain[array.name] for array in (one.codes, *one.scales)}
+            continue
+        weight = one.weight if one else name
+        group, turns = stretches[weight]
+        array = plain[weight] if weight in plain else plain[group][turns] if group in plain else None
+        array = drawn[name] if array is None else np.array(array, dtype)
+        expected = shape_of(one.axes if one else model.table.axes[name], model.sizes)
+        if array.shape != expected:
+            raise InputError(f"the weight {weight} is {array.shape}, but must be {expected}")
+        given |= quantize(one, array, model.sizes) if one else {weight: array}
+    return given
+
+
+def _second_halves(table: Table) -> set[str]:
+    """The weights that end a low-rank path, B of A B: they sum over the rank."""
+    ups = ((line, outer) for line, _, outer in _lines(table) if line.tag.layer == "lora" and isinstance(line, Product))
+    return {outer.get(line.right[-1].name, line.right[-1].name) for line, outer in ups if RANK in line.sides.summed}
+
+
+def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
+    """Of every weight, in order, the plain one that it is of, and which of its turns it is where repeats were split."""
+    stored = {one.codes.name: one for one in model.quantized}
+    found: dict[str, tuple[str, slice]] = {}
+    begin: dict[str, int] = {}
+    for name in model.table.weights:
+        one = stored.get(name)
+        group = one.group if one else model.table.values[name].group
+        turns = slice(None)
+        if group:
+            first = begin.get(group, 0)
+            begin[group] = first + int(model.table.axes[name][0])  # the turns of a part of a repeat
+            turns = slice(first, begin[group])
+        found[one.weight if one else name] = (group or name, turns)
+    return found
+
+
+def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
+    """The weights of the plain model that computes the same: paths added to the matrices beside which they run, codes
+    as what they stand for. Raises `InputError` where one matrix would have to be two.
+    """
+    own = {one.weight: dequantized(one, weights, model.sizes) for one in model.quantized}
+    codes = {one.codes.name for one in model.quantized}
+    own |= {name: weights[name] for name in model.table.weights if name not in codes}
+    added = dict(own)
+    readers: dict[str, int] = {}
+    for line, lines, outer in _lines(model.table):
+        for name in {outer.get(name, name) for name in line.reads} & own.keys():
+            readers[name] = readers.get(name, 0) + 1
+        path = _path(line, lines)
+        if path is not None:
+            weight, a, b, scale = path
+            target = outer.get(weight.name, weight.name)
+            added[target] = added[target] + scale * _product(weight, a, b, own, outer)
+    for name, array in added.items():
+        if array is not own[name] and readers[name] > 1:
+            raise InputError(f"{name} is read in several places, of which one has a low-rank path: it cannot be merged")
+    parts: dict[str, list[str]] = {}
+    for name, (group, _) in _stretches(model).items():
+        parts.setdefault(group, []).append(name)
+    return {
+        name: added[name] if parts[name] == [name] else np.concatenate([added[one] for one in parts[name]])
+        for name in plain.weights
+    }
+
+
+def _lines(table: Table) -> Iterator[tuple[Line, Mapping[str, Line], Mapping[str, str]]]:
+    """Every line with those that make the values of its scope, and the stacks that names of its scope are slices of."""
+    scopes: list[Table | Repeat] = [table, *(line for line in table.lines if isinstance(line, Repeat))]
+    for scope in scopes:
+        makers = {name: line for line in scope.lines if isinstance(line, Line) for name in line.makes}
+        outer = dict(scope.each) if isinstance(scope, Repeat) else {}
+        for line in scope.lines:
+            if isinstance(line, Line):
+                yield line, makers, outer
+
+
+def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, float] | None:
+    """Of the sum of a product and of the low-rank path beside it: the weight, A, B and what the path is scaled by."""
+    if not isinstance(line, Sum) or line.tag.layer != "lora":
+        return None
+    base, scaled = (makers[term.name] for term in line.right)
+    up = makers[scaled.right[0].name]
+    factor = scaled.right[1]
+    middle = makers[up.right[0].name]
+    a, b = middle.right[-1], up.right[-1]
+    others = {term.name for term in middle.right[:-1]}
+    (weight,) = (term for term in base.right if term.name not in others)
+    assert isinstance(base, Product)
+    assert isinstance(factor, Literal)
+    assert isinstance(weight, Term)
+    assert isinstance(a, Term)
+    assert isinstance(b, Term)
+    return weight, a, b, factor.number({})
+
+
+def _product(weight: Term, a: Term, b: Term, own: Mapping[str, Any], outer: Mapping[str, str]) -> Any:
+    """A B in the order of the weight's axes, for all turns at once where the weight is a stack."""
+    letters: dict[str, str] = {}
+
+    def spelled(term: Term) -> str:
+        turns = ("turns",) if term.name in outer else ()
+        return "".join(letters.setdefault(axis, chr(97 + len(letters))) for axis in (*turns, *term.declared))
+
+    one, two, whole = spelled(a), spelled(b), spelled(weight)
+    arrays = (np.asarray(own[outer.get(term.name, term.name)], float) for term in (a, b))
+    return np.einsum(f"{one},{two}->{whole}", *arrays)

@@ -172,9 +172,10 @@ def _procedures() -> Listed:
 
 
 def _optimizers() -> Listed:
-    from learncost.procedures.optimizer import DEFAULT, OPTIMIZERS
+    from learncost.procedures.optimizer import DEFAULT
     from learncost.procedures.optimizer_state import STATES
     from learncost.vocabulary import entry
+    from learncost.vocabulary.optimizers import OPTIMIZERS
 
     entries: list[Known] = []
     for name, state in STATES.items():

@@ -14,9 +14,9 @@ from learncost.equation.table import Table
 from learncost.ledger.memory import Memory, described
 from learncost.ledger.memory_step import Step
 from learncost.models.module import module_of
-from learncost.procedures.optimizer import OPTIMIZERS
 from learncost.readings.live import Held, Moment
 from learncost.schedule.autograd import Asked, Tape, run_step
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
 TYPES = ("fp32", "fp64")
 """The types that every engine computes in."""

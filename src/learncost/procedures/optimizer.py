@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word
@@ -11,23 +11,7 @@ from learncost.equation.value import Value
 from learncost.procedures.optimizer_state import STATES, State
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """A word of the vocabulary; which of its operands are state kept from step to step, which are scalars."""
-
-    word: str
-    state: tuple[str, ...]
-    scalars: tuple[str, ...]
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "sgd": Optimizer("sgd", (), ("lr",)),
-    "momentum": Optimizer("momentum", ("V",), ("lr", "mu")),
-    "adamw": Optimizer("adamw", ("M", "V"), ("lr", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay")),
-}
-
+from learncost.vocabulary.optimizers import OPTIMIZERS, Optimizer
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from learncost.equation.precision import BLOCKS, bytes_of_type
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ def _muon(shape: Sequence[int], kind: str) -> int:
 STATES: Mapping[str, State] = {
     one.name: one
     for one in (
-        State("sgd", _times(0), "W := W - eta dW"),
-        State("momentum", _times(1), "torch.optim.SGD: one buffer"),
-        State("adamw", _times(2), "Loshchilov & Hutter 2019, Algorithm 2: m and v"),
+        *(State(name, _times(len(known.state)), known.kept) for name, known in OPTIMIZERS.items()),
         State("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
         State("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
         State("lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"),

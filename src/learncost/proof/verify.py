@@ -17,7 +17,7 @@ from learncost.layers.layer import Layer, named, shipped
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
-from learncost.procedures.optimizer import OPTIMIZERS, renewed
+from learncost.procedures.optimizer import renewed
 from learncost.procedures.procedure import PROCEDURES, step
 from learncost.proof.check import (
     LARGER,
@@ -37,6 +37,7 @@ from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
 from learncost.proof.words import consistent, word_layer
 from learncost.vocabulary import Entry, entries
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
 # Sizes for a model that has no default ones. Only its structure is verified, at sizes of the proof's own.
 _SMALL = {

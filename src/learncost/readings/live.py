@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -288,7 +289,9 @@ def _held(
         axes, shape = first.axes, shape_of(first.axes, sizes)
         if first.stack:
             axes = first.stack[1]
-            shape = (sum(array.times for array in several), *shape_of(axes[1:], sizes))
+            turns = shape_of(axes[: len(axes) - len(first.axes)], sizes)
+            alive = sum(array.times for array in several if isinstance(array.times, int))
+            shape = (*(turns if alive == prod(turns) else (alive,)), *shape)
         size = sum((array.count * width(array)).at(sizes) for array in several)
         result.append(Held(_name(first), axes, shape, size, first.layer, first.block, role(first)))
     return result

@@ -1,60 +1,106 @@
-"""Optimizers: one step of one parameter. Two, four and fifteen operations, read off the bodies like all prices."""
+"""Optimizers, a row each: one step of one parameter. Its operations are read off the body, as all prices are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from learncost.vocabulary.entry import Entry, define
 
-define(
-    Entry(
-        "sgd",
-        ("W", "G", "lr"),
-        ("U",),
-        body_text="""
-        S[_] = G[_] lr[]
-        U[_] = W[_] - S[_]
-        """,
-        pointwise=True,
-        source="W := W - eta dW, Pau & Aymone 2024, Algorithms 1 and 2",
-    )
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer, by the word that is its step.
+
+    state    operands that are kept from step to step: of `M` the step makes `M2`
+    scalars  operands that are numbers, the same for all weights
+    kept     what the state is, with its source
+    """
+
+    word: str
+    state: tuple[str, ...]
+    scalars: tuple[str, ...]
+    kept: str
+
+
+OPTIMIZERS: dict[str, Optimizer] = {}
+"""Those whose step is known, by name."""
+
+
+def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: str, *, kept: str, source: str) -> None:
+    """A word that makes the new weight U of a weight W and its gradient G, and the new state.
+
+    Of the numbers a training knows lr, mu (its momentum), b1 and b2 (its betas) with c = 1 - b and k = 1/(1 - b^t) at
+    step t, eps, and decay = 1 - lr x weight decay.
+    """
+    outputs = ("U", *(f"{one}2" for one in state))
+    define(Entry(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
+    OPTIMIZERS[name] = Optimizer(name, tuple(state), tuple(scalars), kept)
+
+
+_optimizer(
+    "sgd",
+    (),
+    ("lr",),
+    """
+    S[_] = G[_] lr[]
+    U[_] = W[_] - S[_]
+    """,
+    kept="W := W - eta dW",
+    source="W := W - eta dW, Pau & Aymone 2024, Algorithms 1 and 2",
 )
-define(
-    Entry(
-        "momentum",
-        ("W", "G", "V", "lr", "mu"),
-        ("U", "V2"),
-        body_text="""
-        A[_] = V[_] mu[]
-        V2[_] = A[_] + G[_]
-        S[_] = V2[_] lr[]
-        U[_] = W[_] - S[_]
-        """,
-        pointwise=True,
-        source="Polyak's momentum as torch.optim.SGD writes it",
-    )
+_optimizer(
+    "momentum",
+    ("V",),
+    ("lr", "mu"),
+    """
+    A[_] = V[_] mu[]
+    V2[_] = A[_] + G[_]
+    S[_] = V2[_] lr[]
+    U[_] = W[_] - S[_]
+    """,
+    kept="torch.optim.SGD: one buffer",
+    source="Polyak's momentum as torch.optim.SGD writes it",
 )
-define(
-    Entry(
-        "adamw",
-        ("W", "G", "M", "V", "lr", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"),
-        ("U", "M2", "V2"),
-        body_text="""
-        A[_] = M[_] b1[]
-        B[_] = G[_] c1[]
-        M2[_] = A[_] + B[_]
-        C[_] = V[_] b2[]
-        Q[_] = G[_] G[_]
-        D[_] = Q[_] c2[]
-        V2[_] = C[_] + D[_]
-        E[_] = M2[_] k1[]
-        F[_] = V2[_] k2[]
-        R[_] = sqrt(F[_])
-        T[_] = R[_] + eps[]
-        N[_] = divide(E[_], T[_])
-        S[_] = N[_] lr[]
-        O[_] = W[_] decay[]
-        U[_] = O[_] - S[_]
-        """,
-        pointwise=True,
-        source="Loshchilov & Hutter 2019, Algorithm 2; c = 1 - b, k = 1/(1 - b^t), decay = 1 - lr x weight decay",
-    )
+_optimizer(
+    "adamw",
+    ("M", "V"),
+    ("lr", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"),
+    """
+    A[_] = M[_] b1[]
+    B[_] = G[_] c1[]
+    M2[_] = A[_] + B[_]
+    C[_] = V[_] b2[]
+    Q[_] = G[_] G[_]
+    D[_] = Q[_] c2[]
+    V2[_] = C[_] + D[_]
+    E[_] = M2[_] k1[]
+    F[_] = V2[_] k2[]
+    R[_] = sqrt(F[_])
+    T[_] = R[_] + eps[]
+    N[_] = divide(E[_], T[_])
+    S[_] = N[_] lr[]
+    O[_] = W[_] decay[]
+    U[_] = O[_] - S[_]
+    """,
+    kept="Loshchilov & Hutter 2019, Algorithm 2: m and v",
+    source="Loshchilov & Hutter 2019, Algorithm 2; c = 1 - b, k = 1/(1 - b^t), decay = 1 - lr x weight decay",
+)
+_optimizer(
+    "rmsprop",
+    ("V",),
+    ("lr", "b2", "c2", "eps"),
+    """
+    C[_] = V[_] b2[]
+    Q[_] = G[_] G[_]
+    D[_] = Q[_] c2[]
+    V2[_] = C[_] + D[_]
+    R[_] = sqrt(V2[_])
+    T[_] = R[_] + eps[]
+    N[_] = divide(G[_], T[_])
+    S[_] = N[_] lr[]
+    U[_] = W[_] - S[_]
+    """,
+    kept="torch.optim.RMSprop: one average of squares",
+    source="Tieleman & Hinton 2012, lecture 6.5, as torch.optim.RMSprop writes it; its alpha is the second beta",
 )

@@ -1,0 +1,45 @@
+"""Optimizers against those of PyTorch of the same name, on every engine, and what they cost and remember."""
+
+import numpy as np
+import pytest
+import torch
+
+import learncost as lc
+
+TORCH = {
+    "sgd": lambda weights: torch.optim.SGD(weights, 0.01),
+    "momentum": lambda weights: torch.optim.SGD(weights, 0.01, 0.9),
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01, (0.9, 0.99), 1e-8, 0.0),
+    "rmsprop": lambda weights: torch.optim.RMSprop(weights, 0.01, 0.99, 1e-8),
+}
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2, "rmsprop": 1}
+FLOPS = {"sgd": 2, "momentum": 4, "adamw": 15, "rmsprop": 9}
+REGRESSION = """regression(X T; w) -> loss
+  P[B] = X[B d] w[d]
+  E[B] = P[B] - T[B]
+  loss[] = E[B] E[B]"""
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_three_steps_are_those_of_pytorch(name):
+    random = np.random.default_rng(5)
+    start, inputs, targets = (random.normal(size=shape) for shape in (4, (6, 4), 6))
+    settings = {"learning_rate": 0.01, "betas": (0.9, 0.99)}
+    training = lc.LayerTraining(lc.layer(REGRESSION), {"w": start}, optimizer=name, **settings)
+    weight = torch.tensor(start, requires_grad=True)
+    steps = TORCH[name]([weight])
+    for _ in range(3):
+        steps.zero_grad()
+        (torch.tensor(inputs) @ weight - torch.tensor(targets)).square().sum().backward()
+        steps.step()
+        training.step(X=inputs, T=targets)
+    np.testing.assert_allclose(training.weights["w"], weight.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_what_it_costs_and_remembers(name):
+    sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 20, "seq_len": 4}
+    found = lc.cost("gpt2", optimizer=name, by="macro-operation", **sizes)
+    (step,) = (row for row in found.rows if row.macro_operation == "optimizer_step")
+    assert step.flops == FLOPS[name] * found.parameters
+    assert lc.memory("gpt2", optimizer=name, **sizes).split["optimizer state"] == 4 * STATES[name] * found.parameters

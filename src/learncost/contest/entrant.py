@@ -16,6 +16,7 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import Emitted
 from learncost.engines.layer_training import LayerTraining
 from learncost.equation.errors import InputError, named_one
+from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.model import Model
 from learncost.models.wording import shown
@@ -111,7 +112,7 @@ class Training(LayerTraining):
         )
         read = self.table().inputs
         self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
-        self._programs: dict[int, Emitted] = {}
+        self._programs: dict[Same[Table], Emitted] = {}
         self._looking = replace(self.model.table, outputs=("loss", "P"))
 
     def learn(self, examples: Examples, rows: Any) -> float:
@@ -151,7 +152,7 @@ class Training(LayerTraining):
         return without_gradients(super()._step_table(model))
 
     def _run(self, prepared: Prepared) -> Values:
-        key = id(prepared.table)  # both tables live as long as the training does
+        key = Same(prepared.table)
         if key not in self._programs:
             self._programs[key] = Emitted(prepared.table, self.model.sizes)
         return self._programs[key](prepared.values)

@@ -153,7 +153,7 @@ class Batch:
                 raise InputError(f"{name} does not predict the next token: give targets")
             targets = next_tokens(self.own) if targets is None else targets
             self.targets, self.there, self.count = targets_of(targets, self.own, vocabulary)
-        outputs = {output.partition(".")[0] for output in model.table.outputs} - {"loss"}
+        outputs = {model.table.header(output) for output in model.table.outputs} - {"loss"}
         if unknown := set(self.gradients) - outputs:
             raise InputError(f"{name} has no output {min(unknown)}; gradients are of {', '.join(sorted(outputs))}")
         self.types = np.zeros_like(self.own.array) if token_types is None else np.asarray(token_types)
@@ -196,7 +196,7 @@ class Batch:
         tokens = self.other if side == "encoder" and self.other is not None else self.own
         length = tokens.array.shape[1]
         if name in ("inverse_count.M", "inverse_count.N"):
-            return self.keep(name.endswith("N")) / self.count
+            return self.keep(encoder=name == "inverse_count.N") / self.count
         if last == "tokens":
             return tokens.array
         if (fixed := at_positions(self.configuration, last, np.arange(length), self.sizes)) is not None:

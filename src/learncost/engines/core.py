@@ -14,6 +14,7 @@ from learncost.engines.bfloat16 import kept, rounded, widened
 from learncost.engines.weights import generator, shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
+from learncost.equation.same import Same
 from learncost.equation.table import Line, Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
@@ -76,8 +77,8 @@ class Core:
         self.steps = 0
         self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
-        self._lowered: dict[int, tuple[Table, Table, frozenset[str]]] = {}
-        self._split: dict[int, tuple[Table, Accumulated]] = {}
+        self._lowered: dict[Same[Table], tuple[Table, frozenset[str]]] = {}
+        self._split: dict[Same[Table], Accumulated] = {}
 
     def _begin(self, weights: Mapping[str, Any]) -> None:
         self.weights = dict(weights)
@@ -119,10 +120,9 @@ class Core:
 
     def _halves(self, table: Table) -> Accumulated:
         """The step's table in two halves, the same ones at every step."""
-        known = self._split.get(id(table))
-        if known is None:
-            known = self._split[id(table)] = (table, accumulated(table))
-        return known[1]
+        if Same(table) not in self._split:
+            self._split[Same(table)] = accumulated(table)
+        return self._split[Same(table)]
 
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
         """The fixed random matrices of PEPITA, drawn once: uniform, 0.05 sqrt(6 / width of what they are added to)."""
@@ -145,10 +145,10 @@ class Core:
 
     def _run(self, prepared: Prepared) -> Values:
         """Every name after the step's table was executed."""
-        known = self._lowered.get(id(prepared.table))
-        if known is None:
-            known = self._lowered[id(prepared.table)] = (prepared.table, *self._typed(prepared.table))
-        _, table, low = known
+        key = Same(prepared.table)
+        if key not in self._lowered:
+            self._lowered[key] = self._typed(prepared.table)
+        table, low = self._lowered[key]
         values = {name: widened(array) for name, array in prepared.values.items()} if low else dict(prepared.values)
         execute(table, values, prepared.sizes, partial(_round, low) if low else None)
         return values

@@ -9,6 +9,7 @@ import numpy as np
 
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
+from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
@@ -17,7 +18,7 @@ from learncost.readings.emit import fill, program, unfold
 TYPES: Mapping[str, str] = {"float32": "fp32", "float64": "fp64"}
 """NumPy's types by the names that predictions have for them."""
 
-_Key = tuple[int, tuple[tuple[str, int], ...]]
+_Key = tuple[Same[Table], tuple[tuple[str, int], ...]]
 """What a program was written of: a table, and the sizes of its axes."""
 
 
@@ -46,7 +47,7 @@ class EmittedTraining(Training):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._programs: dict[_Key, tuple[Table, Emitted]] = {}
+        self._programs: dict[_Key, Emitted] = {}
         self._peaks: dict[_Key, int] = {}
 
     @property
@@ -57,12 +58,12 @@ class EmittedTraining(Training):
     def _run(self, prepared: Prepared) -> Values:
         if self.precision.values == "bf16":
             return super()._run(prepared)  # NumPy has no bf16 to emit: what the interpreter makes is rounded
-        key = (id(prepared.table), tuple(prepared.sizes.items()))
+        key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._programs:
             table = without_gradients(prepared.table)
-            self._programs[key] = (prepared.table, Emitted(table, prepared.sizes))  # with the table its id is kept
+            self._programs[key] = Emitted(table, prepared.sizes)
             self._peaks[key] = self._predicted(table, prepared.sizes)
-        return self._programs[key][1](prepared.values)
+        return self._programs[key](prepared.values)
 
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
         """The peak of the program, and what the training has beside it that the program does not read."""

@@ -259,7 +259,7 @@ class Training(Core):
         found = self._read(tokens, targets, **batch)
         model = self._evaluated(found.padded)
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
-        return values | {name.partition(".")[0]: values[name] for name in model.table.outputs}
+        return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
     def inputs(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
         """What a forward pass without dropout reads, weights too, by the names of the table.
@@ -281,7 +281,7 @@ class Training(Core):
         values = self._inputs(table, found, part) | self._scalars(table, found.count) | self.state
         for name in self._models[found.padded].table.outputs:
             if name != "loss":
-                given = found.gradients.get(name.partition(".")[0], np.zeros(shape(table, name, found.sizes)))
+                given = found.gradients.get(table.header(name), np.zeros(shape(table, name, found.sizes)))
                 values[f"d{name}"] = np.asarray(given, self.dtype)
         return Prepared(table, values, found.sizes)
 

@@ -148,6 +148,7 @@ class _Scope:
         self.outside = outside  # names that lines outside any repeat read: a weight among them is shared
         self.current: dict[str, str] = {name: name for name in self.given}
         self.versions: dict[str, int] = {}
+        self.first: dict[str, str] = {}  # of a version: the name without its number
         self.taken: set[str] = set(self.given)  # names that something has
         self.axes: dict[str, tuple[str, ...]] = {}
         self.indices: set[str] = set()
@@ -160,6 +161,7 @@ class _Scope:
             self.versions[name] = self.versions.get(name, 1) + 1
             version = f"{name}.{self.versions[name]}"
         self.taken.add(version)
+        self.first[version] = name if version != name else ""
         return version
 
     def statements(self, parsed: Iterable[Parsed]) -> tuple[Statement, ...]:
@@ -207,7 +209,7 @@ class _Scope:
         if name in self.indices:
             return Value(axes, "index")
         known = name in self.roles and name in self.given and name not in self.weights
-        return self.roles[name].along(axes) if known else Value(axes)
+        return self.roles[name].along(axes) if known else Value(axes, of=self.first.get(name, ""))
 
     def line(self, line: Line) -> Line:
         for name in line.reads:

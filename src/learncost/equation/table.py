@@ -171,7 +171,7 @@ class Tag:
     local: str = ""  # the left name inside the layer where the line was written
     locals: tuple[str, ...] = ()  # the same for the operands on the right
     gradients: tuple[str, ...] = ()  # numbers of the paper's equations for the gradients of the operands
-    origin: str = ""  # of a lowered line: the left name of the line that it belongs to
+    origin: int = -1  # of a lowered line: the place of the line that it belongs to, among all lines in their order
     jacobian: str = ""  # and for the explicit Jacobian of the line
     binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
     cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
@@ -383,6 +383,11 @@ class Table:
     def known(self) -> Mapping[str, Value]:
         """What is known of every value of every scope; of a name that several have, in the outermost."""
         return {**_inside(self.lines), **self.values}
+
+    def header(self, name: str) -> str:
+        """What the header calls an output: Y, of which the last version is Y.2."""
+        value = self.values[name]
+        return value.of if value.role == "value" and value.of else name
 
     @cached_property
     def indices(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 Axes: TypeAlias = tuple[str, ...]
 
 Role: TypeAlias = Literal[
-    "value",  # what a line makes; and inputs and weights, of which the table says that they are
+    "value",  # what a line makes; and inputs and weights, of which the table says that they are. `of` of X.2 is X
     "index",  # read as an index alone
     "constant",  # given, and without a gradient: shares of the loss, numbers of the procedure and of the optimizer
     "mask",  # drawn, in dropout; `of` what is dropped from

@@ -157,7 +157,8 @@ def _kept(found: Subject) -> tuple[Kept, ...]:
     inner = _inner(step)
     kept = []
     for item in held:
-        name = item.name.removesuffix("*")  # a stack of all turns is read inside the repeat under the plain name
+        own = step.values[item.name]
+        name = own.of if own.role == "kept" else item.name  # a stack of all turns is read inside by its slices' name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
         kept.append(Kept(item.name, item.axes, item.name in given, reading, *inner.get(name, ())))
     return tuple(kept)
@@ -170,5 +171,5 @@ def _inner(table: Table) -> dict[str, tuple[str, str]]:
         for line, _ in walk(table.lines)
         if isinstance(line, Word)
         for term, name in zip(line.left, line.gives, strict=True)
-        if ":" in term.name and line.part == "body"
+        if line.part == "body" and table.known[term.name].role == "inner"
     }

@@ -161,7 +161,7 @@ def _check_gradients(table: Table) -> None:
     def check(lines: Iterable[Statement], reach: Reach) -> None:
         for line in lines:
             if isinstance(line, Repeat):
-                check(line.lines, reach.inner[id(line)])
+                check(line.lines, reach.inner[line.makes])
             elif isinstance(line, Word) and entry(line.word).gradient:
                 may = {*differentiable(line), *map(line.given.index, entry(line.word).conditions)}
                 for place, term in enumerate(line.right):

@@ -6,8 +6,9 @@ by their bodies down to the primitives. A `where` becomes a select only where an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from learncost.equation.table import (
     Condition,
@@ -96,10 +97,11 @@ class _Lowering:
     values: dict[str, Value]
     outputs: frozenset[str]
     out: list[Line] = field(default_factory=list)
-    count: int = 0
+    steps: int = 0
     outside: Outside = field(default_factory=Outside)
     selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
     whole: bool = False
+    places: Iterator[int] = field(default_factory=count)  # of the lines, over all scopes
 
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
         result: list[Statement] = []
@@ -107,7 +109,7 @@ class _Lowering:
             if isinstance(line, Repeat):
                 result.append(self.repeat(line))
                 continue
-            self.line(line if line.tag.origin else replace(line, tag=replace(line.tag, origin=line.name)))
+            self.line(replace(line, tag=replace(line.tag, origin=next(self.places))))
             result.extend(self.out)
             self.out = []
         return tuple(result)
@@ -123,7 +125,8 @@ class _Lowering:
                 outside[name] = moved(self.outside[stack], turns)
         # In two scopes lines of one name have steps of one name, with other axes.
         known = {name: value for name, value in self.values.items() if value.role != "step"}
-        inner = _Lowering({**known, **line.values}, _handed(line.lines) | ends, outside=outside, whole=self.whole)
+        handed = _handed(line.lines) | ends
+        inner = _Lowering({**known, **line.values}, handed, outside=outside, whole=self.whole, places=self.places)
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
@@ -173,8 +176,8 @@ class _Lowering:
         self.out.append(line)
 
     def fresh(self, line: Line, axes: Iterable[str]) -> Term:
-        self.count += 1
-        return self.step(f"{line.name}~{self.count}", line, axes)
+        self.steps += 1
+        return self.step(f"{line.name}~{self.steps}", line, axes)
 
     def step(self, name: str, line: Line, axes: Iterable[str]) -> Term:
         """A value on the way to that of a line."""

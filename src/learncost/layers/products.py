@@ -59,14 +59,14 @@ def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
     return total(_with_pairs(monomial, int(number), axis, found) for monomial, number in maccs.terms.items())
 
 
-def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[int]:
-    """The `id` of every line of the kernels that leave out pairs of positions.
+def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """The lines of the kernels that leave out pairs of positions: names of the kernel and of what the line makes.
 
     handed   names of this scope that others read
     An array of all pairs that leaves a kernel is computed as a whole; where one comes in and is read turned around, the
     kernel's positions are not those of its queries alone.
     """
-    lines, found = tuple(lines), set[int]()
+    lines, found = tuple(lines), set[tuple[str, str]]()
     groups: list[list[Line]] = [[]]
     for line in lines:
         if isinstance(line, Repeat):
@@ -80,11 +80,10 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[int
         kernel = own[0].tag.kernel if own else None
         if kernel is None or kernel.blocks is None:
             continue
-        ours = {id(line) for line in own}
-        others = {name for line in lines if id(line) not in ours for name in line.reads} | {*handed}
+        others = {name for line in lines if not any(line is one for one in own) for name in line.reads} | {*handed}
         made = {term.name for line in own for term in line.left}
         if all(_skips(line, made, others, kernel.blocks[0]) for line in own):
-            found |= ours
+            found |= {(kernel.name, line.name) for line in own}
     return frozenset(found)
 
 

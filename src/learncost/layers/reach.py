@@ -13,13 +13,13 @@ from learncost.vocabulary import entry
 
 @dataclass
 class Reach:
-    """The names of one scope; `inner` holds the scopes of its repeats, by the identity of their lines."""
+    """The names of one scope; `inner` holds the scopes of its repeats, by what these make."""
 
     weights: frozenset[str]  # names made of weights alone: their gradients belong to the weight update
     needed: set[str] = field(default_factory=set)
     alive: set[str] = field(default_factory=set)
     expected: dict[str, int] = field(default_factory=dict)  # how many parts a gradient will have
-    inner: dict[int, Reach] = field(default_factory=dict)
+    inner: dict[tuple[str, ...], Reach] = field(default_factory=dict)
 
     def needs(self, lines: Iterable[Statement], start: set[str]) -> None:
         """Mark what is computed from the wanted names."""
@@ -49,7 +49,7 @@ class Reach:
             start |= more
         self.needed |= {carry.final for carry in line.carry if carry.end in inner.needed}
         self.needed |= {outer for inside, outer in line.keep if inside in inner.needed}
-        self.inner[id(line)] = inner
+        self.inner[line.makes] = inner
 
     def live(self, lines: Iterable[Statement], outputs: set[str]) -> None:
         """Mark what the outputs depend on, and count the parts that each gradient will have."""
@@ -66,7 +66,7 @@ class Reach:
                     self.expect(operand(line, i).name)
 
     def _repeat_live(self, line: Repeat) -> None:
-        inner = self.inner[id(line)]
+        inner = self.inner[line.makes]
         ends = {c.end for c in line.carry if c.final in self.alive and c.end in inner.needed}
         kept = [inside for inside, outer in line.keep if outer in self.alive and inside in inner.needed]
         while True:

@@ -6,7 +6,7 @@ other chosen lines make again. What the backward pass no longer reads is no long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from learncost.equation.table import Line, Repeat, Statement, Table, defined, each_line, walk
@@ -24,7 +24,7 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
     """
     values = dict(table.values)
     lines = _scope(table.lines, values, set(table.outputs), chosen, whole)
-    return replace(table, lines=lines, values=values) if lines is not table.lines else table
+    return replace(table, lines=lines, values=values)
 
 
 def run_once(table: Table) -> Table:
@@ -39,26 +39,28 @@ def _scope(
     lines: tuple[Statement, ...], values: Values, outputs: set[str], chosen: Chosen, whole: bool
 ) -> tuple[Statement, ...]:
     """The lines of one scope, in which forward repeats stand before the repeats backwards that read their stacks."""
-    changed: dict[int, Statement] = {}
-    for reverse in lines:
-        forward = forward_of(reverse, lines)
-        if forward is None or not isinstance(reverse, Repeat):
+    result = list(lines)
+    for (before, forward), (after, reverse), elsewhere in pairs(lines, outputs):
+        result[before], result[after] = _pair(forward, reverse, elsewhere, values, chosen, whole)
+    return tuple(result)
+
+
+def pairs(
+    lines: Sequence[Statement], outputs: Iterable[str]
+) -> Iterator[tuple[tuple[int, Repeat], tuple[int, Repeat], set[str]]]:
+    """Every repeat backwards after the one whose stacks it reads, with their places, and what all else reads.
+
+    `outputs` are names that the lines hand out.
+    """
+    for after, reverse in enumerate(lines):
+        if not isinstance(reverse, Repeat) or not reverse.reverse:
             continue
-        others = [line for line in lines if line is not reverse]
-        elsewhere = outputs | {name for line in others for name in line.reads}
-        changed[id(forward)], changed[id(reverse)] = _pair(forward, reverse, elsewhere, values, chosen, whole)
-    return tuple(changed.get(id(line), line) for line in lines) if changed else lines
-
-
-def forward_of(reverse: Statement, lines: Iterable[Statement]) -> Repeat | None:
-    """The repeat whose stacks a repeat backwards reads."""
-    if not isinstance(reverse, Repeat) or not reverse.reverse:
-        return None
-    read = {outer for _, outer in reverse.each}
-    for line in lines:
-        if isinstance(line, Repeat) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
-            return line
-    return None
+        read = {outer for _, outer in reverse.each}
+        for before, line in enumerate(lines):
+            if isinstance(line, Repeat) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
+                others = (*lines[:after], *lines[after + 1 :])
+                yield (before, line), (after, reverse), {*outputs, *(name for one in others for name in one.reads)}
+                break
 
 
 def _pair(

@@ -39,9 +39,10 @@ class Reverse:
     out: list[Statement] = field(default_factory=list)
     made: dict[str, Value] = field(default_factory=dict)  # the gradients
     readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
-    exposed: dict[int, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-    inner: dict[int, Reverse] = field(default_factory=dict)
-    kept: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    # By the names that a line or a repeat makes:
+    exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    inner: dict[tuple[str, ...], Reverse] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = field(default_factory=dict)
     stacks: dict[str, Value] = field(default_factory=dict)  # of what is kept
 
     # Gradients and their parts.
@@ -207,15 +208,15 @@ class Reverse:
         """A line of the word's body that the gradient reads: the forward gives it as one more result."""
         (own,) = (body.left[0] for body in entry(line.word).body if body.name == name)
         axes = spell(own.declared, line)
-        self.exposed.setdefault(id(line), {})[name] = axes
+        self.exposed.setdefault(line.makes, {})[name] = axes
         self.made[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
         return Term(f"{line.name}:{name}", axes)
 
     # Repeats.
 
     def _repeat(self, line: Repeat) -> None:
-        inner = Reverse({**self.values, **line.values}, self.reach.inner[id(line)], self.jacobian)
-        self.inner[id(line)] = inner
+        inner = Reverse({**self.values, **line.values}, self.reach.inner[line.makes], self.jacobian)
+        self.inner[line.makes] = inner
         carries = [c for c in line.carry if inner.reach.wants(c.end)]
         if not inner.reach.alive:
             return
@@ -250,13 +251,13 @@ class Reverse:
             for c in carries
         )
         own = line.inside | {
-            f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(id(word), ())
+            f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(word.makes, ())
         }
         own |= inner.stacks.keys()
         read = dict.fromkeys(n for made in inner.out for n in made.reads)
         stacked = dict(line.keep) | dict(line.each)
         kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)
-        self.kept[id(line)] = kept
+        self.kept[line.makes] = kept
         values = {**line.values, **inner.made, **inner.stacks}
         self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in kept}
         self.out.append(
@@ -306,14 +307,14 @@ class Reverse:
         for line in lines:
             if isinstance(line, Repeat):
                 own = dict(line.values)
-                inner = self.inner.get(id(line))
+                inner = self.inner.get(line.makes)
                 body = inner.keeping(line.lines, own) if inner else line.lines
-                kept = self.kept.get(id(line), ())
+                kept = self.kept.get(line.makes, ())
                 values |= {stack: self.stacks[stack] for _, stack in kept}
                 line = replace(line, lines=body, values=own, keep=(*line.keep, *kept))
-            elif id(line) in self.exposed:
+            elif line.makes in self.exposed:
                 assert isinstance(line, Word)
-                more = self.exposed[id(line)]
+                more = self.exposed[line.makes]
                 terms = tuple(Term(f"{line.name}:{name}", own_axes) for name, own_axes in more.items())
                 values.update({term.name: Value(term.declared, "inner", line.name) for term in terms})
                 line = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Statement, Table, each_line
+from learncost.equation.table import Carry, Line, Repeat, Table, each_line
 from learncost.equation.value import Value
-from learncost.layers.recompute import Values, forward_of
+from learncost.layers.recompute import Values, pairs
 
 
 def in_segments(table: Table, turns: int) -> Table:
@@ -22,16 +22,10 @@ def in_segments(table: Table, turns: int) -> Table:
     Chen et al. 2016, Training deep nets with sublinear memory cost, section 4.
     """
     values = dict(table.values)
-    changed: dict[int, Statement] = {}
-    for reverse in table.lines:
-        forward = forward_of(reverse, table.lines)
-        if forward is None or not isinstance(reverse, Repeat):
-            continue
-        others = [line for line in table.lines if line is not reverse]
-        elsewhere = set(table.outputs) | {name for line in others for name in line.reads}
-        changed[id(forward)], changed[id(reverse)] = _Pair(forward, reverse, turns, elsewhere, values).cut()
-    lines = tuple(changed.get(id(line), line) for line in table.lines)
-    return replace(table, lines=lines, values=values) if changed else table
+    lines = list(table.lines)
+    for (before, forward), (after, reverse), elsewhere in pairs(table.lines, table.outputs):
+        lines[before], lines[after] = _Pair(forward, reverse, turns, elsewhere, values).cut()
+    return replace(table, lines=tuple(lines), values=values)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +11,7 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either, precision_of
-from learncost.equation.table import Line, Table
+from learncost.equation.table import Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
@@ -463,11 +462,11 @@ def _repeat(part: Price, passes: int) -> int:
     for row in part.rows:
         if row.layer == "optimizer":
             continue
-        name, times = row.source.name if isinstance(row.source, Line) else "", row.repeat.at(part.sizes)
+        times = row.repeat.at(part.sizes)
         if row.line in ("merge", ""):
             merges[()] = max(merges.get((), 0), times)
-        elif several := re.search(r"\+[0-9]+$|:", name):
-            parts[row.layer, row.line, name[: several.start()], str(row.repeat)] = times
+        elif row.part_of:
+            parts[row.layer, row.line, row.part_of, str(row.repeat)] = times
         else:
             lines[row.layer, row.line] = lines.get((row.layer, row.line), 0) + times
     if lines or not parts:

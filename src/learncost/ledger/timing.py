@@ -57,7 +57,7 @@ class Timing:
 
     rates: Rates
     time: Time
-    kernels: Mapping[int, Kernel]  # by the identity of every priced row that runs in one
+    kernels: Mapping[int, Kernel]  # by the place of every priced row that runs in one
     shares: Mapping[int, float]  # and what share of the kernel's operations is the row's
 
     @property
@@ -76,12 +76,12 @@ class Timing:
 
     def inside(self, row: Row) -> str:
         """The line at which the time of a row's kernel stands, where that is another one's."""
-        kernel = self.kernels.get(id(row))
+        kernel = self.kernels.get(row.place)
         return "" if kernel is None or kernel.main is row else f"{kernel.main.layer}.{kernel.main.line}"
 
     def of_lines(self, rows: Sequence[Row]) -> RowTime:
         """What lines take: a kernel's time stands whole at its main line, the others have none of their own."""
-        mine = [(self.kernels[id(row)], 1.0) for row in rows if id(row) in self.kernels and not self.inside(row)]
+        mine = [(self.kernels[row.place], 1.0) for row in rows if row.place in self.kernels and not self.inside(row)]
         others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
         found = _together(mine, others)
         return replace(found, seconds=None) if others and not mine else found
@@ -89,7 +89,8 @@ class Timing:
     def of(self, rows: Iterable[Row]) -> RowTime:
         """What rows take together, that are all of a layer or a kind: of kernels that are not theirs alone the share of
         the operations."""
-        return _together([(self.kernels[id(row)], self.shares[id(row)]) for row in rows if id(row) in self.kernels])
+        places = [row.place for row in rows if row.place in self.kernels]
+        return _together([(self.kernels[place], self.shares[place]) for place in places])
 
     def to_dict(self) -> dict[str, Any]:
         """The time as the JSON has it."""
@@ -133,7 +134,7 @@ def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: s
         lines, main = [rows[place] for place in part.rows], rows[part.main]
         flops = [int(row.flops.at(sizes)) for row in lines]
         kernel = Kernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
-        kernels |= dict.fromkeys(map(id, lines), kernel)
+        kernels |= {row.place: kernel for row in lines}
         for row, own in zip(lines, flops, strict=True):
-            shares[id(row)] = own / sum(flops) if any(flops) else float(row is main)
+            shares[row.place] = own / sum(flops) if any(flops) else float(row is main)
     return Timing(rates, found, kernels, shares)

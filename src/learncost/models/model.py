@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
+from learncost.equation.same import Same
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.equation.value import DRAWN
 from learncost.layers.layer import Layer, layer, named
@@ -82,13 +83,15 @@ class Structure:
 
     model: Model
 
+    @property
+    def _key(self) -> tuple[Same[Table], tuple[str, ...] | None]:
+        return Same(self.model.table), self.model.trained
+
     def __hash__(self) -> int:
-        return hash((id(self.model.table), self.model.trained))
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Structure):
-            return False
-        return self.model.table is other.model.table and self.model.trained == other.model.trained
+        return isinstance(other, Structure) and self._key == other._key
 
 
 @lru_cache(maxsize=64)

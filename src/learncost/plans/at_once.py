@@ -20,8 +20,8 @@ def at_once(table: Table) -> Table:
     Raises `InputError` where a line of the optimizer reads several gradients, as clipping by their norm does.
     """
     chains = _chains(table)
-    moved = {id(line) for chain in chains.values() for line in chain}
-    lines: list[Statement] = [line for line in table.lines if id(line) not in moved]
+    moved = defined(line for chain in chains.values() for line in chain)
+    lines: list[Statement] = [line for line in table.lines if moved.isdisjoint(line.makes)]
     for gradient, chain in chains.items():
         arrays = {name for line in chain for name in line.reads if table.axes[name]}
         place = next(i for i, line in enumerate(lines) if gradient in line.makes)

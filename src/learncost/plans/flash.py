@@ -32,7 +32,10 @@ def flash(table: Table) -> Table:
     pairs = _pairs(once.lines, once)
     if not pairs:
         return table
-    again = recomputed(once, lambda line: _scores(line, pairs))
+    again = recomputed(once, lambda line: not pairs.keys().isdisjoint(line.makes))
+    # With their gradients: through an explicit Jacobian these have more axes, and are no pairs themselves.
+    gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
+    pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
     found = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
     return found if once is table else recomputed(found, lambda line: True, whole=True)
 
@@ -69,18 +72,6 @@ def _queries(softmax: Word, keys: str, table: Table) -> str | None:
     return next(axis for axis in rows if axis != keys)
 
 
-def _scores(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> bool:
-    return not pairs.keys().isdisjoint(line.makes)
-
-
-def _of_pairs(line: Line, pairs: dict[str, tuple[tuple[str, ...], str]]) -> list[str]:
-    """The pairs that a line makes or reads, or whose gradients it does: through an explicit Jacobian these have more
-    axes, and are no pairs themselves.
-    """
-    names = [name if name in pairs else name.removeprefix("d") for name in (*line.makes, *line.reads)]
-    return [name for name in names if name in pairs]
-
-
 def _kernels(
     lines: Sequence[Statement], pairs: dict[str, tuple[tuple[str, ...], str]], names: Names
 ) -> tuple[Statement, ...]:
@@ -90,7 +81,8 @@ def _kernels(
 
     def close() -> None:
         if group:
-            turns, queries = next(pairs[name] for line in group for name in _of_pairs(line, pairs))
+            names_of = (name for line in group for name in (*line.makes, *line.reads))
+            turns, queries = next(pairs[name] for name in names_of if name in pairs)
             wish = f"{group[0].tag.layer or 'attention'}_scores"
             if any(line.tag.macro == "backward" for line in group):
                 wish = f"{wish}_backward"
@@ -102,7 +94,7 @@ def _kernels(
         if isinstance(line, Repeat):
             close()
             result.append(replace(line, lines=_kernels(line.lines, pairs, names)))
-        elif _of_pairs(line, pairs):
+        elif not pairs.keys().isdisjoint((*line.makes, *line.reads)):
             group.append(line)
         else:
             close()

@@ -121,13 +121,15 @@ def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Sta
 
     def flush(names: set[str] | None = None) -> None:
         """Put what makes these names here, and what that reads; None: everything."""
-        wanted, needed = set[int](), set(names or ())
+        wanted, waiting, needed = list[Line](), list[Line](), set(names or ())
         for one in reversed(late):
             if names is None or not needed.isdisjoint(one.makes):
-                wanted.add(id(one))
+                wanted.append(one)
                 needed |= set(one.reads)
-        result.extend(one for one in late if id(one) in wanted)
-        late[:] = [one for one in late if id(one) not in wanted]
+            else:
+                waiting.append(one)
+        result.extend(reversed(wanted))
+        late[:] = reversed(waiting)
 
     for line in lines:
         if isinstance(line, Line) and _waits(line, sizes):

@@ -15,17 +15,19 @@ def backpropagation(model: Model, jacobian: bool = False) -> Derived:
 
 def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
     """Every repeat of the forward table with its backward one; one that needs no backward pass is left out."""
+    known = derived.reverse.values
     reverse = {
-        carry.initial.removesuffix(".total"): line
+        known[carry.initial].of: line
         for line in derived.reverse.lines
         if isinstance(line, Repeat)
         for carry in line.carry
+        if known[carry.initial].role == "gradient"
     }
     found = []
     for line in derived.forward.lines:
         if isinstance(line, Repeat):
             # What comes out of the last turn is whose gradient goes into the first turn backwards.
-            back = [reverse[f"d{carry.final}"] for carry in line.carry if f"d{carry.final}" in reverse]
+            back = [reverse[carry.final] for carry in line.carry if carry.final in reverse]
             found += [(line, back[0])] if back else []
     return found
 

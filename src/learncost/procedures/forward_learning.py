@@ -76,13 +76,12 @@ class _Schedule:
         self.mirror = {name: f"{name}^" for name in (*_defined(model.table.lines), *model.projected)}
         self.error = self.error_lines()
         self.check_modulation()
-        self.given = dict.fromkeys(("dloss", *CONTROLS), Value((), "constant"))  # beside the model's own inputs
+        # Beside the model's own inputs:
+        self.given = {"dloss": Value((), "gradient", "loss"), **dict.fromkeys(CONTROLS, Value((), "constant"))}
 
     def table(self) -> Table:
         plain = self.model.table
-        reverses = {id(f): r for f, r in repeats(self.derived)}
-        originals = {id(f): o for (f, _), o in zip(repeats(self.derived), _repeats(plain.lines), strict=True)}
-        modulated = {id(originals[f]): self.modulated_repeat(originals[f], r) for f, r in reverses.items()}
+        reverses = (reverse for _, reverse in repeats(self.derived))
         first: list[Statement] = []
         second: list[Statement] = []
         for name in self.model.projected:
@@ -90,9 +89,10 @@ class _Schedule:
                 second += self.projection(Term(name, plain.axes[name]), Term(name, plain.axes[name]), Tag())
         for line in plain.lines:
             if isinstance(line, Repeat):
-                kept = tuple(pair for pair in modulated[id(line)].each if pair not in line.each)
+                modulated = self.modulated_repeat(line, next(reverses))
+                kept = tuple(pair for pair in modulated.each if pair not in line.each)
                 first.append(line if self.memory_efficient else replace(line, keep=kept))
-                second.append(modulated[id(line)])
+                second.append(modulated)
             else:
                 first.append(line)
                 second += [line, *self.modulated(line)] if self.memory_efficient else self.modulated(line)
@@ -298,10 +298,6 @@ class _Schedule:
                 found = {term.name: Value(term.declared) for term in line.left}
             result |= {name: self.known.get(name, value).along(value.axes) for name, value in found.items()}
         return result
-
-
-def _repeats(lines: Iterable[Statement]) -> list[Repeat]:
-    return [line for line in lines if isinstance(line, Repeat)]
 
 
 def _defined(lines: Iterable[Statement]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from learncost.books.book import price
 from learncost.equation.arrays import alias
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Read, Table, Term, Word, each_line, walk
+from learncost.equation.table import Line, Read, Table, Term, Word, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
@@ -171,15 +170,11 @@ def tally(name: str, table: Table, arrays: Mapping[str, Array], sizes: Mapping[s
 
 def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> list[list[int]]:
     """FLOPs and MACCs of every line of the table, all turns together."""
-    numbered: list[list[int]] = []
-    products: dict[str, int] = {}  # of each line: the products that it has made and not summed
-
-    def number(line: Line) -> tuple[Line]:
-        numbered.append([0, 0])
-        return (replace(line, tag=replace(line.tag, origin=str(len(numbered) - 1))),)
+    numbered = [[0, 0] for _ in walk(table.lines)]
+    products: dict[int, int] = {}  # of each line: the products that it has made and not summed
 
     def watch(line: Line, values: MutableMapping[str, Array]) -> None:
-        counts = numbered[int(line.tag.origin)]
+        counts = numbered[line.tag.origin]
         counts[0] += Tally.units
         counts[1] += Tally.maccs
         products[line.tag.origin] = Tally.products or products.get(line.tag.origin, 0)
@@ -190,7 +185,7 @@ def executed(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int]
         for term in line.left:  # what comes from nowhere (zeros, an identity) counts from here on
             values[term.name] = tallied(values[term.name])
 
-    lowered = lower(replace(table, lines=each_line(table.lines, number)))
+    lowered = lower(table)
     Tally.units = Tally.maccs = Tally.products = 0
     execute(lowered, {key: tallied(array) for key, array in arrays.items()}, sizes, watch)
     return numbered

@@ -53,7 +53,8 @@ class Lines:
 
     def skips(self, at: int) -> bool:
         """Whether a line's kernel leaves out pairs of positions."""
-        return id(self.lines[at]) in self._few
+        line = self.lines[at]
+        return line.tag.kernel is not None and (line.tag.kernel.name, line.name) in self._few
 
     def elements(self, at: int) -> int:
         """The elements of a line's results that lie in memory, in all turns."""

@@ -6,9 +6,10 @@ one FLOP a point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from typing import Any
 
 from learncost.equation.arrays import BYTES, alias
@@ -125,6 +126,8 @@ class Row:
     elements: Count
     repeat: Count = field(default_factory=lambda: Count.of(()))
     kind: str = "elementwise"
+    part_of: str = ""  # the value of whose gradient the line makes a part
+    place: int = 0  # among all rows
     outside_paper: bool = False
     source: Line | str = ""
 
@@ -211,7 +214,8 @@ def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str
         raise InputError(f"price book {book.name} is a formula of whole models, not of their lines")
     if book.causal == "inside":
         table = with_windows(table, sizes)
-    return Price(book.name, rule(table, book), sizes, dtype)
+    rows = tuple(replace(row, place=place) for place, row in enumerate(rule(table, book)))
+    return Price(book.name, rows, sizes, dtype)
 
 
 def _row(table: Table, line: Line, turns: Iterable[str], maccs: Count, flops: Count) -> Row:
@@ -230,7 +234,10 @@ def _in_all(once: _Once, turns: Iterable[str]) -> _Counts:
 
 def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = None) -> Row:
     tag, name = line.tag, line.tag.local or line.name
-    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, kind(line, table, form), source=line)
+    made = table.known.get(line.name)
+    part_of = made.of if made and made.role in ("part", "unsummed") else ""
+    found = kind(line, table, form)
+    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, found, part_of, source=line)
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
@@ -291,33 +298,37 @@ def _touched(operand: Operand) -> list[Term]:
 
 
 def _executed(table: Table, book: Book) -> tuple[Row, ...]:
-    whole = table.within or table  # what stands outside a `where` may be known from lines before
-    by_itself = alone(whole)
-    others: list[Line] = []
-
-    def number(line: Line) -> tuple[Line, ...]:
-        if by_itself(line):
-            return ()
-        others.append(line)
-        return (replace(line, tag=replace(line.tag, origin=str(len(others) - 1))),)
-
-    rest = replace(whole, lines=each_line(whole.lines, number))
-    parts: dict[str, list[Line]] = {}
-    for line, _ in walk(lower(rest).lines):
-        parts.setdefault(line.tag.origin, []).append(line)
-    counts = {id(line): _together(parts.get(str(i), ())) for i, line in enumerate(others)}
     shapes: dict[Hashable, tuple[_Once, str]] = {}
     in_all: dict[tuple[Hashable, tuple[str, ...]], tuple[_Counts, str]] = {}
     rows = []
+    counted = _in_place(table.within or table)
     for line, turns in walk(table.lines):
-        same = id(line) if id(line) in counts else shape(line)
+        pair = next((own for other, own in counted if other is line), None)  # a part has its lines in the whole's order
+        if pair is not None:
+            rows.append(_with_counts(table, line, _in_all((*pair, elements(line)), turns)))
+            continue
+        same = shape(line)
         if (known := in_all.get((same, turns))) is None:
             if (once := shapes.get(same)) is None:
-                pair = counts.get(id(line)) or _executed_alone(line)
-                once = shapes[same] = ((*pair, elements(line)), _form(line))
+                once = shapes[same] = ((*_executed_alone(line), elements(line)), _form(line))
             known = in_all[same, turns] = _in_all(once[0], turns), once[1]
         rows.append(_with_counts(table, line, *known))
     return tuple(rows)
+
+
+def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]:
+    """MACCs and FLOPs of every line; None of one that stands alone.
+
+    What stands outside a `where` may be known from lines before.
+    """
+    by_itself = alone(table)
+    rest = replace(table, lines=each_line(table.lines, lambda line: () if by_itself(line) else (line,)))
+    parts: dict[int, list[Line]] = {}
+    for line, _ in walk(lower(rest).lines):
+        parts.setdefault(line.tag.origin, []).append(line)
+    places = count()
+    for line, _ in walk(table.lines):
+        yield line, None if by_itself(line) else _together(parts.get(next(places), ()))
 
 
 def _together(lines: Iterable[Line]) -> tuple[Count, Count]:
@@ -383,12 +394,13 @@ def _matrix(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ..
     charges = {"half": in_half, "inside": inside, "blocks": partial(in_blocks, sizes=sizes)}
     charge = charges.get(book.causal)
     blocks = book.causal == "blocks"
-    few = skipping(table.lines, table.outputs) if blocks else frozenset()
+    few = skipping(table.lines, table.outputs) if blocks else frozenset[tuple[str, str]]()
     scores = Scores()
     rows = []
     for line, turns in walk(table.lines):
         maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
-        if charge and maccs and (not blocks or id(line) in few):
+        kernel = line.tag.kernel
+        if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
             assert isinstance(line, Product)
             maccs = charge(line, maccs)
         if book.again and scores.again(line, kind(line, table) == "attention"):

@@ -12,6 +12,7 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
+from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import renewed, without_gradients
@@ -27,7 +28,7 @@ class _JaxTraining(Training):
     new ones into the memory of the old.
     """
 
-    _compiled: dict[int, _Compiled]
+    _compiled: dict[Same[Table], _Compiled]
 
     def place(self) -> None:
         """Put weights and state on the device."""
@@ -39,13 +40,11 @@ class _JaxTraining(Training):
             self.state = {name: jax.numpy.array(array) for name, array in self.state.items()}
 
     def _run(self, prepared: Prepared) -> Values:
-        known = self._compiled.get(id(prepared.table))
-        if known is None:
-            known = self._compiled[id(prepared.table)] = _Compiled(
-                prepared.table, self.model.sizes, self.precision.name
-            )
+        key = Same(prepared.table)
+        if key not in self._compiled:
+            self._compiled[key] = _Compiled(prepared.table, self.model.sizes, self.precision.name)
         with exact(self.dtype):
-            return known(prepared)
+            return self._compiled[key](prepared)
 
 
 def exact(dtype: Any) -> AbstractContextManager[object]:

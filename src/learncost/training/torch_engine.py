@@ -12,6 +12,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
+from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
@@ -36,7 +37,7 @@ class _TorchTraining(Training):
     plan: str | None = None
     device = "cpu"
     _pool: _Pool
-    _steps: dict[tuple[int, tuple[tuple[str, int], ...]], _Step]
+    _steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _Step]
 
     def place(self, plan: str | None, device: str) -> None:
         """Forget what was compiled; weights and state are those that the training has now."""
@@ -52,7 +53,7 @@ class _TorchTraining(Training):
         self._pool.fetch()
 
     def _run(self, prepared: Prepared) -> Values:
-        key = (id(prepared.table), tuple(prepared.sizes.items()))
+        key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
             self._steps[key] = _Step(prepared, self.plan, self.precision.name, self._pool)
         return self._steps[key](prepared)
@@ -71,9 +72,9 @@ class _TorchTraining(Training):
         steps = self._steps.values()
         if not steps or any(step.arena is None for step in steps):
             return None
-        arenas = {id(step.arena): step.arena.nbytes for step in steps if step.arena is not None}
+        arenas = {step.arena for step in steps if step.arena is not None}  # steps may have one together
         batch = max(step.batch for step in steps)
-        return sum(tensor.nbytes for tensor in self._pool.tensors.values()) + batch + sum(arenas.values())
+        return batch + sum(tensor.nbytes for tensor in (*self._pool.tensors.values(), *arenas))
 
     @property
     def plan_taken(self) -> str | None:
@@ -235,10 +236,10 @@ class _Step:
             assert self._emitted
             tensors = {name: pool.tensors[name] for name in self._owned}
             found = self._emitted(tensors, prepared.values)
-            for name in self.renewed:
-                pool.tensors[name].copy_(found.pop(f"{name}.new"))
+            for name, new in self.renewed.items():
+                pool.tensors[name].copy_(found.pop(new))
         results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in found.items()}
-        return results | {f"{name}.new": pool.arrays[name] for name in self.renewed}
+        return results | {new: pool.arrays[name] for name, new in self.renewed.items()}
 
 
 class _Emitted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
@@ -116,6 +116,7 @@ class _Writer:
     def __post_init__(self) -> None:
         table = self.table
         self.lowered = lower(table, whole=True)
+        self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
         words = [word.name for word in entries()]
         reserved = (*_RESERVED, *words, *(f"{word}_gradient" for word in words), self.function)
         self.identifiers = Identifiers(reserved)
@@ -149,14 +150,30 @@ class _Writer:
         """Inputs that belong to every weight, such as `W.M`: records like that of the weights."""
         if self.weights.tree is None:
             return {}
-        ends = dict.fromkeys(name.rpartition(".")[2] for name in self.table.inputs)
-        found = {end: {name: f"{name}.{end}" for name in self.table.weights} for end in ends}
-        known = set(self.table.inputs)
+        found: dict[str, dict[str, str]] = {}
+        for name in self.table.inputs:
+            end, weight = self._state(name)
+            if weight in self.table.weights:
+                found.setdefault(end, {})[weight] = name
         return {
-            self.identifiers.of(f"state.{end}", "record"): {name: own for name, own in names.items() if own in known}
+            self.identifiers.of(f"state.{end}", "record"): {w: names[w] for w in self.table.weights if w in names}
             for end, names in found.items()
-            if known & set(names.values())
         }
+
+    def _state(self, name: str) -> tuple[str, str]:
+        """What is remembered of a weight under a name, such as M, and the weight."""
+        value = self.table.values[name]
+        return (name.removeprefix(f"{value.of}."), value.of) if value.role in ("state", "gathered") else ("", "")
+
+    def _belongs(self, name: str) -> tuple[str, str]:
+        """What an output is of a weight, in words, and the weight; empty of what is none of them."""
+        value = self.table.values[name]
+        if value.role == "gradient":
+            return "the gradients", value.of
+        if value.role != "new":
+            return "", ""
+        end, weight = self._state(value.of)
+        return (f"the new state_{end}", weight) if weight else ("the new weights", value.of)
 
     def _like(self, paths: Mapping[str, str]) -> str:
         """The array whose type all numbers have: the first weight, or the first input that is no index or condition."""
@@ -203,7 +220,7 @@ class _Writer:
         table, names = self.table, self.identifiers
         tree = self.weights.tree
         state = {own for group in self.states.values() for own in group.values()}
-        later = {f"d{name}" for name in table.outputs}
+        later = {name for name in table.inputs if table.values[name].role == "gradient"}
         weights: list[Tree] = [tree] if tree else list(table.weights)
         before = [name for name in table.inputs if name not in state and name not in later]
         after = [name for name in table.inputs if name in later]
@@ -222,7 +239,7 @@ class _Writer:
 
     def statements(self, scope: Scope, lines: Sequence[Statement], handed: set[str]) -> None:
         """The lines of one function; `handed` are the names that leave it."""
-        scope.once = _read_once(lines) - handed
+        scope.once = _read_once(lines, self.steps) - handed
         scope.handed = handed
         makes = Counter(name for line in lines for name in line.makes)
         scope.again = {name for name, count in makes.items() if count > 1}
@@ -254,21 +271,15 @@ class _Writer:
             return tuple(dict.fromkeys(table.outputs))
         results: list[Tree] = []
         done: set[str] = set()
-        kinds = ["d{}", "{}.new", *(f"{{}}.{part}.new" for part in self._state_parts())]
-        by_name = {kind.format(name): kind for kind in kinds for name in table.weights}
-        for name in dict.fromkeys(table.outputs):
-            kind = by_name.get(name)
-            if kind is None:
+        belongs = {name: self._belongs(name) for name in table.outputs}
+        for name, (kind, weight) in belongs.items():
+            if weight not in table.weights:
                 results.append(name)
             elif kind not in done:
                 done.add(kind)
-                stays = {w: w for w in table.weights} if kind == "{}.new" else {}
-                own = {w: kind.format(w) for w in table.weights if kind.format(w) in table.outputs}
-                results.append(renamed(tree, {**stays, **own}))
+                stays = {w: w for w in table.weights} if kind == "the new weights" else {}
+                results.append(renamed(tree, stays | {w: own for own, (what, w) in belongs.items() if what == kind}))
         return tuple(results)
-
-    def _state_parts(self) -> list[str]:
-        return list(dict.fromkeys(next(iter(own.values())).rpartition(".")[2] for own in self.states.values()))
 
     def _return(self, results: Sequence[Tree]) -> str:
         built = [self.built(self.scope, tree) for tree in results]
@@ -292,7 +303,7 @@ class _Writer:
         if not isinstance(tree, Node) or name is None or len(text) < WIDTH // 2:
             return text
         group = next(group for group in self.weights.groups if group.record == tree.record)
-        first = next(weight for weight in group.names if weight in name)
+        first = self._belongs(name)[1] or name
         variable = self.identifiers.of(name.replace(first, group.field, 1), "record")
         # What the record holds is read by the return, and stays until then.
         read, scope.read = scope.read, []
@@ -307,12 +318,7 @@ class _Writer:
             return "nothing"
         if isinstance(tree, str):
             return self.identifiers.of(tree)
-        name = next(leaves(tree))
-        if name.endswith(".new"):
-            weight = name.removesuffix(".new")
-            part = weight.rpartition(".")[2] if weight not in self.table.weights else ""
-            return f"the new state_{part}" if part else "the new weights"
-        return "the new weights" if name in self.table.weights else "the gradients"
+        return self._belongs(next(leaves(tree)))[0] or "the new weights"  # of those that do not learn, the old ones
 
     # The text.
 
@@ -336,7 +342,7 @@ class _Writer:
         return any(module in text for text in texts)
 
 
-def _read_once(lines: Iterable[Statement]) -> set[str]:
+def _read_once(lines: Iterable[Statement], steps: Set[str]) -> set[str]:
     """Names of steps within one line that one other line reads, so that they may be written into it."""
     reads: Counter[str] = Counter()
     barred: set[str] = set()
@@ -344,6 +350,6 @@ def _read_once(lines: Iterable[Statement]) -> set[str]:
         if isinstance(line, Repeat):
             barred |= set(line.reads)
         else:
-            reads.update(name for term in (*line.left, *line.right) for name in term.names if "~" in name)
-            reads.subtract(term.name for term in line.left if "~" in term.name)
+            reads.update(name for term in (*line.left, *line.right) for name in term.names if name in steps)
+            reads.subtract(name for name in line.makes if name in steps)
     return {name for name, count in reads.items() if count == 1} - barred

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from learncost.equation.table import Repeat, Statement, Table, walk
 from learncost.readings.emit import function
@@ -38,6 +39,7 @@ class Turns:
     records: list[Record] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     kept: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
+    numbers: Iterator[int] = field(default_factory=count)  # of the loops
 
     def write(self, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
         """Add the loop to a function, and the function of one turn to the program.
@@ -54,7 +56,7 @@ class _Loop:
     def __init__(self, turns: Turns, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
         self.around, self.handed = around, handed
         self.turns, self.scope, self.line, self.names = turns, scope, line, scope.identifiers
-        self.turn = self.names.of("turn", "loop")
+        self.turn, self.number = self.names.of("turn", "loop"), next(turns.numbers)
         self.title = title(line, turns.table)
         slices = {inside: scope.axes[outer][1:] for inside, outer in line.each if outer in scope.axes}
         axes = {**scope.axes, **slices, **line.axes}
@@ -160,7 +162,7 @@ class _Loop:
 
     def _gives(self) -> None:
         """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
-        inner, names = self.inner, self.names
+        inner, names, known = self.inner, self.names, self.turns.table.known
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
             self.targets.append(names.of(carry.final))
@@ -170,9 +172,10 @@ class _Loop:
         if objects:
             self._keep(objects)
         for group in self.turns.weights.groups:
-            if all(f"d{name}" in rest for name in group.names):
-                join = self._joins(rest[f"d{group.names[0]}"], f"d{group.names[0]}")
-                self._gradients(group, [rest.pop(f"d{name}") for name in group.names], join)
+            own = {known[outer].of: outer for outer in rest if known[outer].role == "gradient"}
+            if own.keys() >= set(group.names):
+                outers = [own[name] for name in group.names]
+                self._gradients(group, {outer: rest.pop(outer) for outer in outers})
         for outer, inside in rest.items():
             self.scope.layouts.pop(outer, None)
             variable = names.of(outer)
@@ -194,8 +197,8 @@ class _Loop:
             text = values[0]
         else:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
-            record = names.of(wish, f"class {id(line)}")
-            kept = Kept(names.of("kept", f"record {id(line)}"), record, outers, layouts, line.reverse)
+            record = names.of(wish, f"class {self.number}")
+            kept = Kept(names.of("kept", f"record {self.number}"), record, outers, layouts, line.reverse)
             axes = {own: f"[{' '.join(inner.axes[own])}]" for own, _ in pairs}
             fields = tuple((names.of(own), inner.backend.array, axes[own]) for own, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
@@ -203,13 +206,15 @@ class _Loop:
         self.turns.kept |= dict.fromkeys(outers, kept)
         self._collect(kept.variable, f"record {kept.variable}", text)
 
-    def _gradients(self, group: Group, insides: Sequence[str], join: str) -> None:
-        """The gradients of a group's weights: a record each turn, then a record of stacks that `join` makes."""
+    def _gradients(self, group: Group, own: Mapping[str, str]) -> None:
+        """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""
         inner, names = self.inner, self.names
-        variable = names.of(f"d{group.field}", f"record {id(self.line)}")
-        self._collect(variable, f"record {variable}", call(group.record, [inner.settled(n).text for n in insides]))
-        self.stacked[variable] = f"{group.record}(*map({join}, zip(*{variable}, strict=True)))"
-        self.scope.own(variable, {f"d{name}": names.of(name) for name in group.names})
+        outer, inside = next(iter(own.items()))
+        variable = names.of(f"d{group.field}", f"record {self.number}")
+        values = [inner.settled(name).text for name in own.values()]
+        self._collect(variable, f"record {variable}", call(group.record, values))
+        self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
+        self.scope.own(variable, dict(zip(own, map(names.of, group.names), strict=True)))
 
     def _readers(self, kept: Kept) -> int:
         """How many loops read what another one keeps."""
@@ -241,7 +246,7 @@ class _Loop:
         self.parameters += [Parameter(inner.sizes[own], "int", argument=self.scope.size(own)) for own in missing]
         given = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.made}
         body = function.freed(inner, given)
-        self.name = self.names.of(self.title, f"function {id(line)}")
+        self.name = self.names.of(self.title, f"function {self.number}")
         about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
         first = [*body[:opened], *sizes]
         self.turns.functions.append(function.text(self.name, self.parameters, about, first, body[opened:]))
@@ -258,7 +263,7 @@ class _Loop:
             scope.layouts.pop(carry.final, None)
         for variable, name in self.lists.items():
             scope.put(f"{variable} = [None] * {count.atom}", (name,))
-            if name.startswith("record "):
+            if name == f"record {variable}":
                 scope.variables[name] = variable
         turns = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
         arguments = [one.argument for one in self.parameters]

@@ -61,7 +61,8 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     ((1, 2, 4), (3, 4), 2.0)
     """
     table = layer.table if isinstance(layer, Layer) else layer
-    given = [name for name in table.outputs if _seed(name) in arrays and _seed(name) not in table.inputs]
+    seeds = {name: f"d{table.header(name)}" for name in table.outputs}
+    given = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
     sizes = {**numbers, **(sizes or {})}
     sizes = infer_sizes(table, arrays, sizes)
@@ -72,10 +73,10 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         return _public(values, table)
     derived = derive(table, given=given)
     for name in given:
-        seed = values[f"d{name}"] = _array(arrays[_seed(name)])
+        seed = values[f"d{name}"] = _array(arrays[seeds[name]])
         shape = shape_of(table.axes[name], sizes)
         if np.shape(seed) != shape:
-            raise InputError(f"{_seed(name)} has the shape {np.shape(seed)}, but its output has {shape}")
+            raise InputError(f"{seeds[name]} has the shape {np.shape(seed)}, but its output has {shape}")
     step = _keeping(derived.step)
     execute(lower(step), values, sizes)
     for name, gradient in list(derived.gradients.items()):
@@ -84,12 +85,6 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         if name not in derived.gradients and name not in table.indices | table.constants:
             values[f"d{name}"] = np.zeros(np.shape(arrays[name]))
     return _public(values, replace(step, outputs=table.outputs))
-
-
-def _seed(name: str) -> str:
-    """Versions aside: the gradient of the output Y.2 is given as dY."""
-    head, _, tail = name.rpartition(".")
-    return f"d{head}" if head and tail.isdigit() else f"d{name}"
 
 
 def _keeping(table: Table) -> Table:
@@ -131,7 +126,7 @@ def _public(values: Values, table: Table) -> Values:
         stacked = np.stack(value) if isinstance(value, list) else value
         result[plain if plain not in values else name] = stacked
     for name in table.outputs:
-        result[_seed(name)[1:]] = result[name]
+        result[table.header(name)] = result[name]
     return result
 
 

@@ -106,3 +106,19 @@ def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
 def test_what_no_precision_can_store_is_said():
     with pytest.raises(InputError, match="in gpt2 none is frozen: say what learns"):
         lc.memory("gpt2", precision="nf4", **SMALL)
+
+
+def test_bytes_that_a_quantized_product_moves_are_those_of_its_types():
+    found = lc.cost("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
+    row = next(row for row in found.rows if row.layer == "dequantization" and row.macro_operation == "forward")
+    weights = SMALL["n_layer"] * 12 * SMALL["n_embd"] ** 2
+    assert row.flops == weights  # one product a number: its level by its scale
+    assert row.bytes == weights // 2 + 4 * weights // 64 + 2 * weights  # codes and scales read, bf16 written
+    kinds = {name: lc.cost("gpt2", precision=name, by="kind", seq_len=16, **LORA, **SMALL) for name in ("nf4", "bf16")}
+    matrix = {
+        name: {(row.macro_operation, row.kind): row.maccs for row in cost.rows if row.kind != "elementwise"}
+        for name, cost in kinds.items()
+    }
+    again = ("recomputation", "linear")
+    assert matrix["nf4"].pop(again) == 0
+    assert matrix["nf4"] == matrix["bf16"]

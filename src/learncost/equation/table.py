@@ -176,6 +176,7 @@ class Tag:
     binding: tuple[tuple[str, str], ...] = ()  # the sizes of the layer's own axes, and what a call made of them
     cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
     kernel: Kernel | None = None  # which lines it runs with
+    types: tuple[str, ...] = ()  # of a line that makes a weight: those of its codes, of its scales, of what it makes
 
 
 @dataclass(frozen=True)
@@ -393,6 +394,12 @@ class Table:
     def indices(self) -> frozenset[str]:
         """Names that are only read as an index."""
         return frozenset(name for name, value in self.values.items() if value.role == "index")
+
+    @cached_property
+    def multiplied(self) -> frozenset[str]:
+        """Its weights, and those of which it has the codes, as its lines read them."""
+        codes = (self.values[name] for name in self.weights if name in self.indices)
+        return frozenset(self.weights) | {value.of for value in codes}
 
     @cached_property
     def constants(self) -> frozenset[str]:

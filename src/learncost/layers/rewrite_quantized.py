@@ -224,11 +224,16 @@ class _Scope:
             values[scales.name] = Value(scales.declared)
             factor = self._at_block(second, out, one.second)
             right = (self._level(one.second, first), factor)
-            made.append(Product((scales,), right, (), _bound(replace(tag, local=_local(scales.name)), right)))
+            types = (self.kind.scales, one.second.scales, one.second.scales)
+            own_tag = replace(tag, local=_local(scales.name), types=types)
+            made.append(Product((scales,), right, (), _bound(own_tag, right)))
         if self.kind.block:
             scales = self._at_block(scales, summed, self.kind)
         right = (self._level(self.kind, codes), scales)
-        made.append(Product((Term(inside, own),), right, (), _bound(tag, right)))
+        wide = one.second.scales if one.second else self.kind.scales
+        made.append(
+            Product((Term(inside, own),), right, (), _bound(replace(tag, types=(self.kind.name, wide, "")), right))
+        )
         return made
 
     def _level(self, kind: Blocks, codes: Term) -> Term:
@@ -251,6 +256,25 @@ def _bound(tag: Tag, right: tuple[Term, ...]) -> Tag:
 
 def _local(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def bits_of(line: Line, bits: int) -> dict[str, int]:
+    """Bits of an element of each array of a line that makes a weight, or its scales, of codes; of any other line none.
+
+    bits   of an element of what has the type of the run
+    What says levels and places of blocks is inside of a kernel, and takes nothing.
+    """
+    if not line.tag.types:
+        return {}
+    levels, scales = line.right
+    codes, made = (_bits(kind, bits) for kind in (line.tag.types[0], line.tag.types[2]))
+    found = {line.name: made, levels.name: 0, scales.name: _bits(line.tag.types[1], bits)}
+    found |= dict.fromkeys(scales.names[1:], 0)
+    return found | dict.fromkeys(levels.names[1:], codes)
+
+
+def _bits(kind: str, bits: int) -> int:
+    return BLOCKS[kind].bits if kind in BLOCKS else 8 * BYTES[kind] if kind else bits
 
 
 def makes_weight(line: Line) -> bool:

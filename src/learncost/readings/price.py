@@ -188,7 +188,10 @@ class Price:
     @property
     def bytes(self) -> Any:
         """Bytes read and written: every operand once and every result once, line by line."""
-        return (total(row.elements for row in self.rows) * BYTES[self.dtype]).at(self.sizes)
+        width = BYTES[self.dtype]
+        found = (total(row.elements for row in self.rows) * width).at(self.sizes)
+        packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.tag.types]
+        return sum((_packed(row, 8 * width, self.sizes) for row in packed), found)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:
         """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
@@ -196,6 +199,20 @@ class Price:
         for row in self.rows:
             groups.setdefault(tuple([getattr(row, name) for name in fields]), []).append(row)
         return {key: Price(self.book, tuple(rows), self.sizes, self.dtype) for key, rows in groups.items()}
+
+
+def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
+    """By how much a line that reads codes moves more bytes than so many bits an element; below 0: fewer."""
+    from fractions import Fraction  # only where weights are quantized
+
+    from learncost.layers.rewrite_quantized import bits_of
+
+    assert isinstance(row.source, Line)
+    own = bits_of(row.source, bits)
+    terms = [term for operand in (*row.source.left, *row.source.right) for term in _touched(operand)]
+    more = total(_places(term.axes) * row.repeat * (own[term.name] - bits) for term in terms)
+    value = more.at(sizes)
+    return value // 8 if isinstance(value, int) else value * Count.of((), Fraction(1, 8))
 
 
 def price(table: Layer | Table, sizes: Mapping[str, Any], book: Book, dtype: str = "fp32") -> Price:
@@ -248,7 +265,7 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
     form = _form(line) if form is None else form
     if not form:
         return "elementwise"
-    weighted = line.tag.macro == "weight_update" or not _weights(table.weights).isdisjoint(line.reads)
+    weighted = line.tag.macro == "weight_update" or not table.multiplied.isdisjoint(line.reads)
     if form == "matrix" or weighted:
         return "linear" if weighted else "attention"
     return "attention" if line.tag.layer == "error_projection" else "elementwise"
@@ -261,11 +278,6 @@ def _form(line: Line) -> str:
     if matrix_maccs(line):
         return "matrix"
     return "indexed" if line.left[0].indexed or any(term.indexed for term in line.right) else ""
-
-
-@lru_cache(maxsize=64)
-def _weights(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(names)
 
 
 def elements(line: Line) -> Count:

@@ -99,7 +99,10 @@ def works(
         points: Counter[str] = sum((own for _, own in of_lines), Counter())
         weights = [sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
         lines = [line for _, line in group]
-        moved = {name: own * BYTES[dtype] for name, own in _arrays(lines, leaves, sizes).items()}
+        bits = _packed(lines, 8 * BYTES[dtype])
+        moved = {
+            name: own * bits.get(name, 8 * BYTES[dtype]) // 8 for name, own in _arrays(lines, leaves, sizes).items()
+        }
         made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
         share, together = 1.0, 0
         if kernel := first.tag.kernel:
@@ -234,6 +237,15 @@ def _points(line: Line, sizes: Mapping[str, int], known: frozenset[str]) -> Coun
 
 def _loops(line: Line, sizes: Mapping[str, int]) -> int:
     return prod(_size(axis, sizes) for axis in line.loops)
+
+
+def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
+    """Bits of an element of what has another type than the run: codes and scales of weights."""
+    if not any(line.tag.types for line in lines):
+        return {}
+    from learncost.layers.rewrite_quantized import bits_of  # only where weights are quantized
+
+    return {name: own for line in lines for name, own in bits_of(line, bits).items()}
 
 
 def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -82,6 +82,7 @@ def expressions(family: Family) -> list[str]:
     own += [
         family.offset,
         family.unread,
+        family.module.get("buffers", ""),
         *family.axes.values(),
         *family.derived.values(),
         *family.nulls.values(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
@@ -15,11 +16,12 @@ def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
         return MODULES[name]()
     said = dict(family.module)
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
-    usual = str(family.settings.get("activation", ""))
-    return MODULES[name](
-        packed=tuple(group for _, group in joint(family.name, weights)),
-        attention=said.get("attention", "sdpa"),
-        cache=said.get("cache", model.causal) and not checkpointed,
-        upcast=said.get("upcast", model.causal and not model.two_sided),
-        written={ACTIVATIONS[usual]: usual} if usual in ACTIVATIONS else {},
-    )
+    usual = str(said.pop("activation", family.settings.get("activation", "")))
+    written = {ACTIVATIONS.get(usual, usual): usual}
+    if "buffers" in said:
+        said["buffers"] = evaluate(said["buffers"], model.configuration.values)
+    decodes = model.causal and not model.two_sided
+    given = {"cache": model.causal, "upcast": decodes, "written": written, "checkpointed": checkpointed, **said}
+    if checkpointed:
+        given["cache"] = False
+    return MODULES[name](packed=tuple(group for _, group in joint(family.name, weights)), **given)

@@ -6,24 +6,38 @@ a method; what a family of transformers has otherwise is data, `[module]` in its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from learncost.equation.errors import named_one
 from learncost.equation.table import Word
 from learncost.schedule.autograd.calls import Projection
-from learncost.schedule.autograd.operators import Tensor, cat, cross_entropy, flash_attention, layer_norm, linear
+from learncost.schedule.autograd.operators import (
+    POINTWISE,
+    Tensor,
+    cat,
+    cross_entropy,
+    flash_attention,
+    layer_norm,
+    linear,
+)
 
 COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
 """transformers' activations that are made of several operators (`transformers/activations.py`)."""
+
+
+BOOLEAN = 1
+"""Bytes of torch.bool."""
+Masks = Callable[[int], Tensor]
+"""The mask of a kind of attention with so many bytes an element, which all layers of that kind share."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """What attention is given beside queries, keys and values.
 
-    groups    heads of queries for one of keys and values
-    elements  of all scores, of the result, of the rows, and of one mask for a sequence
+    groups    heads of queries for one of keys and values, of which there are `heads`
+    elements  of all scores, of the result, and of the rows
     causal    later positions are left out; `windowed`: those far before too; `padded`: some keys
     added     what is added to the scores
     cached    whether keys and values are of the positions that look at them
@@ -31,10 +45,10 @@ class Scores:
     """
 
     groups: int
+    heads: int
     elements: int
     results: int
     rows: int
-    mask: int
     causal: bool
     windowed: bool
     padded: bool
@@ -56,7 +70,14 @@ class Module:
     cache        whether keys and values go through a cache
     upcast       whether the loss is computed in float
     written      how an activation is called, by its word
-    checkpoints  whether blocks are under `torch.utils.checkpoint`, where a cache is left out
+    rotary       whole, or part: the rest of a head is set beside what turned
+    norm         where an RMS norm goes back to the module's type: before its scale, after it, or, own, nowhere, its
+                 operand not being float
+    scores       what eager attention computes in float: softmax, products, or nothing
+    zeros        whether attention without a bias of positions has one of zeros, which learns under checkpoints
+    checkpointed whether blocks run again
+    grouped      how keys that several heads share reach them: sdpa, or broadcast
+    buffers      bytes that a module has beside weights: positions' angles, masks
     """
 
     packed: Sequence[Sequence[str]] = ()
@@ -64,6 +85,13 @@ class Module:
     cache: bool = False
     upcast: bool = False
     written: Mapping[str, str] = field(default_factory=dict)
+    rotary: str = "whole"
+    norm: str = "before"
+    scores: str = "softmax"
+    zeros: bool = False
+    checkpointed: bool = False
+    grouped: str = "sdpa"
+    buffers: int = 0
 
     name = "plain"
     said = "a plain module: products of one input as one, fused attention, norms and activations, no cache"
@@ -100,14 +128,10 @@ class Module:
         del x
         return fixed + cat((-second, first)) * sine
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        if scores.capped or scores.sink:
-            return _eager(q, k, v, scores, self.mask(scores, q)).transpose()
-        return _sdpa(q, k, v, scores, self.mask(scores, q)).transpose()
-
-    def mask(self, scores: Scores, like: Tensor) -> Tensor | None:
-        """What is made of the positions that attention may not look at, where it is not told by a flag."""
-        return Tensor(like.tape, like.tape.new(scores.mask, like.width)) if scores.windowed or scores.padded else None
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
+        mask = masks(q.width) if scores.windowed or scores.padded else None
+        attend = _eager if scores.capped or scores.sink else _sdpa
+        return attend(q, k, v, scores, mask).transpose().contiguous()
 
     def activated(self, x: Tensor, word: str) -> Tensor:
         return x.apply(word)
@@ -136,63 +160,87 @@ class Transformers(Module):
         return list(found.values())
 
     def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
-        """`LlamaRMSNorm`, and `GemmaRMSNorm`, whose scale is one more than its weight and is multiplied in float."""
+        """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
         if word.word == "normalize":
             return layer_norm(x, weights, rows)
         width = x.width
         hidden = x.in_float()
-        del x
         variance = hidden.pow().mean(rows)
+        if self.norm == "own":
+            hidden = x
+        del x
         hidden = hidden * (variance + 1e-6).apply("rsqrt")
         if from_one:
             return (hidden * (weights[0].in_float() + 1.0)).to(width)
+        if self.norm == "after":
+            return (weights[0] * hidden).to(width)
         return weights[0] * hidden.to(width) if weights else hidden.to(width)
 
     def rotated(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """`apply_rotary_pos_emb`, with slices in `rotate_half`."""
+        if self.rotary == "part":
+            turning, rest = x.slice(x.elements // 2), x.slice(x.elements - x.elements // 2)
+            return cat((self._turned(turning, cosine, sine), rest))
+        return self._turned(x, cosine, sine)
+
+    def _turned(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = x.elements // 2
         return x * cosine + cat((-x.slice(half), x.slice(half)), x.value.turned) * sine
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
+        """Keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
+        broadcast = self.grouped == "broadcast" and scores.groups > 1
+        if broadcast and scores.heads > 1:
+            q, k, v = q.repeated(1), k.repeated(scores.groups), v.repeated(scores.groups)
+            scores, broadcast = replace(scores, groups=1), False
         if self.cache and scores.cached:
             k, v = cat((k,)), cat((v,))
-        attend = _eager if self.attention == "eager" else _sdpa
-        return attend(q, k, v, scores, self.mask(scores, q)).transpose().contiguous()
+        if self.attention == "eager":
+            mask = masks(q.width) if scores.causal or scores.padded else None
+            if self.scores == "products":
+                q, k = q.in_float(), k.in_float()
+            return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
+        if self.zeros and not scores.added and self.checkpointed:
+            return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
+        mask = masks(BOOLEAN).to(q.width) if scores.windowed or scores.padded else None
+        if broadcast:
+            return _math(q, k, v, scores, mask).transpose().contiguous()
+        return _sdpa(q, k, v, scores, mask).transpose().contiguous()
 
     def activated(self, x: Tensor, word: str) -> Tensor:
-        if self.written.get(word) in COMPOSED:
+        written = self.written.get(word, word)
+        if written in COMPOSED:
             return 0.5 * x * (1.0 + (0.8 * (x + 0.045 * x.pow())).apply("tanh"))
-        return x.apply(word)
+        return x.apply(written if written in POINTWISE else word)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
-    added = [*scores.added, *([mask] if mask else [])]
-    bias = None
-    for one in added:
+    bias = mask
+    for one in scores.added:
         bias = one if bias is None else bias + one
-    del added, mask
-    if bias:
+    if bias and scores.groups > 1:
         k, v = k.repeated(scores.groups), v.repeated(scores.groups)
+        scores = replace(scores, groups=1)
     if scores.alike and not scores.dropped and not (bias and bias.learns):
         return flash_attention(q, k, v, scores.results, scores.rows, bias)
-    groups = 1 if bias else scores.groups
-    return _math(q.in_float(), k.in_float().repeated(groups), v.in_float().repeated(groups), scores, bias).to(q.width)
+    return _math(q, k, v, scores, bias)
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None) -> Tensor:
     """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`)."""
-    q = q * 0.5
-    shares = q.contiguous().matmul((k * 0.5).contiguous(), scores.elements)
+    width = q.width
+    q, k, v = q.in_float(), k.in_float(), v.in_float()
+    shares = (q * 0.5).contiguous().matmul((k * 0.5).repeated(scores.groups).contiguous(), scores.elements)
     if bias:
-        shares = shares + bias
-    shares = shares.apply("softmax")
+        shares = shares.add_(bias)
+    shares = shares.apply("safe_softmax")
     if scores.dropped:
         shares = shares.dropout()
-    return shares.matmul(v.contiguous(), scores.results)
+    return shares.matmul(v.repeated(scores.groups).contiguous(), scores.results).to(width)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
+def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None, in_float: bool = True) -> Tensor:
     """`eager_attention_forward`: scores, softmax in float, shares of the values."""
     k, v = k.repeated(scores.groups), v.repeated(scores.groups)
     weights = q.contiguous().matmul(k.contiguous(), scores.elements)
@@ -207,7 +255,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None)
     if scores.sink:
         weights = cat((weights, scores.sink.repeated(scores.rows // scores.sink.elements)))
         weights = weights + -1.0
-    weights = weights.in_float().apply("softmax").to(q.width)
+    weights = (weights.in_float() if in_float else weights).apply("softmax").to(v.width)
     if scores.sink:
         weights = weights.slice(scores.elements)._copied(scores.elements)
     if scores.dropped:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from learncost.schedule.account import Room
 from learncost.schedule.autograd.tape import Gradients, Tape, Value
 
 FLOAT = 4
@@ -22,11 +23,13 @@ INTEGER = 8
 class Row:
     """An operator of one operand: what its backward needs, and how many tensors beside the result its formula makes.
 
-    keeps  "operand", "result", "both", or ""
+    keeps   "operand", "result", "both", or ""
+    before  how many the forward makes beside the result
     """
 
     keeps: str = ""
     beside: int = 0
+    before: int = 0
 
 
 POINTWISE = {
@@ -48,8 +51,8 @@ POINTWISE = {
     "log_sigmoid": Row("both"),  # log_sigmoid_backward(grad, self, buffer)
     "softmax": Row("result"),
     "log_softmax": Row("result"),
-    "copy": Row(),
-    "drop": Row(),
+    "safe_softmax": Row("result", before=1),  # _safe_softmax: rows without a key are zeros
+    "bloom_gelu": Row("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
 }
 """By name. A word of the vocabulary that is here is this operator; one that is not is taken to keep its operand."""
 
@@ -94,6 +97,7 @@ class Tensor:
                 found = tape.new(elements, own, turned)
             return [found]
 
+        before = [tape.new(elements, made, x.turned) for _ in range(row.before)]
         (result,) = tape.run(
             (x,),
             ((elements, made),),
@@ -102,6 +106,7 @@ class Tensor:
             (0,) if row.keeps in ("result", "both") else (),
             turned=x.turned,
         )
+        del before
         return Tensor(tape, result)
 
     def to(self, width: int) -> Tensor:
@@ -215,6 +220,10 @@ class Tensor:
     def __radd__(self, other: float) -> Tensor:
         return self.apply("shift")
 
+    def add_(self, other: Tensor) -> Tensor:
+        """A sum in place of its first operand."""
+        return _plus(self, other, self.value.room)
+
     def matmul(self, other: Tensor, elements: int) -> Tensor:
         """A product that sums; each factor is kept for the other's gradient."""
         tape, (one, two) = self.tape, (self.value, other.value)
@@ -266,7 +275,7 @@ def _times(one: Tensor, two: Tensor) -> Tensor:
     return Tensor(tape, result)
 
 
-def _plus(one: Tensor, two: Tensor) -> Tensor:
+def _plus(one: Tensor, two: Tensor, room: Room | None = None) -> Tensor:
     """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
     tape, operands = one.tape, (one.value, two.value)
     elements, width = max(one.elements, two.elements), max(one.width, two.width)
@@ -278,7 +287,7 @@ def _plus(one: Tensor, two: Tensor) -> Tensor:
         assert whole
         return [_settled(tape, whole, own, kind) if needed else None for own, kind, needed in sizes]
 
-    (result,) = tape.run(operands, ((elements, width),), backward, turned=turned)
+    (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)
     return Tensor(tape, result)
 
 
@@ -322,7 +331,10 @@ def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None)
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, mask: Tensor | None = None) -> Tensor:
-    """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row."""
+    """`scaled_dot_product_attention`, fused: keeps all operands, the result, and a sum in float of every row.
+
+    The result lies as the queries do, and gradients with positions before heads (`empty_like`, `zeros`).
+    """
     tape, operands = q.tape, [q.value, k.value, v.value]
     sizes = [(each.elements, each.width) for each in operands]
     keeps = [*operands, mask.value] if mask else operands
@@ -332,7 +344,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, elements: int, rows: int, m
         lambda _: [tape.new(size, width, True) for size, width in sizes],
         keeps,
         (0, 1),
-        turned=True,
+        turned=q.value.turned,
     )
     return Tensor(tape, result)
 

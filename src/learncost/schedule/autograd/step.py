@@ -56,7 +56,7 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -
     """One step of a model's forward table on a tape."""
     step = _Step(tape, table, sizes, asked)
     tape.label = "optimizer state"
-    kept = Room(tape.account, asked.state)
+    kept = [Room(tape.account, asked.state), Room(tape.account, asked.module.buffers)]
     tape.backward([one.value for one in step.forward()])
     tape.label = "optimizer step"
     weights = tape.learned
@@ -78,6 +78,7 @@ class _Step:
     asked: Asked
     rooms: dict[str, Room] = field(default_factory=dict)
     leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def forward(self) -> list[Tensor]:
         table, values, asked = self.table, Values(), self.asked
@@ -95,6 +96,8 @@ class _Step:
         weights = {name: (name,) for name in table.weights}
         scope = _Scope(self, table.axes, weights, frozenset(asked.drawn), {})
         scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
+        if not asked.checkpoint:
+            self.masks.clear()
         return [values[name] for name in table.outputs]
 
     def leaf(self, names: Sequence[tuple[str, ...]], elements: int) -> Tensor:
@@ -106,6 +109,12 @@ class _Step:
             value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
+
+    def mask(self, key: tuple[object, ...], elements: int, width: int) -> Tensor:
+        """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
+        if key not in self.masks:
+            self.masks[key] = Tensor(self.tape, self.tape.new(elements, width))
+        return self.masks[key]
 
     def count(self, axes: Sequence[str]) -> int:
         return int(prod(shape_of(axes, self.sizes)))
@@ -262,12 +271,13 @@ class _Scope:
         batch = first.left[0].loops[:1] if first.left[0].loops[0] in first.sides.batch else ()
         windows = [where.window for where in first.where if where.window]
         terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
+        masks = count((*batch, place)) * length
         told = Scores(
             groups=groups,
+            heads=count([axis for axis in first.sides.batch if axis not in batch]),
             elements=scores,
             results=count(last.left[0].declared),
             rows=scores // length,
-            mask=count((*batch, place)) * length,
             causal=bool(first.where),
             windowed=any(size_of(window, self.step.sizes) < length for window in windows),
             padded=call.padded,
@@ -279,7 +289,11 @@ class _Scope:
             cached=bool(first.where),
             alike=sum(widths) == count(last.sides.columns),
         )
-        return self.step.asked.module.attended(q, k, self._found(call.values, values), told)
+
+        def mask(width: int) -> Tensor:
+            return self.step.mask((masks, width, *first.where), masks, width)
+
+        return self.step.asked.module.attended(q, k, self._found(call.values, values), told, mask)
 
     def _joined(self, parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
         """Parts of heads side by side, one that all heads share repeated."""

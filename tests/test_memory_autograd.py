@@ -11,7 +11,7 @@ from allocator import most
 from learncost.bench.torch_models import module
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
-from learncost.ledger import memory_engine
+from learncost.ledger.runners import autograd
 from learncost.models.configuration import configure
 from sampling import sampled
 
@@ -116,7 +116,7 @@ def test_what_is_not_known_is_refused(model, given, said):
 
 def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
     tapes = []
-    run = memory_engine.run_step
-    monkeypatch.setattr(memory_engine, "run_step", lambda *given: (tapes.append(given), run(*given)))
+    run = autograd.run_step
+    monkeypatch.setattr(autograd, "run_step", lambda *given: (tapes.append(given), run(*given)))
     assert lc.memory("gpt2", num_hidden_layers=1, seq_len=8).engine == "autograd"
     assert len(tapes) == 2

@@ -86,7 +86,8 @@ def memory(
     engine
         Who runs the step: autograd, which is PyTorch's with AdamW fused, autograd-foreach or autograd-for-loop; table,
         as the step is written; numpy, torch (in place where it can be) or torch-operators, which run this package's
-        programs. The default is autograd where it has an answer, else table.
+        programs. The default is autograd where it has an answer, else table. Several with commas between stand side by
+        side, with what makes the difference.
     module
         Whose code autograd trains: transformers (the default), or plain, which is written as for speed.
     mode
@@ -98,6 +99,8 @@ def memory(
     --------
     learncost memory gpt2 --batch-size 4
         The peak of a training step of four sequences, and what makes it.
+    learncost memory gpt2 --engine table,autograd,numpy
+        What the step takes as three runners execute it, and which rules make the difference.
     learncost memory gpt2 --budget 8GB
         The largest batch and the longest sequence that fit in 8 GB.
     """

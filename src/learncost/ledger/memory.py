@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
 from learncost.equation.readable import Readable
-from learncost.layers.rewrite_quantized import bytes_of_array
 from learncost.ledger.cost import adaptation_of, prepare
+from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
+from learncost.ledger.runners import USUAL, runners
 from learncost.models.configuration import Configuration
-from learncost.models.quantization import quantized_widths
-from learncost.plans.planner import chosen, smallest
-from learncost.procedures.accumulation import GATHERED
 from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import PAPER
 from learncost.readings.live import Held, Moment
-
-SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activations", "workspace")
-"""What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
-what is made and gone within a pass."""
-
-_PART = {"weight": "weights", "gradient": "gradients", "kept": "activations", "index": "activations"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +71,9 @@ class Memory(Readable):
         Whose step it is; table where it is read off the table, line by line, as no program runs it.
     convention
         What is counted, and what is not.
+    rules
+        By what they are about, the runner's rules: where new weights lie, how long gradients are there, what is kept
+        for the backward pass, and what a line takes beside its result.
     module
         Whose code is assumed where autograd runs the step: transformers or plain; else "".
 
@@ -114,13 +108,14 @@ class Memory(Readable):
     convention: str = ""
     mode: str = ""
     module: str = ""
+    rules: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         result: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         moment = {"line": self.moment.line, "layer": self.moment.layer, "macro_operation": self.moment.macro_operation}
         result |= {"engine": self.engine, **({"module": self.module} if self.module else {})}
-        result["convention"] = self.convention
+        result |= {"convention": self.convention, "rules": dict(self.rules)}
         result |= {"peak": self.peak, "moment": moment, "split": dict(self.split)}
         if self.mode:
             result["mode"] = self.mode
@@ -232,20 +227,16 @@ def memory(
     {'batch_size': 31, 'seq_len': 1024}
     """
     limit = None if budget is None else bytes_of("budget", budget)
-    planner = smallest if engine == "torch" else chosen
-    plan = "auto" if plan is None and engine == "torch" else plan
+    runner = named_one("engine", engine or USUAL, runners())
     given = train, train_layers, lora, lora_rank, lora_alpha
     lengths = batch_size, seq_len, target_len
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    run = prepare(
-        model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adaptation_of(*given), plan
-    )
-    step = Step(
-        run, procedure, kind, optimizer or DEFAULT, accumulate, budget=limit, planner=planner, mode=mode, module=module
-    )
-    from learncost.ledger.memory_runner import answered  # is built on this module
-
+    wanted = adaptation_of(*given)
+    plan = runner.plan if plan is None else plan
+    run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), wanted, plan)
+    chosen = optimizer or DEFAULT
+    step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
     found = answered(step, engine, limit)
     if limit is not None and not any(found.fits.values() if found.fits else ()):
         raise InputError(_too_little(found, limit))
@@ -263,41 +254,40 @@ def _too_little(found: Memory, budget: int) -> str:
     return f"{text}; learncost fit says what fits"
 
 
-def measured(step: Step) -> Memory:
-    """The memory of a step as its table says."""
-    found, beside = step.live(), step.beside
-    split = dict.fromkeys(SPLIT, 0)
-    for held in found.witnesses:
-        split[_part(held)] += held.bytes
-    split["weights"] += step.quantized - step.flash
-    split["optimizer state"], split["master weights"] = step.state, step.master
-    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in found.curve)
-    moment = next(one for one in curve if one.bytes == found.peak + beside)
+def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
+    """What a step takes as its runner executes it; with a budget what fits it: 0 where nothing does.
+
+    Raises `InputError` as `runner_of`.
+    """
+    found = told(step, chosen := runner_of(step, engine))
+    if budget is None:
+        return found
+    runner = chosen.runner
+    fits = {"batch_size": largest(step, runner, budget), "seq_len": longest(step, runner, budget)}
+    return replace(found, budget=budget, fits=fits)
+
+
+def told(step: Step, chosen: Chosen) -> Memory:
+    """What a step takes as a runner executes it."""
+    runner = chosen.runner
+    taken = runner.takes(step, step.sizes())
+    why = f" PyTorch's autograd, told by default, has no answer here: it {chosen.why}." if chosen.why else ""
     return Memory(
-        **described(step),
-        peak=found.peak + beside,
-        moment=moment,
-        split=split,
-        witnesses=_with_quantized(found.witnesses, step),
-        curve=curve,
+        **_described(step),
+        peak=taken.bytes,
+        moment=taken.moment,
+        split=taken.split,
+        witnesses=taken.witnesses,
+        curve=taken.curve,
         flash=step.flash,
+        engine=runner.name,
+        convention=(taken.said or runner.convention) + why,
+        rules=runner.rules,
+        module=step.module if runner.module else "",
     )
 
 
-def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]:
-    """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
-    if step.in_flash or not step.quantized:
-        return witnesses
-    arrays = [array for one in step.model.quantized for array in (one.codes, *one.scales)]
-    sizes = step.run.axes
-    held = [
-        Held(one.name, one.axes, shape_of(one.axes, sizes), bytes_of_array(one, sizes), role="weight") for one in arrays
-    ]
-    others = [one for one in witnesses if one.name not in quantized_widths(step.model)]
-    return tuple(sorted((*others, *held), key=lambda one: -one.bytes))
-
-
-def described(step: Step) -> dict[str, Any]:
+def _described(step: Step) -> dict[str, Any]:
     """What was asked for, as `Memory` has it."""
     axes, two_sided = step.run.axes, step.model.two_sided
     return {
@@ -313,9 +303,3 @@ def described(step: Step) -> dict[str, Any]:
         "trained": step.run.trained,
         "mode": step.mode,
     }
-
-
-def _part(held: Held) -> str:
-    if held.name.endswith(GATHERED):
-        return "gradients"
-    return _PART.get(held.role, "workspace")

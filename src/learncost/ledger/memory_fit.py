@@ -10,15 +10,15 @@ from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
 from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, adaptation_of, prepare
-from learncost.ledger.memory_engine import AUTOGRAD, ENGINES, TYPES
+from learncost.ledger.memory import told
 from learncost.ledger.memory_inference import NAME, Serving
-from learncost.ledger.memory_runner import TABLE, USUAL, Runner, largest, largest_batch, longest, runner_of, told
+from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, said_bytes
+from learncost.ledger.runner import TYPES
+from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
-from learncost.plans.executed import executed
-from learncost.plans.planner import chosen, smallest
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
 from learncost.schedule.autograd import USUAL_MODULE, module_named
@@ -287,7 +287,7 @@ def fit(
         module_named(module or USUAL_MODULE).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
     )  # fmt: skip
     if engine:
-        named_one("engine", engine, {TABLE: None, **ENGINES})
+        named_one("engine", engine, runners())
     names = tuple(dict.fromkeys(several(procedures, procedure) or EVERY))
     for name in names:
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
@@ -311,7 +311,7 @@ def fit(
     run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     found = run.model.configuration.name
-    ran = asked.module if any(row.engine.startswith(AUTOGRAD) for row in rows) else ""
+    ran = asked.module if any(runners()[row.engine].module for row in rows) else ""
     given = asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine
     return Fit(found, *given, tuple(rows), tuple(advice), ran)
 
@@ -388,9 +388,7 @@ class _Asked:
             return (self.plan.strip(),)
         if procedure == NAME:
             return SERVED
-        if self.engine == "torch":
-            return ("auto",)
-        return ("",) if self.engine.startswith(USUAL) else PLANS
+        return (runners()[self.engine].plans if self.engine else None) or PLANS
 
     def fits(self, procedure: str) -> bool:
         """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
@@ -404,24 +402,24 @@ class _Asked:
         try:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
-            step, runner = self._step(run, procedure)
-            return self._stored(step.flash) and runner.peak(step, step.sizes()) <= self.ram
+            step, taken = self._step(run, procedure)
+            return self._stored(step.flash) and taken.runner.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
-    def _step(self, run: Run, procedure: str) -> tuple[Step, Runner]:
-        planner = smallest if self.engine == "torch" else chosen
+    def _step(self, run: Run, procedure: str) -> tuple[Step, Chosen]:
+        planner = runners()[self.engine or TABLE].planner
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
         step = Step(run, procedure, kind, self.optimizer, 1, in_flash, self.ram, planner, module=module)
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
-        step, runner = self._step(run, procedure)
-        found = told(step, runner)
+        step, taken = self._step(run, procedure)
+        runner, found = taken.runner, told(step, taken)
         most = max(found.split, key=lambda part: found.split[part])
         batch = self._stored(step.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most, runner.why)
+        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most, taken.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
 
     def _serving(self, run: Run) -> Way:
@@ -433,15 +431,14 @@ class _Asked:
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
         else:
-            if self.engine not in LIBRARIES:
-                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *LIBRARIES))}")
+            if (peak_of_pass := runners()[self.engine].passes) is None:
+                others = (name for name, runner in runners().items() if runner.passes)
+                raise InputError(f"{NAME} is told by --engine {' or '.join((TABLE, *others))}")
             if self.dtype not in TYPES or self.flash is not None:
                 raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
 
             def peak_of(batch: int) -> int:
-                own = [(one.whole, {**one.sizes, "B": batch}) for one in served.passes]
-                library = LIBRARIES[self.engine]
-                return max(executed(table, sizes, self.dtype, library=library).peak for table, sizes in own)
+                return max(peak_of_pass(one.whole, {**one.sizes, "B": batch}, self.dtype) for one in served.passes)
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
         batch = self._stored(served.flash) * batch
@@ -463,10 +460,6 @@ class _Asked:
     def _stored(self, frozen: int) -> bool:
         """Whether frozen weights fit the flash."""
         return self.flash is None or frozen <= self.flash
-
-
-LIBRARIES = {"numpy": "numpy", "torch-operators": "torch"}
-"""The engines that run any table, and whose library's program it is."""
 
 
 def _advice(asked: _Asked, procedure: str, ways: Sequence[Way]) -> str:

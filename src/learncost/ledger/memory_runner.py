@@ -2,78 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from learncost.equation.errors import InputError, named_one
-from learncost.ledger.memory import Memory, measured
-from learncost.ledger.memory_engine import ENGINES, executed_by, refuse
 from learncost.ledger.memory_step import Step
+from learncost.ledger.runner import Runner
+from learncost.ledger.runners import TABLE, USUAL, runners
 from learncost.models.model import run_sizes
-
-TABLE = "table"
-USUAL = "autograd"
-"""Who runs a step where nobody is named and it can."""
 
 PLANS = 16
 """Plans that a planner is asked for at most, each for longer sequences than the one before."""
 
-_AS_WRITTEN = (
-    "As the table says, line by line: new weights and states take the place of the old ones, nothing else is in place, "
-    "and what stays inside of a kernel takes nothing. Not in it: the library's workspace, the allocator's."
-)
-
 
 @dataclass(frozen=True)
-class Runner:
-    """Who runs a step; `why` the usual one does not, where another was not asked for."""
+class Chosen:
+    """The runner of a step; `why` the usual one is not, where another was not asked for."""
 
-    name: str
+    runner: Runner
     why: str = ""
 
-    def peak(self, step: Step, sizes: Mapping[str, int]) -> int:
-        """The most bytes, at the sizes of a microbatch."""
-        return step.peak(sizes) if self.name == TABLE else ENGINES[self.name].takes(step, sizes, False).bytes
 
-
-def runner_of(step: Step, named: str = "") -> Runner:
+def runner_of(step: Step, named: str = "") -> Chosen:
     """The runner of that name; by default PyTorch's autograd, and the table where that has no answer.
 
     Raises `InputError` for one that is not known, and for what the one that is named does not execute.
     """
     if named:
-        named_one("engine", named, {TABLE: None, **ENGINES})
-        if named != TABLE:
-            refuse(named, step)
-        return Runner(named)
-    usual = Runner(USUAL)
+        runner = named_one("engine", named, runners())
+        if why := runner.refuses(step):
+            raise InputError(f"--engine {named} {why}")
+        return Chosen(runner)
+    usual = runners()[USUAL]
+    why = usual.refuses(step)
     try:
-        refuse(USUAL, step)
-        usual.peak(step, step.sizes(step.accumulate))
+        if not why:
+            usual.peak(step, step.sizes(step.accumulate))
     except InputError as error:
-        return Runner(TABLE, str(error).removeprefix(f"--engine {USUAL} "))
-    return usual
-
-
-def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
-    """What a step takes as its runner executes it; with a budget what fits it: 0 where nothing does.
-
-    Raises `InputError` as `runner_of`.
-    """
-    found = told(step, runner := runner_of(step, engine))
-    if budget is None:
-        return found
-    fits = {"batch_size": largest(step, runner, budget), "seq_len": longest(step, runner, budget)}
-    return replace(found, budget=budget, fits=fits)
-
-
-def told(step: Step, runner: Runner) -> Memory:
-    """What a step takes as a runner executes it."""
-    found = measured(step) if runner.name == TABLE else executed_by(runner.name, step)
-    if runner.name == TABLE:
-        why = f" PyTorch's autograd, told by default, has no answer here: it {runner.why}." if runner.why else ""
-        return replace(found, engine=TABLE, convention=_AS_WRITTEN + why)
-    return found
+        why = str(error)
+    return Chosen(runners()[TABLE], why) if why else Chosen(usual)
 
 
 def largest(step: Step, runner: Runner, budget: int) -> int:
@@ -91,8 +58,8 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
-    if runner.name == TABLE:
-        return step.largest(budget)
+    if runner.largest:
+        return runner.largest(step, budget)
     return largest_batch(lambda batch: runner.peak(step, step.sizes(batch)), budget)
 
 
@@ -134,7 +101,7 @@ def longest(step: Step, runner: Runner, budget: int) -> int | None:
 
 
 def _longest(step: Step, runner: Runner, budget: int) -> int | None:
-    if step.model.two_sided or runner.name not in (TABLE, USUAL, f"{USUAL}-foreach", f"{USUAL}-for-loop"):
+    if step.model.two_sided or not runner.lengths:
         return None
     batch = step.run.axes["B"]
 

@@ -1,7 +1,8 @@
-"""The memory of one training step by several procedures, side by side."""
+"""The memory of one training step by several procedures, or as several runners execute it, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +10,49 @@ from learncost.equation.errors import InputError
 from learncost.ledger.memory import Memory, memory
 from learncost.models.configuration import Configuration
 
+EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
+"""The parts of a peak that every runner tells apart; of the others some tell the sum alone."""
+ELSE = "all else"
+
+RULE_OF = {"new weights and states": "new weights and states", "gradients": "gradients"} | {
+    "activations": "kept for backward", "workspace": "temporaries",
+}  # fmt: skip
+"""Which rule of the runners a part of the peak follows."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a runner takes more than another one in a part of the peak, and the rules of both for it, where they differ.
+
+    rules  of this one and of the other, by what they are about
+    """
+
+    part: str
+    bytes: int
+    rules: Mapping[str, tuple[str, str]]
+
 
 @dataclass(frozen=True)
 class Several:
-    """What a step takes by each of several procedures."""
+    """What a step takes by each of several procedures, or of several runners: `by` says which."""
 
     memories: tuple[Memory, ...]
+    by: str = "procedure"
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON has it: by procedure what `Memory` has."""
-        return {"procedures": {one.procedure: one.to_dict() for one in self.memories}}
+        """As the JSON has it: by procedure, or by engine, what `Memory` has; and what makes the differences."""
+        if self.by == "procedure":
+            return {"procedures": {one.procedure: one.to_dict() for one in self.memories}}
+        first, *others = self.memories
+        parts = {
+            other.engine: [
+                {"part": one.part, "bytes": one.bytes, "rules": {name: list(both) for name, both in one.rules.items()}}
+                for one in differences(other, first)
+            ]
+            for other in others
+        }
+        engines = {one.engine: one.to_dict() for one in self.memories}
+        return {"engines": engines, "differences": {"from": first.engine, "by_engine": parts}}
 
     def __rich__(self) -> Any:
         from learncost.ledger.show_memory import beside
@@ -29,11 +63,51 @@ class Several:
         return str(self.__rich__())
 
 
-def several(model: str | Configuration, procedures: str, *given: Any, **more: Any) -> Memory | Several:
-    """What `memory` says of one procedure, or of several with commas between. Raises `InputError`."""
-    names = tuple(name.strip() for name in procedures.split(","))
+def differences(one: Memory, other: Memory) -> Iterator[Difference]:
+    """What makes the difference between the peaks of two runners, part by part; their sum is the difference."""
+    parts = dict.fromkeys(part for found in (one, other) for part, size in found.split.items() if size)
+    told = {"gradients", "activations", "workspace"}
+    apart = told.isdisjoint(one.split) == told.isdisjoint(other.split)
+    if not apart:
+        parts = dict.fromkeys((*(part for part in parts if part in EVERYWHERE), ELSE))
+    for part in parts:
+        size = _part(one, part) - _part(other, part)
+        about = [RULE_OF[part]] if part in RULE_OF else [rule for rule in one.rules if part not in EVERYWHERE]
+        rules = {rule: (one.rules[rule], other.rules[rule]) for rule in about if one.rules[rule] != other.rules[rule]}
+        if part == ELSE:  # what the optimizer makes has a part of its own
+            rules.pop("new weights and states", None)
+        if one.plan != other.plan and part not in EVERYWHERE:
+            rules["plan"] = one.plan or "none", other.plan or "none"
+        if size:
+            yield Difference(part, size, rules)
+
+
+def _part(found: Memory, part: str) -> int:
+    if part != ELSE:
+        return found.split.get(part, 0)
+    return found.peak - sum(found.split.get(name, 0) for name in EVERYWHERE)
+
+
+def several(
+    model: str | Configuration, procedures: str, *given: Any, engine: str = "", **more: Any
+) -> Memory | Several:
+    """What `memory` says of one procedure and one runner, or of several of either, with commas between.
+
+    Raises `InputError`.
+    """
+    names, engines = _names("procedures", procedures), _names("engines", engine)
+    if len(names) > 1 and len(engines) > 1:
+        raise InputError("several procedures stand side by side, or several engines: give one of the others")
+    if len(engines) > 1:
+        found = (memory(model, names[0], *given, engine=name, **more) for name in engines)
+        return Several(tuple(found), "engine")
     if len(names) == 1:
-        return memory(model, names[0], *given, **more)
+        return memory(model, names[0], *given, engine=engines[0], **more)
+    return Several(tuple(memory(model, name, *given, engine=engines[0], **more) for name in names))
+
+
+def _names(what: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names):
-        raise InputError(f"procedures must be different names with commas between them, not {procedures!r}")
-    return Several(tuple(memory(model, name, *given, **more) for name in names))
+        raise InputError(f"{what} must be different names with commas between them, not {text!r}")
+    return names

@@ -40,29 +40,60 @@ def sheet(memory: Memory) -> Sheet:
 
 
 def beside(found: Several) -> Sheet:
-    """The peaks of several procedures and what they hold, side by side; with a budget the batches that fit."""
-    memories = found.memories
+    """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
+    memories, by_engine = found.memories, found.by == "engine"
     first = memories[0]
     parts = dict.fromkeys(part for one in memories for part, size in one.split.items() if size)
-    rows = [Row(("run by", *map(run_by, memories)))]
+    named = [one.engine for one in memories] if by_engine else [called(one) for one in memories]
+    rows = [Row(("under", *(one.plan or "no plan" for one in memories)))] if by_engine else []
+    rows += [] if by_engine else [Row(("run by", *map(run_by, memories)))]
     rows.append(Row(("at the peak", *(size_of(one.peak) for one in memories)), "bold"))
-    rows += [Row((part, *(size_of(one.split.get(part, 0)) for one in memories)), depth=1) for part in parts]
+    told = [[size_of(one.split[part]) if part in one.split else "" for one in memories] for part in parts]
+    rows += [Row((part, *sizes), depth=1) for part, sizes in zip(parts, told, strict=True)]
     if first.budget is not None:
         own = (f"{(one.fits or {}).get('batch_size') or 0:,}" for one in memories)
         rows.append(Row((f"sequences in {said_bytes(first.budget)}", *own), "bold"))
-    heading = title(first).replace(f" of {called(first)}", "", 1).replace(f" by {run_by(first)}", "", 1)
-    notes = dict.fromkeys(one.convention for one in memories)
-    return Sheet(heading, ("", *map(called, memories)), tuple(rows), tuple(notes))
+    if by_engine:
+        rows.append(Row(("rules", *("" for _ in memories)), "bold"))
+        rows += [Row((rule, *(one.rules[rule] for one in memories)), depth=1) for rule in first.rules]
+        notes = [_why(one, first) for one in memories[1:]] + [f"{one.engine}: {one.convention}" for one in memories]
+    else:
+        notes = [one.convention for one in memories]
+    return Sheet(
+        title(first, with_procedure=by_engine, with_runner=not by_engine),
+        ("", *named),
+        tuple(rows),
+        tuple(dict.fromkeys(notes)),
+    )
 
 
-def title(memory: Memory) -> str:
-    """What was run."""
+def _why(one: Memory, other: Memory) -> str:
+    """What makes the difference between two runners, and by which rules."""
+    from learncost.ledger.memory_several import differences
+
+    found = sorted(differences(one, other), key=lambda difference: -abs(difference.bytes))
+    if not found:
+        return f"{one.engine} takes what {other.engine} takes."
+    texts = []
+    for part in found:
+        rules = [f"{name}: {mine}, not {theirs}" for name, (mine, theirs) in part.rules.items()]
+        sign = "+" if part.bytes > 0 else "-"
+        texts.append(f"{part.part} {sign} {size_of(abs(part.bytes))}" + (f" ({'; '.join(rules)})" if rules else ""))
+    more = one.peak - other.peak
+    much = f"{size_of(abs(more))} {'more' if more > 0 else 'less'} than" if more else "as much as"
+    return f"{one.engine} takes {much} {other.engine}: {', '.join(texts)}."
+
+
+def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True) -> str:
+    """What was run; of several procedures, or runners, what they have in common."""
     name = "standard input" if memory.model == "-" else memory.model
-    plan = (f" under {memory.plan}" if memory.plan else "") + (f" by {run_by(memory)}" if _executed(memory) else "")
+    plan = f" under {memory.plan}" if memory.plan and with_runner == with_procedure else ""
+    plan += f" by {run_by(memory)}" if _executed(memory) and with_runner and with_procedure else ""
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
-    return f"{name}, memory of one step of {called(memory)}{plan}: {sequences} tokens{parts}"
+    step = f"one step of {called(memory)}" if with_procedure else "one step"
+    return f"{name}, memory of {step}{plan}: {sequences} tokens{parts}"
 
 
 def run_by(memory: Memory) -> str:

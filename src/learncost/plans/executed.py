@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from learncost.equation.count import shape_of
@@ -20,10 +21,14 @@ LIBRARIES: Mapping[str, Any] = {"numpy": (loaded, Array.new), "torch": (loaded_o
 
 @dataclass(frozen=True)
 class Taken:
-    """A room at the worst moment: its bytes, and the program's line that took it (empty for what it was given)."""
+    """A room at the worst moment: its bytes, the program's line that took it, and the function that this stands in.
+
+    Both are empty for what the program was given.
+    """
 
     bytes: int
     line: str
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ def executed(
     if not rooms:
         return Executed(first.peak, said(first.line))
     second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library)
-    held = [Taken(size, said(at)) for size, at in second.rooms]
+    functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
+    around = list(accumulate(functions, lambda before, name: name or before, initial=""))
+    held = [Taken(size, said(at), around[int(at)] if at else "") for size, at in second.rooms]
     return Executed(first.peak, said(first.line), tuple(sorted(held, key=lambda one: -one.bytes)))
 
 

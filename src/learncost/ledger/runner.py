@@ -1,0 +1,110 @@
+"""What a runner of steps is: who executes a step, what that takes in memory, and by which rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from learncost.equation.count import shape_of
+from learncost.equation.table import Table
+from learncost.ledger.memory_step import Step
+from learncost.plans.planner import chosen
+from learncost.readings.live import Held, Moment
+from learncost.vocabulary.optimizers import OPTIMIZERS
+
+TYPES = ("fp32", "fp64")
+"""The types that every runner of programs computes in."""
+
+RULES = ("new weights and states", "gradients", "kept for backward", "temporaries")
+"""What the rules of runners are about: where what an optimizer makes lies, how long gradients are there, what the
+forward pass leaves for the backward pass, and what a line takes beside its result."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known.
+
+    said  the convention, where it is another than the runner's
+    """
+
+    bytes: int
+    moment: Moment
+    split: Mapping[str, int]
+    witnesses: tuple[Held, ...]
+    curve: tuple[Moment, ...] = ()
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Who runs a step.
+
+    name        as --engine has it
+    peak        the most bytes of a step, at the sizes of a microbatch
+    takes       the same with all that is known of it
+    rules       by what they are about (`RULES`)
+    convention  what is counted, and what is not
+    refuses     why it cannot run a step, as it goes on behind its name; empty where it can
+    plan        under which plan it runs a step where none is named; `planner` chooses where that is auto
+    plans       the plans that are tried for it where none is named
+    largest     the largest batch within a budget, where that is solved for
+    lengths     whether it is quick enough to be asked for many lengths
+    module      whether it runs a module, which is named
+    passes      the most bytes of any table at sizes, in a type: of a pass of inference
+    """
+
+    name: str
+    peak: Callable[[Step, Mapping[str, int]], int]
+    takes: Callable[[Step, Mapping[str, int]], Taken]
+    rules: Mapping[str, str]
+    convention: str
+    refuses: Callable[[Step], str] = lambda step: ""
+    plan: str | None = None
+    planner: Callable[..., str] = chosen
+    plans: tuple[str, ...] | None = None
+    largest: Callable[[Step, int], int] | None = None
+    lengths: bool = False
+    module: bool = False
+    passes: Callable[[Table, Mapping[str, int], str], int] | None = None
+
+
+def refusal(step: Step, dtypes: Collection[str]) -> str:
+    """Why no program runs a step: its types, its optimizer, microbatches, weights in flash."""
+    if dtypes and step.kind.name not in dtypes:
+        return f"computes in {' or '.join(dtypes)}"
+    if step.optimizer.name not in OPTIMIZERS:
+        return f"executes the optimizers {', '.join(OPTIMIZERS)}"
+    if step.accumulate > 1:
+        return "takes the whole batch at once: leave --accumulate out"
+    return "has all weights in RAM: leave --flash out" if step.in_flash else ""
+
+
+def held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
+    """Arrays of one kind together: how many, and their bytes."""
+    counted = sorted(Counter(rooms).items(), key=lambda one: -one[0][0] * one[1])
+    return tuple(Held(line, (), (number, size), number * size) for (size, line), number in counted)
+
+
+def at_line(line: str, size: int) -> Moment:
+    """The moment of a program's line."""
+    return Moment(line, "", "", size)
+
+
+def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width: Callable[[str], int]) -> int:
+    """The bytes of names of a table, of so many each element."""
+    return sum(width(name) * prod(shape_of(table.axes[name], sizes)) for name in names)
+
+
+def given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What a program is given: weights, states, the batch."""
+    width = {"fp64": 8}.get(step.kind.name, 4)
+    states = [name for name in table.inputs if table.values[name].role == "state"]
+    others = [name for name in table.inputs if name not in states]
+    return {
+        "weights": bytes_of(table, table.weights, sizes, lambda _: width),
+        "optimizer state": bytes_of(table, states, sizes, lambda _: width),
+        "batch": bytes_of(table, others, sizes, lambda name: 8 if name in table.indices else width),
+    }

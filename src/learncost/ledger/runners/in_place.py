@@ -1,0 +1,62 @@
+"""PyTorch in place: its products and compiled kernels, all of them writing into one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from learncost.equation.errors import InputError
+from learncost.ledger.memory_step import Step
+from learncost.ledger.runner import TYPES, Runner, Taken, at_line, bytes_of, given, held, refusal
+from learncost.ledger.runners import libraries
+from learncost.plans.planner import smallest
+
+
+def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The parts of the peak. Raises `InputError` where a line cannot be in place."""
+    from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
+
+    table = step.whole()
+    found = placed(table, sizes, step.kind.name)
+    parts = given(step, table, sizes)
+    batch = [name for name in table.inputs if name in found.given and table.values[name].role != "state"]
+    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[found.given[name][1]])
+    return {**parts, "arena": found.bytes}
+
+
+def _peak(step: Step, sizes: Mapping[str, int]) -> int:
+    try:
+        return sum(_parts(step, sizes).values())
+    except InputError:
+        return libraries.peak("torch", step, sizes)
+
+
+def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
+    try:
+        parts = _parts(step, sizes)
+    except InputError as error:
+        found = libraries.takes("torch", step, sizes)
+        return replace(found, said=f"{libraries.OPERATORS} Not in place, as {error}.")
+    size = sum(parts.values())
+    return Taken(size, at_line("", size), parts, held((own, name) for name, own in parts.items() if own))
+
+
+RUNNERS = (
+    Runner(
+        "torch",
+        _peak,
+        _takes,
+        {
+            "new weights and states": "over the old ones",
+            "gradients": "until read",
+            "kept for backward": "what lines read",
+            "temporaries": "over operands",
+        },
+        "Predicted: the allocator's bytes when the step runs in place on compiled kernels: what stays from step to "
+        "step, the batch, and the arena. Weights and state are fp32 with bf16 too; their copies lie in the arena.",
+        lambda step: refusal(step, (*TYPES, "bf16")),
+        plan="auto",
+        planner=smallest,
+        plans=("auto",),
+    ),
+)

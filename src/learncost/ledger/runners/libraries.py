@@ -1,0 +1,70 @@
+"""Libraries as runners: the program that `emit` writes for NumPy or for PyTorch, run on arrays without values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from learncost.equation.table import Table
+from learncost.ledger.memory_step import Step
+from learncost.ledger.runner import TYPES, Runner, Taken, at_line, given, held, refusal
+from learncost.vocabulary.optimizers import OPTIMIZERS
+
+
+def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
+    """The most bytes of the emitted program."""
+    return _peak_of(library, step.whole(), sizes, step.kind.name)
+
+
+def _peak_of(library: str, table: Table, sizes: Mapping[str, int], dtype: str) -> int:
+    from learncost.plans.executed import executed  # emits programs: only where it is asked for
+
+    return executed(table, sizes, dtype, library=library).peak
+
+
+def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
+    """The most bytes of the emitted program, and who takes them."""
+    from learncost.plans.executed import executed
+
+    table = step.whole()
+    found = executed(table, sizes, step.kind.name, rooms=True, library=library)
+    parts = given(step, table, sizes)
+    parts["new weights and states"] = sum(one.bytes for one in found.rooms if one.function in OPTIMIZERS)
+    parts["values and temporaries"] = found.peak - sum(parts.values())
+    rooms = ((one.bytes, one.line or "given") for one in found.rooms)
+    return Taken(found.peak, at_line(found.line, found.peak), parts, held(rooms))
+
+
+def _runner(name: str, library: str, dtypes: tuple[str, ...], temporaries: str, convention: str) -> Runner:
+    rules = {
+        "new weights and states": "beside the old ones",
+        "gradients": "to the end",
+        "kept for backward": "what lines read",
+        "temporaries": temporaries,
+    }
+    return Runner(
+        name,
+        partial(peak, library),
+        partial(takes, library),
+        rules,
+        convention,
+        lambda step: refusal(step, dtypes),
+        passes=partial(_peak_of, library),
+    )
+
+
+OPERATORS = (
+    "Predicted: the allocator's bytes when PyTorch's operators run the emitted program on a processor, new weights "
+    "beside the old ones. Not in it: buffers inside of operators."
+)
+
+RUNNERS = (
+    _runner(
+        "numpy",
+        "numpy",
+        TYPES,
+        "results, buffers",
+        "Predicted: what tracemalloc sees when NumPy runs the emitted program, new weights beside the old ones.",
+    ),
+    _runner("torch-operators", "torch", (*TYPES, "bf16"), "results, copies", OPERATORS),
+)

@@ -1,0 +1,81 @@
+"""Runners side by side: the parts of a difference are the difference, and a runner is one module."""
+
+import json
+import sys
+from importlib import import_module
+from itertools import permutations
+
+import pytest
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.ledger import runners as package
+from learncost.ledger.memory_several import differences, several
+from learncost.ledger.runner import RULES
+from learncost.ledger.runners import runners
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 30, "seq_len": 8}
+
+
+def test_the_parts_of_a_difference_are_the_difference():
+    found = {name: lc.memory("gpt2", engine=name, **SMALL) for name in runners()}
+    assert len(found) >= 6
+    for one, other in permutations(found, 2):
+        parts = list(differences(found[one], found[other]))
+        assert sum(part.bytes for part in parts) == found[one].peak - found[other].peak
+        assert all(set(part.rules) <= {*RULES, "plan"} for part in parts)
+    assert all(tuple(memory.rules) == RULES for memory in found.values())
+
+
+def test_the_screen_and_the_json(capsys):
+    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,autograd,numpy"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "new weights and states: beside the old ones, not over the old ones" in said
+    assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,numpy", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["engines"]) == ["table", "numpy"]
+    assert told["engines"]["numpy"]["peak"] == lc.memory("gpt2", seq_len=64, engine="numpy").peak
+    parts = told["differences"]["by_engine"]["numpy"]
+    peaks = [told["engines"][name]["peak"] for name in ("numpy", "table")]
+    assert sum(part["bytes"] for part in parts) == peaks[0] - peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "procedures", "said"),
+    [
+        ("table,table", "bp", "engines must be different names"),
+        ("table,fast", "bp", "no engine is called 'fast'"),
+        ("table,numpy", "bp,recompute", "several engines: give one of the others"),
+    ],
+)
+def test_refusals(engine, procedures, said):
+    with pytest.raises(lc.InputError, match=said):
+        several("gpt2", procedures, engine=engine, **SMALL)
+
+
+ADDED = """
+from learncost.ledger.runner import RULES, Runner, Taken, at_line
+
+def takes(step, sizes):
+    return Taken(7, at_line("", 7), {"weights": 7}, ())
+
+def peak(step, sizes):
+    return 7 * sizes["B"]
+
+RUNNERS = (Runner("seven", peak, takes, dict.fromkeys(RULES, "none"), "Always seven."),)
+"""
+
+
+def test_a_runner_is_added_by_one_module(tmp_path, monkeypatch, capsys):
+    (tmp_path / "seven.py").write_text(ADDED, encoding="utf-8")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    runners.cache_clear()
+    try:
+        assert import_module("learncost.ledger.runners.seven").RUNNERS[0].name == "seven"
+        assert lc.memory("gpt2", engine="seven", **SMALL).peak == 7
+        assert lc.fit("gpt2", "1GB", procedures="bp", engine="seven", **SMALL).rows[0].ram == 7
+        assert main(["memory", "gpt2", "--engine", "table,seven", "--seq-len", "8"]) == 0
+        assert "Always seven." in capsys.readouterr().out
+    finally:
+        sys.modules.pop("learncost.ledger.runners.seven", None)
+        runners.cache_clear()

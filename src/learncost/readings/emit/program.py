@@ -220,7 +220,8 @@ class _Writer:
         table, names = self.table, self.identifiers
         tree = self.weights.tree
         state = {own for group in self.states.values() for own in group.values()}
-        later = {name for name in table.inputs if table.values[name].role == "gradient"}
+        gradients = [name for name in table.inputs if table.values[name].role == "gradient"]
+        later = {name for name in gradients if table.values[name].of in table.outputs}
         weights: list[Tree] = [tree] if tree else list(table.weights)
         before = [name for name in table.inputs if name not in state and name not in later]
         after = [name for name in table.inputs if name in later]

@@ -391,6 +391,11 @@ class Table:
         return value.of if value.role == "value" and value.of else name
 
     @cached_property
+    def renewed(self) -> Mapping[str, str]:
+        """What a step makes anew, weights and states, with the names of what it makes of them."""
+        return {self.values[name].of: name for name in self.outputs if self.values[name].role == "new"}
+
+    @cached_property
     def indices(self) -> frozenset[str]:
         """Names that are only read as an index."""
         return frozenset(name for name, value in self.values.items() if value.role == "index")

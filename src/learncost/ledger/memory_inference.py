@@ -131,9 +131,9 @@ class Serving:
         """The peak of one sequence: weights, cache of keys, other values."""
         found: list[dict[str, int]] = []
         for one in self.passes:
-            split = {"weights": self._resident(one), "cache": one.grown, "values": 0}
+            split, known = {"weights": self._resident(one), "cache": one.grown, "values": 0}, one.table.known
             for held in live(one.table, one.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS).witnesses:
-                cached = held.name.endswith(".cache")
+                cached = held.name in known and known[held.name].role == "cache"
                 split["weights" if held.role == "weight" else "cache" if cached else "values"] += held.bytes
             found.append(split)
         return max(found, key=lambda split: sum(split.values()))

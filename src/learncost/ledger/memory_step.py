@@ -20,7 +20,7 @@ from learncost.models.quantization import quantized_widths
 from learncost.models.wording import shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
-from learncost.procedures.accumulation import GATHERED, accumulated
+from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import FORWARD_LEARNING, PAPER, step, trained_by
 from learncost.readings.live import Live, levels, live
@@ -182,7 +182,7 @@ def _gathering(table: Table) -> Table:
     found = accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
-        ends = line.name.endswith(f"{GATHERED}.new")
+        ends = line.name in found.renewed.values()
         return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
 
     return replace(found, lines=each_line(found.lines, in_place))

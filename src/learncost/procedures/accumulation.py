@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from learncost.equation.table import Line, Statement, Sum, Table, Tag, Term
 from learncost.equation.value import Value
 from learncost.procedures.needed import needed
-from learncost.procedures.optimizer import renewed
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class Accumulated:
     @property
     def sums(self) -> tuple[str, ...]:
         """The names of the gathered gradients; they begin as zeros."""
-        return tuple(renewed(self.gather))
-
-
-GATHERED = ".gradient"
+        return tuple(self.gather.renewed)
 
 
 def accumulated(step: Table) -> Accumulated:
@@ -39,7 +35,7 @@ def accumulated(step: Table) -> Accumulated:
     last = tuple(line for line in step.lines if isinstance(line, Line) and line.tag.macro == "optimizer_step")
     first: list[Statement] = [line for line in step.lines if line not in last]
     read = {name for line in last for name in line.reads}
-    gradients = {f"d{weight}": f"{weight}{GATHERED}" for weight in step.weights if f"d{weight}" in read}
+    gradients = {f"d{weight}": f"{weight}.gradient" for weight in step.weights if f"d{weight}" in read}
     values = dict(step.values)
     for gradient, name in gradients.items():
         shape = values[gradient].axes

@@ -71,11 +71,6 @@ def without_gradients(table: Table) -> Table:
 
     So it need not be kept.
     """
-    known, new = table.values, renewed(table)
-    kept = (name for name in table.outputs if known[name].role != "gradient" or known[name].of not in new)
+    known = table.values
+    kept = (name for name in table.outputs if known[name].role != "gradient" or known[name].of not in table.renewed)
     return replace(table, outputs=tuple(kept))
-
-
-def renewed(table: Table) -> dict[str, str]:
-    """What a step makes anew, weights and states, with the names of what it makes of them."""
-    return {table.values[name].of: name for name in table.outputs if table.values[name].role == "new"}

@@ -17,7 +17,6 @@ from learncost.layers.layer import Layer, named, shipped
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
-from learncost.procedures.optimizer import renewed
 from learncost.procedures.procedure import PROCEDURES, step
 from learncost.proof.check import (
     LARGER,
@@ -243,7 +242,7 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
 
 
 def _new_weights(table: Table) -> Iterable[str]:
-    return renewed(table).values()
+    return table.renewed.values()
 
 
 def _shared_sizes(model: Model, table: Table) -> dict[str, int]:

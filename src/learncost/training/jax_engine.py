@@ -15,7 +15,7 @@ from learncost.equation.precision import precision_of
 from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
-from learncost.procedures.optimizer import renewed, without_gradients
+from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, leaves, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
@@ -98,7 +98,7 @@ class _Compiled:
         self._program = program(self._table, "jax", sizes=sizes, dtype=precision)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
-        changed = {*renewed(table)}
+        changed = {*table.renewed}
         given = [set(leaves(tree)) for tree in self._program.parameters]
         self._function = jax.jit(
             self._namespace[self._program.function],

@@ -17,7 +17,7 @@ from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
-from learncost.procedures.optimizer import renewed, without_gradients
+from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold
 from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
@@ -184,7 +184,7 @@ class _Step:
 
     def __init__(self, prepared: Prepared, plan: str | None, precision: str, pool: _Pool) -> None:
         table = without_gradients(prepared.table)
-        self.renewed = renewed(table)
+        self.renewed = table.renewed
         self._table, self._pool = table, pool
         self._sizes = dict(prepared.sizes)
         self.plan = smallest(table, self._sizes, precision) if plan is None else plan

@@ -21,7 +21,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
-from learncost.procedures.optimizer import DEFAULT, renewed, without_gradients
+from learncost.procedures.optimizer import DEFAULT, without_gradients
 from learncost.proof import engine_in_place as in_place
 from learncost.proof import engine_operators as operators
 from learncost.proof.check import survived
@@ -123,7 +123,7 @@ def _in_place(table: Table, prepared: Prepared, subject: str) -> Iterator[Check]
             for name, call in list(vars(self._kernels).items()):
                 setattr(self._kernels, name, wrapped(name, call))
 
-    owned = dict.fromkeys((*table.weights, *renewed(table)))
+    owned = dict.fromkeys((*table.weights, *table.renewed))
     tensors = {name: torch.from_numpy(np.array(prepared.values[name], order="C")) for name in owned}
     step = Watched(table, prepared.sizes, "fp64", tensors)
     once = written_once(table)

@@ -86,10 +86,10 @@ def check_runs(kind: Precision) -> None:
 
 def _pure(table: Table, kind: Precision) -> set[str]:
     """What is in bf16 where weights are: not single numbers, constants, scores of the loss and what makes it."""
-    states = {name.removesuffix(".new") for name in table.outputs} & {*table.inputs}
+    states = table.renewed.keys() & {*table.inputs}
     wide = scores(table) | (table.constants - states)
     if kind.states == "fp32":
-        wide |= states | {f"{name}.new" for name in states}
+        wide |= states | {table.renewed[name] for name in states}
     axes = dict(table.axes)
     for line in table.lines:
         axes |= line.axes if isinstance(line, Repeat) else {}

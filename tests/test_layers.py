@@ -8,6 +8,8 @@ import torch
 
 import learncost as lc
 from learncost.layers.layer import named, shipped
+from learncost.procedures.accumulation import accumulated
+from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients
 from learncost.proof.check import seeds_of, values_of
 from learncost.proof.references import LAYERS
 from learncost.readings.run import infer_sizes
@@ -262,3 +264,62 @@ def test_products_that_are_added_at_an_index_are_maccs():
     assert lc.price(apart, {"B": 5, "v": 3}).maccs == 0
     before = lc.layer("before(X Z own) -> Y\n  Y[v=own[B]] = X[B d] Z[B d]")
     assert lc.price(before, {"B": 5, "v": 3, "d": 7}).maccs == 35
+
+
+# What a value is stands in its record, not in its name.
+
+MARKED = ("{}.mask", "{}.new", "{}.gradient", "{}.cache", "{}.F", "{}.total", "{}.M", "d{}")
+
+
+def stepped(mark):
+    """A layer in a repeat, whose weights and inner values have marked names: its step, and what all readings say."""
+
+    def marked(text):
+        return text.format(**{name: mark.format(name) for name in "WUHG"})
+
+    inner = lc.layer(
+        marked("""inner(X; {W} {U}) -> Y
+      {H}[B f] = X[B d] {W}[d f]
+      {G}[B f] = tanh({H}[B f])
+      Y[B d] = {G}[B f] {U}[f d]""")
+    )
+    layer = lc.layer("outer(X;) -> X\nrepeat n carry X:\n  X[B d] = inner(X; block)", {"inner": inner})
+    weights = [f"block.{mark.format(name)}" for name in "WU"]
+    derived = lc.derive(layer)
+    gradients = {name: derived.gradients[name] for name in weights}
+    step = with_optimizer(derived.step, gradients, OPTIMIZERS["adamw"])
+    generator, sizes = np.random.default_rng(0), {"B": 2, "d": 3, "f": 5, "n": 4}
+    shapes = [[4, 3, 5], [4, 5, 3]]
+    arrays = {name: generator.standard_normal(shape) for name, shape in zip(weights, shapes, strict=True)}
+    found = lc.run(layer, {"X": generator.standard_normal((2, 3)), "dX": np.ones((2, 3)), **arrays})
+    halves = accumulated(without_gradients(step))
+    rows = [(row.layer, row.macro_operation, str(row.maccs), str(row.flops)) for row in lc.price(step, sizes).rows]
+    read = (found["X"].tolist(), [found[f"d{name}"].tolist() for name in weights], rows, lc.live(step, sizes).peak)
+    counts = [len(names) for names in (step.renewed, step.constants, halves.sums, halves.update.inputs)]
+    return layer.table.weights == tuple(weights), read, counts
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_a_name_says_nothing_of_what_a_value_is(mark):
+    """Weights and values that are called as masks, new weights, states or gradients are, and are none."""
+    assert stepped(mark) == stepped("{}")
+
+
+def test_who_makes_a_value_says_what_it_is():
+    layer = lc.layer("""twice(X; W) -> X
+      repeat n carry X:
+        H[B d] = tanh(X[B d])
+        X[B d] = H[B d'] W[d' d]
+      Y[B d] = X[B d] X[B d]
+      X[B d] = Y[B d] X[B d]""")
+    step = with_optimizer(lc.derive(layer).step, {"W": "dW"}, OPTIMIZERS["momentum"])
+    known = {name: (value.role, value.of) for name, value in step.known.items()}
+    assert known["dW"] == ("gradient", "W")
+    assert known["W.V"] == ("state", "W")
+    assert known["W.new"] == ("new", "W")
+    assert known["W.V.new"] == ("new", "W.V")
+    assert known["lr"] == ("constant", "")
+    assert known["H*"] == ("kept", "H")
+    assert [own for own in known.values() if own[0] == "part"] == [("part", "X.3")] * 3
+    assert step.renewed == {"W": "W.new", "W.V": "W.V.new"}
+    assert [step.header(name) for name in layer.table.outputs] == ["X"]

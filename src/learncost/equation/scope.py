@@ -130,11 +130,6 @@ def _read_outside(parsed: Iterable[Parsed]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _is_among(name: str, names: frozenset[str]) -> bool:
-    """Whether a weight is one of the names, or a call's whose prefix is."""
-    return name in names or any(name.startswith(f"{prefix}.") for prefix in names)
-
-
 class _Scope:
     """The names of a table while its lines are read in order; a repeat opens an inner one."""
 
@@ -142,6 +137,7 @@ class _Scope:
         self.given = frozenset((*header.inputs, *header.weights))
         self.weights = list(header.weights)
         self.drawn: list[str] = []
+        self.called: dict[str, str] = {}  # of a weight that a call brings along: what the call gives, one name for all
         self.roles: dict[str, Value] = {}
         self.check = check
         self.expand = expand
@@ -199,6 +195,7 @@ class _Scope:
                 self.current[name] = name
                 self.taken.add(name)
                 (self.drawn if name in found.drawn else self.weights).append(name)
+                self.called[name] = call.weights[0] if len(call.weights) == 1 else name
         return found.lines
 
     def valued(self, axes: Axes) -> dict[str, Value]:
@@ -297,7 +294,8 @@ class _Scope:
         inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts.values()}
         read = dict.fromkeys(name for line in lines for name in line.reads)
         shared = frozenset(block.shared) | self.outside
-        each = tuple(n for n in read if n in (*self.weights, *self.drawn) and not _is_among(n, shared))
+        brought = (name for name in read if name in (*self.weights, *self.drawn))
+        each = tuple(name for name in brought if not {name, self.called.get(name)} & shared)
         for name in each:
             inner_axes[name] = self.axes[name]
         kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]

@@ -15,6 +15,7 @@ from learncost.models.wording import nearest, shown
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
 _OUTPUT_LAYERS = ("head", "classifier", "score", "spans")
+_ROUTER = "WR"  # what layers of experts call the weight that chooses among them
 _MOST_NAMES = 40  # of what is known, in one line that refuses another
 _PARTS = ("all", "none", "head", "embeddings", "biases")
 
@@ -207,8 +208,10 @@ class Parts:
 
 def is_projection(line: Line, weight: str) -> bool:
     """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
-    layer, router = line.tag.layer, weight.endswith(".WR")
-    return is_linear(line, weight) and layer not in _OUTPUT_LAYERS and "convolution" not in layer and not router
+    if not is_linear(line, weight) or line.tag.layer in _OUTPUT_LAYERS or "convolution" in line.tag.layer:
+        return False
+    own = {term.name: local for term, local in zip(line.right, line.tag.locals, strict=False)}
+    return own.get(weight) != _ROUTER
 
 
 def _looks_up(line: Line, weight: str) -> bool:

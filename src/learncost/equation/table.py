@@ -386,9 +386,10 @@ class Table:
         return {**_inside(self.lines), **self.values}
 
     def header(self, name: str) -> str:
-        """What the header calls an output: Y, of which the last version is Y.2."""
+        """What the header calls an output: Y, of which the last version is Y.2; a cache, of one that has grown."""
         value = self.values[name]
-        return value.of if value.role == "value" and value.of else name
+        grown = value.role == "new" and self.values[value.of].role == "cache"
+        return value.of if value.of and (grown or value.role == "value") else name
 
     @cached_property
     def renewed(self) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from learncost.equation.table import Line, Repeat, Statement, Table, defined, each_line, walk
+from learncost.equation.table import Line, Repeat, Statement, Table, defined
 from learncost.equation.value import Value
 
 Values = dict[str, Value]
@@ -28,11 +28,24 @@ def recomputed(table: Table, chosen: Chosen, whole: bool = False) -> Table:
 
 
 def run_once(table: Table) -> Table:
-    """The table without the lines that run again, where some do; what they made is then to be kept (`recomputed`)."""
-    if all(line.tag.macro != "recomputation" for line, _ in walk(table.lines)):
-        return table
-    lines = each_line(table.lines, lambda line: () if line.tag.macro == "recomputation" else (line,))
-    return replace(table, lines=lines)
+    """The table without the lines that run again, where some do; what they made is then to be kept (`recomputed`).
+
+    A weight that is made of codes for the backward pass is none of these: it is never kept.
+    """
+    lines = _once(table.lines)
+    return table if lines == table.lines else replace(table, lines=lines)
+
+
+def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
+    wanted: set[str] = set()
+    result: list[Statement] = []
+    for line in reversed(lines):
+        if isinstance(line, Repeat):
+            result.append(replace(line, lines=_once(line.lines)))
+        elif line.tag.macro != "recomputation" or (line.tag.types and not wanted.isdisjoint(line.makes)):
+            wanted |= set(line.reads)
+            result.append(line)
+    return tuple(reversed(result))
 
 
 def _scope(

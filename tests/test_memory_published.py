@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import learncost as lc
+from learncost.faces.command import main
+from learncost.ledger.memory_measured import measured
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned
@@ -145,3 +147,25 @@ PAGE = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding=
 def test_the_python_of_the_page():
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
     exec(program, {})  # the page's own text
+
+
+def test_peaks_that_were_measured_on_one_gpu():
+    """torchtune's README, LitGPT's resource tables and DLPerf's report: predicted beside published."""
+    runs = {run.name: run for run in measured()}
+    assert len(runs) == 12
+    for run in runs.values():
+        assert run.assumed  # none of the sources says everything
+        assert run.said != "fits"  # what had too little memory is predicted to have
+        assert run.ratio is None or 0.65 < run.ratio < 1.25, run.name
+    close = [name for name, run in runs.items() if run.ratio and abs(run.ratio - 1) < 0.1]
+    assert {"torchtune, QLoRA, RTX 4090", "torchtune, LoRA, RTX 4090", "torchtune, full, RTX 4090"} <= {*close}
+    printed = {"LitGPT, LoRA, 13 B": 6_553_600}  # trainable parameters, as its table has them
+    for name, count in printed.items():
+        step = runs[name].step
+        found = lc.cost(step["model"], lora=step["lora"], lora_rank=step["lora_rank"], seq_len=8)
+        assert found.trained_parameters == count
+
+
+def test_measured_peaks_are_shown(capsys):
+    assert main(["conventions", "llama-3.1-8b", "--memory"]) == 0
+    assert "torchtune, QLoRA, RTX 4090    7.4 GiB" in capsys.readouterr().out

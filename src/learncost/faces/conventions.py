@@ -7,6 +7,7 @@ from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_un
 from learncost.ledger import show_conventions
 from learncost.ledger.conventions import Conventions
 from learncost.ledger.conventions import conventions as compute
+from learncost.ledger.memory_measured import Peaks, measured_of
 from learncost.ledger.memory_published import PublishedMemory, published_memory
 
 OWN = ("batch-size", "seq-len", "target-len", "mine", "memory", "format", "json", "help")
@@ -24,7 +25,7 @@ def conventions(
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
-) -> Conventions | PublishedMemory | str:
+) -> Conventions | PublishedMemory | Peaks | str:
     """What every price book and the common counters say of the same training step, and line by line why they differ.
 
     Parameters
@@ -33,7 +34,9 @@ def conventions(
         A number that you have, such as 291.6G or 8.75e11. Which conventions give it is then said, or which comes
         nearest and what explains the rest.
     memory
-        Shows instead the memory for activations of one sequence as Pau & Aymone count it, beside the exact one.
+        Shows instead what is published of memory: the activations of one sequence as Pau & Aymone count them, beside
+        the exact ones; or the peaks that were measured of this model on one GPU, beside those predicted (learncost list
+        peaks has all).
     format
         How the result is written: table, json, csv or md; with --memory not csv.
 
@@ -50,7 +53,10 @@ def conventions(
             raise InputError("--mine is a count of operations: leave --memory out")
         if batch_size != "1":
             raise InputError("--memory is of one sequence: leave --batch-size out")
-        told = published_memory(model, seq_len, target_len, **refuse_unknown(sizes, OWN))
+        runs = () if sizes or seq_len or target_len else measured_of(model)
+        told: Peaks | PublishedMemory = Peaks(model, runs)
+        if not runs:
+            told = published_memory(model, seq_len, target_len, **refuse_unknown(sizes, OWN))
         return written(told, wanted, {"md": lambda told: told.sheet.markdown()})
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, batch_size, seq_len, target_len, mine, **refuse_unknown(sizes, OWN))

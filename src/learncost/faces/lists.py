@@ -22,7 +22,7 @@ def listing(
     json: Switch = False,
 ) -> Sheet | str:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
-    devices, countries, runs, commands.
+    devices, countries, runs, peaks, commands.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def _field(name: str) -> Cell:
     return lambda one: str(one[name])
 
 
-_NUMBERS = frozenset({"parameters", "how many", "GB", "W", "kg CO2e/kWh"})
+_NUMBERS = frozenset({"published", "predicted", "ratio", "parameters", "how many", "GB", "W", "kg CO2e/kWh"})
 """Columns of numbers, which stand at the right."""
 
 
@@ -297,6 +297,20 @@ def _runs() -> Listed:
     return Listed(entries, columns)
 
 
+def _peaks() -> Listed:
+    from learncost.ledger.memory_measured import measured
+
+    entries: list[Known] = [found.to_dict() | {"shown": found.shown, "said": found.said} for found in measured()]
+    columns: dict[str, Cell] = {
+        "training step on one GPU": _field("name"),
+        "published": _field("published"),
+        "predicted": _field("shown"),
+        "ratio": _field("said"),
+        "what is assumed, as the source does not say it": lambda one: "; ".join(one["assumed"]),
+    }
+    return Listed(entries, columns)
+
+
 def _commands() -> Listed:
     from learncost.faces.command import COMMANDS
 
@@ -318,5 +332,6 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "devices": _devices,
     "countries": _countries,
     "runs": _runs,
+    "peaks": _peaks,
     "commands": _commands,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learncost.books.formula import formulas
 from learncost.equation.count import ZERO, Count, checked_sizes
 from learncost.equation.errors import named_one
 from learncost.equation.table import Table
@@ -166,6 +165,8 @@ def book(name: str | Book) -> Book:
 
 def every() -> dict[str, Book]:
     """All price books by name: those that price lines, and those that are a formula of a whole model."""
+    from learncost.books.formula import formulas  # reads a file: only where all are asked for
+
     return {**BOOKS, **{name: formula.book for name, formula in formulas().items()}}
 
 

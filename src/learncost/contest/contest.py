@@ -17,7 +17,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
+from learncost.ledger.sheet import Readable
 
 
 class Report(Protocol):

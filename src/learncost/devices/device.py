@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learncost.equation.arrays import BYTES
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.models.files import looks_like_path, read_path
 from learncost.models.wording import nearest, shown
 

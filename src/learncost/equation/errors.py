@@ -49,6 +49,27 @@ class NotationError(InputError):
         super().__init__(f"{message}, in line: {line.strip()}" if line else message)
 
 
+def advice(line: str) -> str:
+    """What to write in place of a line, where it is a known first attempt; empty where it is none."""
+    from learncost.equation.attempts import advice  # some forty patterns: only where something is refused
+
+    return advice(line)
+
+
+def header_advice(line: str) -> str:
+    """The same of a header."""
+    from learncost.equation.attempts import header_advice
+
+    return header_advice(line)
+
+
+def in_two_lines(line: str) -> str:
+    """A product and a sum in one line as two lines."""
+    from learncost.equation.attempts import in_two_lines
+
+    return in_two_lines(line)
+
+
 def named_one(kind: str, name: object, known: Mapping[str, Known]) -> Known:
     """What a registry has under a name; an unknown name is refused with the nearest one and all that exist."""
     if isinstance(name, str) and name in known:

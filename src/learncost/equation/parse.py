@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 
-from learncost.equation.attempts import advice, header_advice, in_two_lines
-from learncost.equation.errors import NotationError
+from learncost.equation.errors import NotationError, advice, header_advice, in_two_lines
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
 _TOKEN = re.compile(

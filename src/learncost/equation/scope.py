@@ -6,9 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from learncost.equation.attempts import advice
 from learncost.equation.count import base
-from learncost.equation.errors import NotationError
+from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Block, Call, Header, Parsed, twice
 from learncost.equation.table import (
     Carry,

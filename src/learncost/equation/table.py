@@ -355,6 +355,13 @@ class Repeat:
 Statement: TypeAlias = Line | Repeat
 
 
+def alias(line: Line) -> bool:
+    """Another name for the same array: a sum of one term with the sign +, or what was written into its room."""
+    if isinstance(line, Word):
+        return line.word == "append"
+    return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)
+
+
 def defined(lines: Iterable[Statement]) -> frozenset[str]:
     """The names that lines define in their own scope."""
     return frozenset(name for line in lines for name in line.makes)

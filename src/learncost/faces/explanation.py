@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
-from learncost.ledger.sheet import Row, Sheet, number
+from learncost.ledger.sheet import Readable, Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book
 

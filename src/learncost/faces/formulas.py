@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
 from learncost.equation.table import Table
 from learncost.faces.explanation import plain
 from learncost.faces.of_model import ModelFormulas, model_formulas
@@ -27,6 +26,7 @@ from learncost.faces.subject import (
 )
 from learncost.faces.subject import subject as find_subject
 from learncost.layers.layer import Layer
+from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.procedure import procedure as find_procedure

@@ -8,14 +8,13 @@ from typing import Any
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
 from learncost.equation.table import Line
 from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.ledger.cost import Run, shown_layer
+from learncost.ledger.sheet import Readable, Sheet, number
 from learncost.ledger.sheet import Row as Cells
-from learncost.ledger.sheet import Sheet, number
 from learncost.ledger.show import convention
 from learncost.models.wording import nearest
 from learncost.procedures.procedure import MACRO_OPERATIONS

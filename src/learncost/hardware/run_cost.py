@@ -14,10 +14,10 @@ from learncost.devices.figure import Figure, computed
 from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.equation.readable import Readable
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import check_tokens, cost
 from learncost.ledger.record import Cost
+from learncost.ledger.sheet import Readable
 from learncost.models.configuration import Configuration
 from learncost.models.numbers import counted
 from learncost.models.wording import shown

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.resources import files
 
-from learncost.equation.attempts import advice
 from learncost.equation.count import base
-from learncost.equation.errors import NotationError
+from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Call, parse_header, parse_lines, split_names
 from learncost.equation.scope import Axes, Expanded, bind
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from learncost.equation.arrays import alias
 from learncost.equation.count import base
-from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, Word, defined, walk
+from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, Word, alias, defined, walk
 from learncost.equation.value import Value
 
 

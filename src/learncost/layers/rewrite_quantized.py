@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from learncost.equation.arrays import BYTES
 from learncost.equation.count import base, shape_of
-from learncost.equation.precision import BLOCKS, Blocks
+from learncost.equation.precision import BLOCKS, BYTES, Blocks
 from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
 from learncost.equation.value import Value
 from learncost.layers.recompute import recomputed

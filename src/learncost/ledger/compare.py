@@ -11,10 +11,10 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, possible, prepare
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
+from learncost.ledger.sheet import Readable
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES, instead

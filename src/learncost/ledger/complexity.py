@@ -13,11 +13,11 @@ from typing import Any
 from learncost.books.book import price
 from learncost.equation.count import Count, base, total
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
 from learncost.equation.table import walk
 from learncost.layers.layer import Layer, named
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text
+from learncost.ledger.sheet import Readable
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
 from learncost.readings.price import parameters

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from learncost.equation.arrays import BYTES
 from learncost.equation.count import Count, size_of, total
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.ledger.cost import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.record import Cache, Cost
 from learncost.ledger.timing import timing

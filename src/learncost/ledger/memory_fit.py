@@ -8,7 +8,6 @@ from typing import Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
-from learncost.equation.readable import Readable
 from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory import told
 from learncost.ledger.memory_inference import NAME, Serving
@@ -17,7 +16,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, said_bytes
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
-from learncost.ledger.sheet import Row, Sheet, number, size_of
+from learncost.ledger.sheet import Readable, Row, Sheet, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from learncost.equation.readable import Readable
+from learncost.ledger.sheet import Readable
 
 if TYPE_CHECKING:
     from learncost.ledger.timing import RowTime, Timing

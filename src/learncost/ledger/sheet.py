@@ -19,6 +19,13 @@ _GAP = "  "
 _NARROW = 16  # a column of words is not made narrower
 
 
+class Readable:
+    """A result that a Python session shows as its text: a dataclass with it says `repr=False`, so as to keep it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Row:
     """Cells of a row, the first one indented `depth` times; `style` is "", "bold" or "dim"."""

@@ -18,11 +18,10 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
 from learncost.ledger.cost import check_probability, possible, rows_of
 from learncost.ledger.grid import Grid, grid_of
+from learncost.ledger.sheet import Readable, Sheet
 from learncost.ledger.sheet import Row as Cells
-from learncost.ledger.sheet import Sheet
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
 from learncost.models.families import FAMILIES

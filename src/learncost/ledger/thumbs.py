@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.count import Count, total
-from learncost.equation.readable import Readable
+from learncost.ledger.sheet import Readable
 
 Number = int | Fraction
 

@@ -7,18 +7,25 @@ from typing import Any
 
 from learncost.layers.layer import Layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
-from learncost.layers.rewrite_attention import (
-    with_alibi,
-    with_bias,
-    with_norms,
-    with_rotary,
-    with_scale,
-    with_sinks,
-    with_softcap,
-    without_scale,
-)
-from learncost.layers.rewrite_disentangled import with_content_to_position, with_position_to_content
-from learncost.layers.rewrite_experts import with_factor, without_word
+
+
+def _attention() -> Any:
+    """The module of those of attention, which not every family needs."""
+    from learncost.layers import rewrite_attention
+
+    return rewrite_attention
+
+
+def _experts() -> Any:
+    from learncost.layers import rewrite_experts
+
+    return rewrite_experts
+
+
+def _disentangled() -> Any:
+    from learncost.layers import rewrite_disentangled
+
+    return rewrite_disentangled
 
 
 def _words(layer: Layer, words: Mapping[str, str]) -> Layer:
@@ -34,16 +41,20 @@ def _transposed(layer: Layer, weights: str | list[str]) -> Layer:
 
 
 def _norms(layer: Layer, given: Mapping[str, Any]) -> Layer:
-    along, shifts = tuple(given.get("along", "k")), given.get("shifts", {})
-    return with_norms(layer, given["gains"], along, given["epsilon"], shifts, given.get("from_one", False))
+    along, shifts, from_one = tuple(given.get("along", "k")), given.get("shifts", {}), given.get("from_one", False)
+    found: Layer = _attention().with_norms(layer, given["gains"], along, given["epsilon"], shifts, from_one)
+    return found
 
 
 def _scale(layer: Layer, given: float | Mapping[str, Any]) -> Layer:
-    return with_scale(layer, given["by"], given["of"]) if isinstance(given, Mapping) else with_scale(layer, given)
+    factors = (given["by"], given["of"]) if isinstance(given, Mapping) else (given,)
+    found: Layer = _attention().with_scale(layer, *factors)
+    return found
 
 
 def _softcap(layer: Layer, given: Mapping[str, Any]) -> Layer:
-    return with_softcap(layer, given["cap"], given["of"])
+    found: Layer = _attention().with_softcap(layer, given["cap"], given["of"])
+    return found
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
@@ -52,16 +63,18 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "biases": with_biases,  # {weight = bias}
     "transposed": _transposed,  # a weight that is stored the other way round, or several
     "norms": _norms,  # {gains = {value = gain}, along = [axes], epsilon = number, shifts = {value = shift}, from_one}
-    "rotary": lambda layer, names: with_rotary(layer, *names),  # [queries, keys]
+    "rotary": lambda layer, names: _attention().with_rotary(layer, *names),  # [queries, keys]
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
-    "factor": lambda layer, given: with_factor(layer, given["by"], given["of"]),  # {of = value, by = number}
-    "without": without_word,  # a word
-    "sinks": with_sinks,  # the weight
-    "no_scale": lambda layer, _: without_scale(layer),
-    "alibi": lambda layer, _: with_alibi(layer),
-    "bias": lambda layer, _: with_bias(layer),
-    "content_to_position": lambda layer, given: with_content_to_position(layer, **given),  # {weight, scale}
-    "position_to_content": lambda layer, given: with_position_to_content(layer, **given),
+    "factor": lambda layer, given: _experts().with_factor(layer, given["by"], given["of"]),  # {of = value, by = number}
+    "without": lambda layer, word: _experts().without_word(layer, word),  # a word
+    "sinks": lambda layer, weight: _attention().with_sinks(layer, weight),  # the weight
+    "no_scale": lambda layer, _: _attention().without_scale(layer),
+    "alibi": lambda layer, _: _attention().with_alibi(layer),
+    "bias": lambda layer, _: _attention().with_bias(layer),
+    "content_to_position": lambda layer, given: _disentangled().with_content_to_position(
+        layer, **given
+    ),  # {weight, scale}
+    "position_to_content": lambda layer, given: _disentangled().with_position_to_content(layer, **given),
 }
 """By name: from a layer and an argument to a layer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from learncost.equation.table import Repeat, Table
 from learncost.layers.derive import Derived, derive
-from learncost.layers.recompute import recomputed as run_again
 from learncost.models.model import Model
 
 
@@ -34,4 +33,6 @@ def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
 
 def recomputed(step: Table) -> Table:
     """The step in which every block keeps only its input, and the backward pass runs every line of the block again."""
+    from learncost.layers.recompute import recomputed as run_again  # only where it is asked for
+
     return run_again(step, chosen=lambda line: True, whole=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word
 from learncost.equation.value import Value
-from learncost.procedures.optimizer_state import STATES, State
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
 from learncost.vocabulary.optimizers import OPTIMIZERS, Optimizer
+
+if TYPE_CHECKING:
+    from learncost.procedures.optimizer_state import State
 
 DEFAULT = "adamw"
 """Of a model, where no optimizer is named; a layer has none."""
@@ -24,7 +27,8 @@ def default_optimizer(book: Book | None = None) -> str:
 
 def optimizer(name: str) -> Optimizer:
     """An optimizer by its name; an unknown one is refused with those that exist."""
-    if state_of(name).name not in OPTIMIZERS:
+    if name not in OPTIMIZERS:
+        name = state_of(name).name
         others = ", ".join(OPTIMIZERS)
         raise InputError(f"of {name} only the state is known, to memory and fit; its step is not (there are {others})")
     return OPTIMIZERS[name]
@@ -32,6 +36,8 @@ def optimizer(name: str) -> Optimizer:
 
 def state_of(name: str) -> State:
     """What an optimizer remembers; an unknown one is refused with all that exist."""
+    from learncost.procedures.optimizer_state import STATES  # only where memory is asked for, or a name is refused
+
     return named_one("optimizer", name, STATES)
 
 

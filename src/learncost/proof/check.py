@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import price
-from learncost.equation.arrays import alias
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Read, Table, Term, Word, walk
+from learncost.equation.table import Line, Read, Table, Term, Word, alias, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower

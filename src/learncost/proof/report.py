@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from learncost.equation.readable import Readable
+from learncost.ledger.sheet import Readable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from learncost.equation.arrays import BYTES
 from learncost.equation.count import Count, base, checked_sizes, shape_of, size_of
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Repeat, Statement, Table, Word
 from learncost.equation.table import walk as each
 from learncost.layers.derive import Derived, derive

@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
-from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BYTES
 from learncost.equation.table import (
     Axis,
     Line,
@@ -26,6 +26,7 @@ from learncost.equation.table import (
     Table,
     Term,
     Word,
+    alias,
     each_line,
     walk,
 )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeAlias
 
-from learncost.equation.arrays import alias
-from learncost.equation.table import Line, Repeat, Statement, Table, Term
+from learncost.equation.table import Line, Repeat, Statement, Table, Term, alias
 from learncost.equation.value import Value
 from learncost.schedule.matrix import MatrixProduct, Scatter
 

@@ -1,6 +1,5 @@
 """Floor 1, the vocabulary: one entry a word, its body, gradient and Jacobian as tables in the same notation."""
 
-from learncost.vocabulary import binary_words as _binary_words
 from learncost.vocabulary import modern_words as _modern_words
 from learncost.vocabulary import optimizers as _optimizers
 from learncost.vocabulary import primitives as _primitives
@@ -9,4 +8,4 @@ from learncost.vocabulary.entry import Entry, called, canonical, define, entries
 
 __all__ = ["Entry", "called", "canonical", "define", "entries", "entry", "plain"]
 
-_DEFINING = (_primitives, _words, _modern_words, _binary_words, _optimizers)  # imported for the words that they define
+_DEFINING = (_primitives, _words, _modern_words, _optimizers)  # imported for the words that they define

@@ -1,4 +1,4 @@
-"""Words of the models after 2019: norms without a mean, shares of a sum, a sink of attention, a bound from above."""
+"""Words of the models after 2019 - norms without a mean, shares, sinks, bounds - and of losses over yes and no."""
 
 from __future__ import annotations
 
@@ -98,5 +98,31 @@ define(
         """,
         pointwise=True,
         source="the smaller of X and a bound Z without a gradient; at the bound the gradient passes, as torch.clamp's",
+    )
+)
+define(
+    Entry(
+        "log_sigmoid",
+        ("X",),
+        ("Y",),
+        body_text="""
+        N[_] = -1[] X[_]
+        m[_] = maximum(N[_], 0[])
+        T[_] = 2[] m[_]
+        a[_] = X[_] + T[_]
+        R[_] = -1[] a[_]
+        E[_] = exp(R[_])
+        D[_] = E[_] + 1[]
+        L[_] = log(D[_])
+        S[_] = L[_] + m[_]
+        Y[_] = -1[] S[_]
+        """,
+        gradient_text="""
+        P[_] = exp(Y[_])
+        Q[_] = 1[] - P[_]
+        dX[_] = dY[_] Q[_]
+        """,
+        pointwise=True,
+        source="log 1/(1 + exp(-x)) = -max(-x, 0) - log(1 + exp(-|x|)), stable; its derivative is 1 - sigmoid(x)",
     )
 )

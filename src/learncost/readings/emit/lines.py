@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from string import ascii_letters
 
-from learncost.equation.arrays import alias
 from learncost.equation.count import base
-from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word
+from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word, alias
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
 from learncost.readings.emit.indices import gathered, scatter
 from learncost.readings.emit.precision import contraction

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
-from learncost.equation.arrays import BYTES, alias
 from learncost.equation.count import Count, size_of
+from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
-from learncost.equation.table import Line, Literal, Sum, Term, Word, terms_of
+from learncost.equation.table import Line, Literal, Sum, Term, Word, alias, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from learncost.equation.arrays import BYTES
 from learncost.equation.count import shape_of, size_of
+from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Table
 from learncost.readings.emit.c import Function, kernel
 from learncost.readings.emit.identifiers import Identifiers

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
-from learncost.readings.emit.c.arrays import STORED
-from learncost.readings.emit.c.packed import PACKED
-from learncost.readings.emit.c.prelude import PRELUDE
+from learncost.readings.emit.c import gnu
+from learncost.readings.emit.c.arrays import STORED, Arrays
+from learncost.readings.emit.c.function import routine
+from learncost.readings.emit.c.printer import indented
 from learncost.readings.emit.c.schedule import Schedule
-from learncost.readings.emit.c.tiles import TILES
+from learncost.readings.emit.c.shares import shared
 from learncost.readings.emit.c.unify import lowered, unified
-from learncost.readings.emit.c.write import Turns, check
 
 __all__ = ["Function", "kernel", "source", "writable"]
 
@@ -61,25 +61,39 @@ def kernel(
     Raises `InputError` with the line that cannot be written.
     """
     lines = tuple(lines)
-    check(lines, axes, outputs, dtypes)
+    _check(lines, axes, outputs, dtypes)
     found = lines[0].tag.kernel or Kernel(name, ())
     normal = lowered(lines, axes, outputs)
-    arrays = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
-    real = "double" if any(dtypes.get(array) == "fp64" for array in arrays) else "float"
+    named = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
+    real = "double" if any(dtypes.get(array) == "fp64" for array in named) else "float"
     schedule = _scheduled(normal, found, outputs, dtypes, real)
-    writer = Turns(schedule, axes, dtypes, real)
-    body = writer.body(unified(lines))
-    made = tuple(value.name for value in schedule.values.values() if value.output)
-    reads = tuple(writer.given)
-    inner = [f"const place {c} = {sizes[s]};" for s, c in writer.sizes.items() if s in sizes]
-    parameters = [f"const {STORED[dtypes[r]]} *{writer.names.of(r)}" for r in reads]
-    parameters += [f"{STORED[dtypes[w]]} *{writer.names.of(w)}" for w in made]
-    free = tuple(s for s in writer.sizes if s not in sizes)
-    parameters += [f"place {writer.sizes[s]}" for s in free]
+    arrays = Arrays(schedule, axes, dtypes, real, unified(lines))
+    whole = routine(arrays, tiles=real == "float")
+    reads = whole.arrays("read")
+    makes = [arrays.output(value) for value in schedule.values.values() if value.output]
+    free = [axis for axis in whole.sizes if axis not in sizes]
     comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
+    parameters = [f"const {array.type} *{array.name}" for array in reads]
+    parameters += [f"{array.type} *{array.name}" for array in makes]
+    parameters += [f"place {whole.sizes[axis]}" for axis in free]
     head = textwrap.fill(f"void {name}({', '.join(parameters)}) {{", 118, subsequent_indent="        ")
-    text = "\n".join((line if line.startswith("#") else f"    {line}").rstrip() for line in (*inner, *body))
-    return Function(name, f"/*\n{comment}\n*/\n{head}\n{text}\n}}\n", reads, made, free, writer.shares())
+    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(gnu.function(whole, sizes)), "}\n"))
+    return Function(
+        name, text, tuple(a.of for a in reads), tuple(a.of for a in makes), tuple(free), shared(arrays, whole)
+    )
+
+
+def _check(
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
+) -> None:
+    """Refuse what has no axes or no type, before anything is written."""
+    made = {term.name for line in lines for term in line.left}
+    for line in lines:
+        for name in (*line.reads, *(term.name for term in line.left)):
+            if name not in axes:
+                raise InputError(f"the axes of {name} are not known, in line: {line}")
+            if (name not in made or name in outputs) and dtypes.get(name) not in STORED:
+                raise InputError(f"{name} is {dtypes.get(name)}, not one of {', '.join(STORED)}, in line: {line}")
 
 
 def _scheduled(
@@ -127,4 +141,4 @@ def writable(
 
 def source(functions: Sequence[Function]) -> str:
     """The whole C file: what all functions need, and the functions."""
-    return PRELUDE.lstrip() + PACKED + TILES + "\n" + "\n".join(function.text for function in functions)
+    return gnu.PREAMBLE + "\n".join(function.text for function in functions)

@@ -1,18 +1,40 @@
-"""What a C text is written with: blocks one inside the other, names, and where the elements of arrays lie."""
+"""The names and sizes of a kernel, what its loops go over, and where the elements of its arrays lie."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from learncost.equation.count import base
-from learncost.equation.table import Read
-from learncost.readings.emit.c.schedule import Node, Schedule, Value
+from learncost.equation.table import Condition, Line
+from learncost.readings.emit.c.schedule import MAIN, Schedule, Value
 from learncost.readings.emit.c.sides import groups
+from learncost.readings.emit.c.tree import (
+    ONE,
+    TURN,
+    ZERO,
+    Array,
+    Call,
+    Constant,
+    Counter,
+    Element,
+    Expression,
+    Loop,
+    Operation,
+    Size,
+    Statement,
+    Variable,
+    larger,
+    minus,
+    plus,
+    smaller,
+    times,
+)
 from learncost.readings.emit.identifiers import Identifiers
 
 Group: TypeAlias = tuple[str, ...]
+Positions: TypeAlias = Mapping[Group, Expression]
 STORED = {
     "fp32": "float",
     "fp64": "double",
@@ -21,48 +43,6 @@ STORED = {
     "uint8": "uint8_t",
     "bool": "unsigned char",
 }
-
-
-class Expression(NamedTuple):
-    """C text, the depth of the innermost block that it needs, and what it is: real, index or bool."""
-
-    text: str
-    depth: int
-    type: str = "real"
-
-
-class Index(NamedTuple):
-    """A position along an axis or a group of axes."""
-
-    text: str
-    depth: int
-
-
-Positions: TypeAlias = Mapping[Group, Index]
-
-
-@dataclass
-class Block:
-    """A block of C that is being written: its statements, what follows it, and the numbers that it knows."""
-
-    head: str = ""
-    pragma: str = ""
-    lines: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    memo: dict[tuple[object, ...], Expression] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """Where an array lies: its C name, its axes, how it is stored, and the axis of which it holds one block."""
-
-    name: str
-    axes: tuple[str, ...]
-    type: str
-    block: str = ""
-
-
 _RESERVED = (
     *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
     *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
@@ -73,8 +53,22 @@ _RESERVED = (
 )
 
 
+@dataclass(frozen=True)
+class Storage:
+    """An array, its axes, and the axis of which it holds one block."""
+
+    array: Array
+    axes: tuple[str, ...]
+    block: str = ""
+
+
 class Arrays:
-    """The open blocks of a function, its names and sizes, and its arrays."""
+    """What all parts of a kernel share: it is not changed while they are built.
+
+    axes     the declared axes of every name; `dtypes` their types
+    real     the C type of numbers
+    lines    in one scope of axes, before they were lowered
+    """
 
     def __init__(
         self,
@@ -82,69 +76,44 @@ class Arrays:
         axes: Mapping[str, tuple[str, ...]],
         dtypes: Mapping[str, str],
         real: str,
+        lines: Sequence[Line],
     ) -> None:
-        self.schedule = schedule
-        self.axes = axes
-        self.dtypes = dtypes
-        self.real = real
+        self.schedule, self.axes, self.dtypes, self.real = schedule, axes, dtypes, real
+        self.values = schedule.values
+        self.block = schedule.block[0] if schedule.block else ""
         self.names = Identifiers(_RESERVED)
-        self.blocks: list[Block] = [Block()]
-        self.positions: dict[Group, Index] = {}
-        self.sizes: dict[str, str] = {}
-        self.turn = self.base = 0  # how deep the blocks of a turn lie, and those of a row
-        self.node: Node | None = None
-        self.given: dict[str, None] = {}
-        self.scratch: dict[str, tuple[str, str]] = {}
-        self.reads: dict[str, list[tuple[Node | None, tuple[str, ...] | None]]] = {}
-        lines = [value.line for value in schedule.values.values()]
-        apart = {*schedule.steps}
-        for value in schedule.values.values():
-            if value.kind == "product":
-                apart |= set(schedule.inner(value.space))
-        for value in schedule.values.values():  # so that no number inside takes the name of an array
+        values = self.values.values()
+        for value in values:  # so that no number inside takes the name of an array
             for name in (value.name, *value.line.reads):
                 self.names.of(name)
-        self.groups = groups(lines, frozenset(apart), schedule.turns)
+        given = {name for value in values for name in value.line.reads if name not in self.values}
+        self.parameters = {self.names.of(name) for name in given | schedule.outputs}
+        products = (schedule.inner(value.space) for value in values if value.kind == "product")
+        apart = frozenset(schedule.steps).union(*products)
+        self.groups = groups([value.line for value in values], apart, schedule.turns)
+        known = self.grouped([axis for value in values for axis in (*self.groups, *value.axes, *value.space)])
+        self.positions: Positions = {group: self.here(group) for group in known}  # where loops stand
+        self.bounded, self._conditions = self._bounding(lines)
 
-    # Blocks.
+    # Axes.
 
-    def open(self, head: str, pragma: str = "") -> Block:
-        self.blocks.append(Block(head, pragma))
-        return self.blocks[-1]
-
-    def close(self) -> None:
-        block = self.blocks.pop()
-        if block.lines:
-            outer = self.blocks[-1].lines
-            outer += [block.pragma] if block.pragma else []
-            outer.append(f"{block.head} {{".strip())
-            outer.extend(f"    {line}" if line and not line.startswith("#") else line for line in block.lines)
-            outer.append("}")
-            outer.extend(block.after)
-
-    def write(self, *lines: str) -> None:
-        self.blocks[-1].lines.extend(lines)
-
-    def fresh(self, wish: str) -> str:
-        """A name that no open block has, nor an array."""
-        taken = {name for block in self.blocks for name in block.names}
-        taken |= {self.names.of(name) for name in (*self.given, *self.schedule.outputs)}
-        name, number = wish, 2
-        while name in taken:
-            name, number = f"{wish}_{number}", number + 1
-        return name
-
-    # Axes and arrays.
-
-    def size(self, axis: str) -> str:
-        """The number of places along an axis, as C."""
-        if axis.isdigit():
-            return axis
+    def size(self, axis: str) -> Expression:
+        """The number of places along an axis."""
         name = base(axis)
-        return self.sizes.setdefault(name, self.names.of(name, "size"))
+        return Constant(axis) if axis.isdigit() else Size(self.names.of(name, "size"), name)
 
-    def count(self, axes: Sequence[str]) -> str:
-        return " * ".join(map(self.size, axes)) or "1"
+    def count(self, axes: Sequence[str]) -> Expression:
+        return times(*map(self.size, axes))
+
+    def room(self, axes: Sequence[str], block: str) -> list[Expression]:
+        """The extents of memory that holds one block of an axis."""
+        return [self.block_size if axis == block else self.size(axis) for axis in axes]
+
+    @property
+    def block_size(self) -> Expression:
+        assert self.schedule.block is not None
+        axis, places = self.schedule.block
+        return Constant(str(places)) if places else self.size(axis)
 
     def group(self, axis: str) -> Group:
         return self.groups.get(axis, (axis,))
@@ -155,77 +124,120 @@ class Arrays:
     def counter(self, group: Group) -> str:
         return self.names.of("i_" + "_".join(group), "position")
 
+    def here(self, group: Group) -> Expression:
+        return Counter(self.counter(group))
+
+    # Loops.
+
+    def base(self, phase: int) -> str:
+        """The counter of the innermost loop around the rows or products of a phase."""
+        around = (*self.schedule.sequence, *([self.block] if self.block else []))
+        return self.counter(self.group(around[-1])) if phase == MAIN and around else TURN
+
+    def bounds(self, axis: str, phase: int | None) -> tuple[Expression, Expression]:
+        """From where and up to where loops and products go over an axis."""
+        if phase == MAIN and axis in (self.block, self.bounded):
+            return self.edge("from", axis), self.edge("to", axis)
+        return ZERO, self.size(axis)
+
+    def edge(self, side: str, axis: str) -> Variable:
+        return Variable(f"{side}_{self.counter((axis,))}")
+
+    def loop(
+        self, group: Group, body: Sequence[Statement], phase: int | None = None, independent: bool = False
+    ) -> Loop:
+        """The loop over a group of axes."""
+        bounded = phase is not None and group[0] == self.bounded
+        first, last = self.bounds(group[0], phase) if bounded else (ZERO, self.count(group))
+        return Loop(self.counter(group), first, last, tuple(body), independent=independent)
+
+    def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
+        """The axis that every line that has both it and the block's ties to it, where no output has both."""
+        tied = {c for line in lines for c in line.where if self.block in c.axes}
+        for other in sorted({a for c in tied for a in c.axes if a != self.block}):
+            pair = {self.block, other}
+            common = frozenset.intersection(*(frozenset(line.where) for line in lines if pair <= set(line.loops)))
+            common = frozenset(c for c in common if c.axes == pair)
+            if common and not any(v.output and pair <= set(v.axes) for v in self.values.values()):
+                return other, tuple(sorted(common, key=str))
+        return "", ()
+
+    def limits(self) -> tuple[Expression, Expression]:
+        """Between which places the bounded axis lies for a block of the other."""
+        lower: Expression = ZERO
+        upper = self.size(self.bounded)
+        first, last = self.edge("from", self.block), self.edge("to", self.block)
+        for condition in self._conditions:
+            window = self.size(condition.window) if condition.window else None
+            low: Expression | None = plus(first, ONE) if condition.strict else first
+            high: Expression | None = window and plus(minus(last, ONE), window)
+            if condition.upper == self.block:
+                low = window and plus(minus(first, window), ONE)
+                high = minus(last, ONE) if condition.strict else last
+            lower = larger(low, lower) if low else lower
+            upper = smaller(high, upper) if high else upper
+        if self.real == "float" and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
+            lower = times(Operation("/", (lower, Constant("LANES"))), Constant("LANES"))
+        return lower, upper
+
+    # Memory.
+
     def storage(self, value: Value) -> Storage:
-        """Where the value of a line is put together: the output itself, a thread's sums, or memory of the thread."""
-        schedule = self.schedule
-        own = self.names.of(value.name)
-        if value.shared:
-            return Storage(f"{own}_sums", value.axes, self.total(value))
+        """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
+        schedule, own = self.schedule, self.names.of(value.name)
+        if value.shared:  # a scalar, such as the loss, is one of so many numbers that it takes double
+            kind = self.real if value.axes else "double"
+            return Storage(Array(f"{own}_sums", kind, "sums", value.name, self.count(value.axes)), value.axes)
         if value.output:
-            return Storage(own, self.axes[value.name], STORED[self.dtypes[value.name]])
+            return Storage(self.output(value), self.axes[value.name])
         axes = tuple(axis for axis in value.axes if axis not in schedule.turns)
         if not value.added:
             axes = tuple(axis for axis in axes if axis not in schedule.sequence)
             if not schedule.crosses(value):
                 axes = tuple(axis for axis in axes if axis not in schedule.fixed)
-        block = schedule.block[0] if schedule.block and not value.added else ""
-        block = block if block in axes else ""
+        block = self.block if self.block in axes and not value.added else ""
         kind = {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
-        store = Storage(f"{self.names.of(self.schedule.over.get(value.name, value.name))}_rows", axes, kind, block)
-        points = [self.block_size if axis == block else self.size(axis) for axis in axes]
-        self.scratch.setdefault(store.name, (store.type, " * ".join(points) or "1"))
-        return store
+        name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
+        return Storage(Array(name, kind, "scratch", value.name, times(*self.room(axes, block))), axes, block)
 
-    def total(self, value: Value) -> str:
-        """In what all turns are added: a scalar, such as the loss, is one of so many numbers that it takes double."""
-        return self.real if value.axes else "double"
+    def output(self, value: Value) -> Array:
+        return Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
 
-    @property
-    def block_size(self) -> str:
-        assert self.schedule.block is not None
-        axis, places = self.schedule.block
-        return str(places) if places else self.size(axis)
+    def given(self, name: str) -> Storage:
+        """An array that the kernel reads."""
+        return Storage(Array(self.names.of(name), STORED[self.dtypes[name]], "read", name), self.axes[name])
 
-    def lengths(self, axes: Sequence[str | Read]) -> list[int]:
-        """How many axes every index of `indices` is for."""
-        result: list[int] = []
+    def element(self, store: Storage, at: Sequence[tuple[int, Expression]]) -> Element:
+        """An element, given for so many axes at a time where they stand together."""
+        extents: list[Expression] = []
+        indices: list[Expression] = []
         i = 0
-        while i < len(axes):
-            axis = axes[i]
-            result.append(1 if isinstance(axis, Read) else len(self.group(axis)))
-            i += result[-1]
-        return result
-
-    def element(self, shape: Sequence[str], lengths: Sequence[int], at: Sequence[Index], block: str = "") -> str:
-        """The offset of an element in an array of a shape; an index may stand for several axes."""
-        text, i = "", 0
-        for place, length in zip(at, lengths, strict=True):
-            index, extent = place.text, self.count(shape[i : i + length])
-            if length == 1 and block and shape[i] == block:
-                index, extent = f"({index} - from_{self.counter((block,))})", self.block_size
-            if text and index == "0":
-                text = f"({text}) * {extent}" if " + " in text else f"{text} * {extent}"
-            elif text and text != "0":
-                text = f"({text}) * {extent} + {index}" if " + " in text else f"{text} * {extent} + {index}"
-            else:
-                text = index
+        for length, index in at:
+            inside = store.block == store.axes[i] if store.block and length == 1 else False
+            extents.append(self.block_size if inside else self.count(store.axes[i : i + length]))
+            indices.append(minus(index, self.edge("from", store.block)) if inside else index)
             i += length
-        return text or "0"
+        return Element(store.array, tuple(extents), tuple(indices))
 
-    def address(self, value: Value, env: Positions) -> str:
+    def address(self, value: Value, positions: Positions) -> Element:
         """The element of the memory where a value lies."""
         store = self.storage(value)
         whole = len(store.axes) == len(value.axes)
         used = [group for group in self.grouped(value.axes) if whole or group[0] in store.axes]
-        element = self.element(store.axes, [len(group) for group in used], [env[group] for group in used], store.block)
-        return f"{store.name}[{element}]"
+        return self.element(store, [(len(group), positions[group]) for group in used])
 
-    def widened(self, text: str, stored: str) -> str:
-        if stored == "bf16":
-            return f"from_bf16({text})"
-        return f"(double){text}" if stored == "float" and self.real == "double" else text
+    def loaded(self, value: Value, positions: Positions) -> Expression:
+        """What lies there."""
+        element = self.address(value, positions)
+        return self.widened(element, element.array.type)
 
-    def narrowed(self, text: str, stored: str) -> str:
+    def widened(self, number: Expression, stored: str) -> Expression:
+        """A stored number as one to compute with."""
         if stored == "bf16":
-            return f"to_bf16({text})"
-        return f"(float){text}" if stored == "float" and self.real == "double" else text
+            return Call("from_bf16", (number,))
+        return Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
+
+    def narrowed(self, number: Expression, stored: str) -> Expression:
+        if stored == "bf16":
+            return Call("to_bf16", (number,))
+        return Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number

@@ -20,6 +20,8 @@ from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 BEFORE, MAIN, AFTER = range(3)
 _HEAVY = {"exp": 10, "log": 10, "tanh": 10, "erf": 10, "sqrt": 4}
 _WORDS = {*_HEAVY, "divide", "maximum", "select", "less", "equal", "max", "zeros", "inside", "eye"}
+KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
+"""What arrays of types that hold no real numbers hold."""
 
 
 class Place(NamedTuple):
@@ -216,7 +218,7 @@ class Schedule:
             source = line.right[0].name
             if source in self.values:
                 return self.values[source].type
-            return {"int64": "index", "uint8": "index", "bool": "bool"}.get(self.dtypes[source], "real")
+            return KINDS.get(self.dtypes[source], "real")
         return "real"
 
     # What lies in memory.

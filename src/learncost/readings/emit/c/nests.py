@@ -1,0 +1,124 @@
+"""The loops of a kernel: every node of the schedule as a nest of loops, with the reductions that end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from learncost.equation.errors import InputError
+from learncost.readings.emit.c.arrays import Arrays, Group
+from learncost.readings.emit.c.numbers import Numbers
+from learncost.readings.emit.c.schedule import Node, Value
+from learncost.readings.emit.c.tree import (
+    ZERO,
+    Constant,
+    Expression,
+    Let,
+    Named,
+    Statement,
+    Store,
+    Together,
+    larger,
+    times,
+)
+
+
+def nests(arrays: Arrays, node: Node) -> Iterator[Statement]:
+    """What the schedule puts into one node: a nest for every scatter, and one for all else."""
+    schedule = arrays.schedule
+    roots = [value for value in arrays.values.values() if _is_here(arrays, value, node)]
+    for value in roots:
+        if value.kind == "scatter":
+            yield zero(arrays, value, schedule.inner(value.axes), node.place.phase)
+            yield from _nest(arrays, node, [value], independent=False)
+    together = [value for value in roots if value.kind != "scatter"]
+    if together:
+        yield from _nest(arrays, node, together, independent=True)
+
+
+def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = None) -> Statement:
+    """Zeros along these axes of a value, at the present position along the others."""
+    statement: Statement = Store(arrays.address(value, arrays.positions), ZERO)
+    for group in reversed(arrays.grouped(axes)):
+        statement = arrays.loop(group, [statement], phase)
+    return statement
+
+
+def _is_here(arrays: Arrays, value: Value, node: Node) -> bool:
+    if value.kind == "pointwise":
+        return value.stored and value.home == node
+    return value.kind != "product" and node == Node(value.at, arrays.schedule.inner(value.space))
+
+
+def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[Group]:
+    """The loops from the outermost in: the axes of reductions' results first, else as the arrays lie in memory."""
+    inner, space = arrays.schedule.inner, arrays.grouped(node.space)
+    order: list[Group] = []
+    for value in sorted(roots, key=lambda value: value.kind not in ("sum", "max")):
+        own = arrays.grouped(inner(value.axes))
+        order += own if value.kind == "max" or len(own) < len(space) else ()
+    for value in roots:
+        for axes in (value.axes, *(term.loops for term in value.line.right)):
+            order += arrays.grouped(inner(axes))
+    return [group for group in dict.fromkeys((*order, *space)) if group in space]
+
+
+def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool) -> Iterator[Statement]:
+    """Loops around what is computed; numbers that are summed there are set before the loops that sum them."""
+    order = _order(arrays, node, roots)
+    outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
+    for value in roots:
+        if value.kind in ("sum", "max"):
+            own = arrays.grouped(arrays.schedule.inner(value.axes))
+            if len(own) < len(order) and set(order[: len(own)]) == set(own):
+                outer[value.name] = len(own)
+                continue
+            if value.kind == "max":
+                raise InputError(f"a kernel cannot take the largest along an outer axis, in line: {value.line}")
+            if not (value.added or value.shared):
+                yield zero(arrays, value, arrays.schedule.inner(value.axes), node.place.phase)
+            independent = independent and (not order or order[-1] in own)
+    numbers = Numbers(arrays, node)
+    partial = {value.name: _partial(arrays, value) for value in roots if value.name in outer}
+    body: list[Statement] = [Together(tuple(_store(numbers, value, partial) for value in roots))]
+    for i, group in reversed([*enumerate(order)]):
+        ending = [value for value in roots if outer.get(value.name) == i]
+        sums = [partial[value.name] for value in ending]
+        first = [Let(s.name, s.type, s.value, s.key, changes=True) for s in sums]
+        loop = arrays.loop(group, body, node.place.phase, independent and i == len(order) - 1)
+        body = [*first, loop, *(end for value in ending for end in _ends(arrays, value, partial[value.name]))]
+    yield from body
+
+
+def _partial(arrays: Arrays, value: Value) -> Named:
+    """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
+    at = tuple(arrays.here(group) for group in arrays.grouped(value.axes))
+    key = ("part" if value.added or value.shared else "made", value.name, *at)
+    first = Constant("LOWEST") if value.kind == "max" else ZERO
+    return Named(key, arrays.names.of(value.name), arrays.real, first)
+
+
+def _ends(arrays: Arrays, value: Value, number: Named) -> Iterator[Statement]:
+    """The loop is over: the result goes to memory where others read it from there."""
+    if value.stored or value.added or value.shared:
+        yield _put(arrays, value, number, value.added or value.shared)
+
+
+def _store(numbers: Numbers, value: Value, partial: Mapping[str, Named]) -> Store:
+    """What is done for a root in the innermost loop."""
+    arrays, here = numbers.arrays, numbers.arrays.positions
+    if value.kind == "pointwise":
+        return _put(arrays, value, numbers.made(value, here))
+    number = times(*(numbers.number(operand, here) for operand in value.line.right))
+    if value.kind == "scatter":
+        return Store(arrays.address(value, numbers.inside(value, value.line.left[0], here)), number, "+=")
+    if value.kind == "max":
+        return Store(partial[value.name], larger(number, partial[value.name]))
+    if value.name in partial:
+        return Store(partial[value.name], number, "+=")
+    return _put(arrays, value, number, add=True)
+
+
+def _put(arrays: Arrays, value: Value, number: Expression, add: bool = False) -> Store:
+    """Put a number where the value lies, at the present position."""
+    to = arrays.address(value, arrays.positions)
+    return Store(to, number, "+=") if add else Store(to, arrays.narrowed(number, to.array.type))

@@ -1,0 +1,158 @@
+"""The numbers of a kernel: every operand and the right side of every line at a position, as expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from learncost.equation.errors import InputError
+from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.readings.emit.c.arrays import Arrays, Positions
+from learncost.readings.emit.c.schedule import KINDS, Node, Value
+from learncost.readings.emit.c.tree import (
+    ZERO,
+    Call,
+    Constant,
+    Expression,
+    Named,
+    Operation,
+    chosen,
+    joined,
+    larger,
+    times,
+)
+
+_SIGNS = {"divide": "/", "less": "<", "equal": "=="}
+_FUNCTIONS = ("exp", "log", "tanh", "erf", "sqrt")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a loop of the schedule reads and computes."""
+
+    arrays: Arrays
+    node: Node
+    found: dict[tuple[object, ...], Named] = field(default_factory=dict)
+
+    def number(self, operand: Operand, at: Positions) -> Expression:
+        """An operand at a position."""
+        if isinstance(operand, Literal):
+            return self._literal(operand)
+        value = self.arrays.values.get(operand.name)
+        return self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
+
+    def _places(self, axes: Sequence[str | Read], at: Positions) -> list[tuple[int, Expression]]:
+        """An index for every group of axes and for every read one, with how many axes it is for."""
+        result: list[tuple[int, Expression]] = []
+        i = 0
+        while i < len(axes):
+            axis = axes[i]
+            if isinstance(axis, Read):
+                index = self.number(axis.at, at)
+                whole = isinstance(index, Named) and index.type == "place"
+                result.append((1, index if whole else Operation("(place)", (index,))))
+            else:
+                group = self.arrays.group(axis)
+                result.append((len(group), at[group]))
+            i += result[-1][0]
+        return result
+
+    def inside(self, value: Value, term: Term, at: Positions) -> Positions:
+        """Where the axes of a value stand when a term reads it."""
+        result: dict[tuple[str, ...], Expression] = {}
+        i = 0
+        for length, index in self._places(term.axes, at):
+            result[tuple(value.axes[i : i + length])] = index
+            i += length
+        return result
+
+    def _type(self, kind: str) -> str:
+        return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
+
+    def _literal(self, literal: Literal) -> Expression:
+        real = self.arrays.real
+        if literal.sizes:
+            points = times(*(Operation("(double)", (self.arrays.size(size),)) for size in literal.sizes))
+            power = times(Constant(repr(literal.value)), Call("pow", (points, Constant(repr(literal.power)))))
+            return Named(("literal", literal), "number", real, Operation(f"({real})", (power,)))
+        if literal.value == float("-inf"):
+            return Constant("LOWEST")
+        text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
+        return Constant(text if literal.value >= 0 else f"({text})")
+
+    def _given(self, term: Term, at: Positions) -> Named:
+        """An element of an array that the kernel reads."""
+        store = self.arrays.given(term.name)
+        places = self._places(term.axes, at)
+        kind = KINDS.get(self.arrays.dtypes[term.name], "real")
+        number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
+        key = ("given", term.name, *(index for _, index in places))
+        return Named(key, f"{store.array.name}_i", self._type(kind), number)
+
+    def made(self, value: Value, at: Positions) -> Named:
+        """A value of the kernel at a position: from memory, or computed here."""
+        key = ("made", value.name, *(at[group] for group in self.arrays.grouped(value.axes)))
+        if key not in self.found:
+            loaded = value.kind != "pointwise" or (
+                value.stored and value.reread and self.arrays.schedule.moment(self.node, value)
+            )
+            name = self.arrays.names.of(value.name) + ("_i" if value.stored or loaded else "")
+            within = self.arrays.base(self.node.place.phase) if loaded else ""
+            number = self.arrays.loaded(value, at) if loaded else self._computed(value, at)
+            self.found[key] = Named(key, name, self._type(value.type), number, within)
+        return self.found[key]
+
+    def _computed(self, value: Value, at: Positions) -> Expression:
+        """The right side of a pointwise line at a position."""
+        line, left, group = value.line, value.line.left[0], self.arrays.group
+        numbers = [self.number(operand, at) for operand in line.right]
+        if left.indexed:  # one number in a row of zeros
+            reads = [axis for axis in left.axes if isinstance(axis, Read)]
+            tests = [_equal(at[group(axis.axis)], self.number(axis.at, at)) for axis in reads]
+            return chosen(joined("&&", tests), numbers[0], ZERO)
+        if isinstance(line, Product):
+            return times(*numbers)
+        if isinstance(line, Sum):
+            return _signed(line.signs, numbers)
+        assert isinstance(line, Word)
+        if line.word == "zeros":
+            return ZERO
+        if line.word in ("inside", "select") and len(numbers) in (0, 2):
+            holds = joined("&&", [test for condition in line.where for test in self._holds(condition, at)])
+            return chosen(holds, numbers[0], numbers[1]) if numbers else holds
+        if line.word == "eye":
+            half = len(left.axes) // 2
+            pairs = zip(left.axes[:half], left.axes[half:], strict=True)
+            return joined("&&", [_equal(at[group(str(a))], at[group(str(b))]) for a, b in pairs])
+        return self._primitive(line.word, numbers)
+
+    def _primitive(self, word: str, numbers: list[Expression]) -> Expression:
+        if word == "select":
+            return chosen(*numbers)
+        if word == "maximum":
+            return larger(*numbers)
+        if word in _SIGNS:
+            return joined(_SIGNS[word], numbers)
+        if word in _FUNCTIONS:
+            return Call(f"{word}_{self.arrays.real}", tuple(numbers))
+        raise InputError(f"a kernel in C cannot compute {word}")
+
+    def _holds(self, condition: Condition, at: Positions) -> list[Expression]:
+        """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
+        low, up = (Operation("(int)", (at[self.arrays.group(a)],)) for a in (condition.lower, condition.upper))
+        tests: list[Expression] = [Operation("<" if condition.strict else "<=", (low, up))]
+        if condition.window is not None:
+            window = Operation("(int)", (self.arrays.size(condition.window),))
+            tests.append(Operation("<", (up, Operation("+", (low, window)))))
+        return tests
+
+
+def _equal(one: Expression, two: Expression) -> Expression:
+    return Operation("==", (one, two))
+
+
+def _signed(signs: Sequence[int], numbers: list[Expression]) -> Expression:
+    total = numbers[0] if signs[0] > 0 else Operation("-", (numbers[0],))
+    for sign, number in zip(signs[1:], numbers[1:], strict=True):
+        total = Operation("+" if sign > 0 else "-", (total, number))
+    return total

@@ -1,0 +1,82 @@
+"""Which arrays of a kernel may be one memory: one that is read, one that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from learncost.readings.emit.c.arrays import Arrays
+from learncost.readings.emit.c.tree import (
+    TURN,
+    Array,
+    Counter,
+    Element,
+    Expression,
+    Loop,
+    Matrix,
+    Routine,
+    Store,
+    Turns,
+)
+
+_Loops: TypeAlias = tuple[Loop | Turns, ...]
+
+
+class _Use(NamedTuple):
+    """An array in so many loops, at an element of it or, without indices, a whole part."""
+
+    array: Array
+    stored: str
+    at: tuple[Expression, ...]
+    loops: _Loops
+
+
+def shared(arrays: Arrays, routine: Routine) -> tuple[tuple[str, str], ...]:
+    """Pairs, by their names in the table, where every element is read for the last time before it is written."""
+    uses = [*_uses((routine.before, routine.turns), ())]
+    return tuple(
+        (read.of, value.name)
+        for read in routine.arrays("read")
+        for value in arrays.values.values()
+        if value.output and _is_alike(arrays, read.of, value.name) and _is_in_time(read.of, value.name, uses)
+    )
+
+
+def _is_alike(arrays: Arrays, one: str, two: str) -> bool:
+    first, second = ([arrays.size(axis) for axis in arrays.axes[name]] for name in (one, two))
+    return bool(first) and first == second and arrays.dtypes[one] == arrays.dtypes[two]
+
+
+def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
+    """Whether all reads come before the one write, turn by turn of the loops around both, each at its own elements."""
+    found = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
+    *reads, write = found
+    if write.stored != "=" or any(use.stored for use in reads):
+        return False
+    for use in reads:
+        around = [loop for loop, other in zip(use.loops, write.loops, strict=False) if loop is other]
+        same = {one for one, two in zip(use.at, write.at, strict=False) if one == two}
+        counters = {Counter(counter) for loop in around for counter in loop.covers if counter != TURN}
+        if len(use.at) != len(write.at) or not counters <= same:
+            return False
+    return True
+
+
+def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
+    if isinstance(part, tuple):
+        for one in part:
+            yield from _uses(one, loops)
+    elif isinstance(part, Loop | Turns):
+        yield from _uses(part.body, (*loops, part))
+    elif isinstance(part, Matrix):
+        yield _Use(part.first.array, "", (), loops)
+    elif isinstance(part, Store):
+        yield from _uses(part.value, loops)
+        if isinstance(part.to, Element):
+            yield from _uses(part.to.operands, loops)
+            yield _Use(part.to.array, part.sign, part.to.operands, loops)
+    elif isinstance(part, Element):
+        yield from _uses(part.operands, loops)
+        yield _Use(part.array, "", part.operands, loops)
+    elif hasattr(part, "__dict__"):
+        yield from _uses(tuple(vars(part).values()), loops)

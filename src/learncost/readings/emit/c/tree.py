@@ -1,0 +1,331 @@
+"""A kernel as a value: numbers, stores and loops, nested as in the text that a printer makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+class Tree:
+    """Any part of a kernel."""
+
+
+class Expression(Tree):
+    """What has a value, without braces and semicolons."""
+
+
+class Statement(Tree):
+    """What is done."""
+
+
+@dataclass(frozen=True)
+class Constant(Expression):
+    """A number, or the name of one, as C writes it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Size(Expression):
+    """The number of places along an axis of the table."""
+
+    text: str
+    axis: str
+
+
+@dataclass(frozen=True)
+class Counter(Expression):
+    """The place at which a loop is."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Variable(Expression):
+    """What was computed before."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Array(Tree):
+    """Memory.
+
+    role    read, made: it is a parameter; scratch: of a turn alone; sums: of a thread, of what all turns add to
+    of      its name in the table; points: how many elements scratch has
+    """
+
+    name: str
+    type: str
+    role: str
+    of: str = ""
+    points: Expression = Constant("1")
+
+
+@dataclass(frozen=True)
+class Element(Expression):
+    """A place in an array: an index for every axis, the last one's elements side by side."""
+
+    array: Array
+    extents: tuple[Expression, ...]
+    operands: tuple[Expression, ...]
+
+    @property
+    def offset(self) -> Expression:
+        total: Expression = ZERO
+        for extent, index in zip(self.extents, self.operands, strict=True):
+            total = index if total == ZERO else plus(times(total, extent), index)
+        return total
+
+
+@dataclass(frozen=True)
+class Operation(Expression):
+    """A sign before one operand, among several (`? :` as "?")."""
+
+    sign: str
+    operands: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Call(Expression):
+    """The value of a function or a macro."""
+
+    function: str
+    operands: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class Named(Expression):
+    """A number that is computed once, in the outermost loop that has all it needs, and no further out than `within`.
+
+    key     equal for equal numbers
+    name    that it gets unless another has it
+    """
+
+    key: Hashable
+    name: str = field(compare=False)
+    type: str = field(compare=False)
+    value: Expression = field(compare=False)
+    within: str = field(compare=False, default="")
+
+
+@dataclass(frozen=True)
+class Let(Statement):
+    """A variable; with a key, it is what `Named` of this key stands for from here on."""
+
+    name: str
+    type: str
+    value: Expression
+    key: Hashable = None
+    changes: bool = False
+
+
+@dataclass(frozen=True)
+class Store(Statement):
+    """Put a value there (=), or add it to what is there (+=)."""
+
+    to: Expression
+    value: Expression
+    sign: str = "="
+
+
+@dataclass(frozen=True)
+class Together(Statement):
+    """Everything is read before anything is stored."""
+
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True)
+class Loop(Statement):
+    """One place after another; in steps, a block after another.
+
+    over         what it goes over, where its counter is the first place of a block
+    independent  whether no turn reads what another writes
+    """
+
+    counter: str
+    first: Expression
+    last: Expression
+    body: tuple[Statement, ...]
+    step: Expression | None = None
+    over: str = ""
+    independent: bool = False
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (self.over or self.counter,)
+
+
+@dataclass(frozen=True)
+class Turns(Statement):
+    """The turns that any thread may take, one for all places of these counters together."""
+
+    counters: tuple[tuple[str, Expression], ...]
+    body: tuple[Statement, ...]
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return (TURN, *(counter for counter, _ in self.counters))
+
+
+@dataclass(frozen=True)
+class Once(Statement):
+    """What is done once before, in the innermost loop that covers `within`."""
+
+    key: Hashable
+    within: str
+    statement: Statement
+
+
+@dataclass(frozen=True)
+class Remark(Statement):
+    """What a reader is told."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Matrix(Tree):
+    """A part of an array that two axes span: its first element, how far the places of each axis lie apart."""
+
+    first: Element
+    strides: tuple[Expression, Expression]
+
+    @property
+    def transposed(self) -> Matrix:
+        return Matrix(self.first, (self.strides[1], self.strides[0]))
+
+    @property
+    def turned(self) -> bool:
+        return self.strides[1] != ONE
+
+    @property
+    def stride(self) -> Expression:
+        return self.strides[0 if self.strides[1] == ONE else 1]
+
+
+@dataclass(frozen=True)
+class Packed(Tree):
+    """A factor in rows or strips of cells: where it begins, and how long its summed axis is."""
+
+    form: str
+    array: Array
+    length: Expression
+    first: tuple[Expression, Expression]
+
+
+@dataclass(frozen=True)
+class Pack(Statement):
+    """Put a matrix of two extents into rows or strips."""
+
+    form: str
+    source: Matrix
+    to: Array
+    extents: tuple[Expression, Expression]
+
+
+@dataclass(frozen=True)
+class Dot(Statement):
+    """The matrix product C = A B, or C += A B; `extents` are its rows, its columns, its summed places."""
+
+    extents: tuple[Expression, Expression, Expression]
+    left: Matrix | Packed
+    right: Matrix | Packed
+    to: Matrix
+    add: bool
+
+
+@dataclass(frozen=True)
+class Total(Tree):
+    """What all turns add to: sums of each thread, which are added up; their `sum` as an array stores it."""
+
+    sums: Array
+    to: Array
+    value: Expression
+    axes: bool
+
+
+@dataclass(frozen=True)
+class Routine(Tree):
+    """A whole kernel.
+
+    before    what is known before all turns
+    turns     over no counters: a single one
+    work      elements that the turns go over
+    """
+
+    before: tuple[Statement, ...]
+    turns: Turns
+    totals: tuple[Total, ...]
+    work: Expression
+
+    @cached_property
+    def parts(self) -> tuple[Tree, ...]:
+        return tuple(walk(self.before, self.turns, self.totals, self.work))
+
+    def arrays(self, role: str) -> tuple[Array, ...]:
+        """Those of a role, in the order in which they come."""
+        found = (part for part in self.parts if isinstance(part, Array) and part.role == role)
+        return tuple({array.name: array for array in found}.values())
+
+    @cached_property
+    def sizes(self) -> dict[str, str]:
+        """How C calls the size of every axis that is needed."""
+        return {part.axis: part.text for part in self.parts if isinstance(part, Size)}
+
+
+TURN = "turn"
+ZERO, ONE = Constant("0"), Constant("1")
+
+
+def walk(*parts: object) -> Iterator[Tree]:
+    """The parts and all parts of them, in the order in which they come."""
+    waiting = [*reversed(parts)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Tree):
+            yield part
+            waiting += reversed(vars(part).values())
+        elif isinstance(part, tuple):
+            waiting += reversed(part)
+
+
+def times(*factors: Expression) -> Expression:
+    """The product of all, in one row."""
+    flat: list[Expression] = []
+    for factor in factors:
+        flat += factor.operands if isinstance(factor, Operation) and factor.sign == "*" else (factor,)
+    flat = [factor for factor in flat if factor != ONE]
+    return joined("*", flat) if flat else ONE
+
+
+def plus(one: Expression, two: Expression) -> Expression:
+    """The sum; nothing is added to an index in vain."""
+    return one if two == ZERO else two if one == ZERO else Operation("+", (one, two))
+
+
+def minus(one: Expression, two: Expression) -> Expression:
+    """The difference of two indices."""
+    return ZERO if one == two else one if two == ZERO else Operation("-", (one, two))
+
+
+def joined(sign: str, operands: list[Expression]) -> Expression:
+    """Operands with a sign between them; one alone is itself."""
+    return operands[0] if len(operands) == 1 else Operation(sign, tuple(operands))
+
+
+def chosen(condition: Expression, one: Expression, two: Expression) -> Expression:
+    """The one where the condition holds, else the other."""
+    return Operation("?", (condition, one, two))
+
+
+def larger(one: Expression, two: Expression) -> Expression:
+    """The larger one of two."""
+    return chosen(Operation(">", (one, two)), one, two)
+
+
+def smaller(one: Expression, two: Expression) -> Expression:
+    """The smaller one of two."""
+    return chosen(Operation("<", (one, two)), one, two)

@@ -92,7 +92,8 @@ class ModelModule(TableModule):
         """An input of the table, as the batch says it."""
         side, _, last = name.rpartition(".")
         tokens, mask = sides["encoder" if side == "encoder" else ""]
-        if last == "mask":
+        is_padding = name not in self.table.inputs  # what the batch alone brings along, masks that are drawn aside
+        if is_padding:
             stack = base(self.table_axes(name)[-1]) == "N"
             tokens, mask = sides["encoder" if stack and sides["encoder"][0] is not None else ""]
         if tokens is None or last in NOT_OF_TOKENS:
@@ -108,7 +109,7 @@ class ModelModule(TableModule):
         if last == "share" and targets is not None:
             there = targets >= 0 if mask is None else (targets >= 0) & mask.bool()
             return there.to(self._like.dtype) / -there.sum()
-        if last == "mask":
+        if is_padding:
             keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
             axes = self.table_axes(name)
             return keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)

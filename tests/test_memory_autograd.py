@@ -13,12 +13,23 @@ from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.ledger.runners import autograd
 from learncost.models.configuration import configure
+from learncost.models.model import build, masks_of, run_sizes
+from learncost.models.module import module_of
+from learncost.schedule.autograd import Asked, Tape, run_step
 from sampling import sampled
+from unrolled import unrolled
 
 KIB = 2**10
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
 SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 500}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
+UNROLLED = {
+    "gpt2": {"num_hidden_layers": 3},
+    "tinyllama-1.1b": {"num_hidden_layers": 3},
+    "t5-small": {"num_layers": 2},
+    "gemma-2-2b": {"num_hidden_layers": 4},
+    "mixtral-8x7b": {"num_hidden_layers": 2},
+}
 ADAMW = {"autograd": {"fused": True}, "autograd-foreach": {"foreach": True}, "autograd-for-loop": {"foreach": False}}
 
 
@@ -120,3 +131,18 @@ def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
     monkeypatch.setattr(autograd, "run_step", lambda *given: (tapes.append(given), run(*given)))
     assert lc.memory("gpt2", num_hidden_layers=1, seq_len=8).engine == "autograd"
     assert len(tapes) == 2
+
+
+@pytest.mark.parametrize("module", ["transformers", "plain"])
+@pytest.mark.parametrize("model", ["gpt2", "tinyllama-1.1b", "t5-small", "gemma-2-2b", "mixtral-8x7b"])
+def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
+    configuration = configure(model, UNROLLED.get(model, {}))
+    built = build(configuration, dropout=True)
+    peaks = []
+    for own in (built, unrolled(built)):
+        sizes = run_sizes(own, 2, 16, None)
+        asked = Asked(module_of(own, module), 0, 4, frozenset(own.table.weights), frozenset(masks_of(own.table)))
+        tape = Tape(4)
+        run_step(tape, own.table, sizes, asked)
+        peaks.append(tape.account.peak)
+    assert peaks[0] == peaks[1]

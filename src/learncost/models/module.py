@@ -20,8 +20,14 @@ def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
     written = {ACTIVATIONS.get(usual, usual): usual}
     if "buffers" in said:
         said["buffers"] = evaluate(said["buffers"], model.configuration.values)
-    decodes = model.causal and not model.two_sided
-    given = {"cache": model.causal, "upcast": decodes, "written": written, "checkpointed": checkpointed, **said}
+    given = {
+        "cache": model.causal,
+        "upcast": model.causal and not model.two_sided,
+        "written": written,
+        "holds": "embeddings",
+        "checkpointed": checkpointed,
+        **said,
+    }
     if checkpointed:
         given["cache"] = False
     return MODULES[name](packed=tuple(group for _, group in joint(family.name, weights)), **given)

@@ -75,6 +75,8 @@ class Module:
                  operand not being float
     scores       what eager attention computes in float: softmax, products, or nothing
     zeros        whether attention without a bias of positions has one of zeros, which learns under checkpoints
+    holds        what Python's names keep longer than it is read: embeddings until the model returns; or sublayers what
+                 their last product reads until their norm is done
     checkpointed whether blocks run again
     grouped      how keys that several heads share reach them: sdpa, or broadcast
     buffers      bytes that a module has beside weights: positions' angles, masks
@@ -90,6 +92,7 @@ class Module:
     scores: str = "softmax"
     zeros: bool = False
     checkpointed: bool = False
+    holds: str = ""
     grouped: str = "sdpa"
     buffers: int = 0
 
@@ -200,6 +203,7 @@ class Transformers(Module):
             if self.scores == "products":
                 q, k = q.in_float(), k.in_float()
             return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
+        scores = replace(scores, added=[one.copied() for one in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
             return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
         mask = masks(BOOLEAN).to(q.width) if scores.windowed or scores.padded else None
@@ -257,7 +261,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
         weights = weights + -1.0
     weights = (weights.in_float() if in_float else weights).apply("softmax").to(v.width)
     if scores.sink:
-        weights = weights.slice(scores.elements)._copied(scores.elements)
+        weights = weights.slice(scores.elements).copied()
     if scores.dropped:
         weights = weights.dropout()
     return weights.matmul(v.contiguous(), scores.results)

@@ -123,6 +123,9 @@ class Tensor:
         (result,) = tape.run((x,), ((elements, width or own),), lambda _: (tape.new(before, own),))
         return Tensor(tape, result)
 
+    def copied(self) -> Tensor:
+        return self._copied(self.elements)
+
     def repeated(self, times: int) -> Tensor:
         """`repeat_kv`: every head as often, in a copy."""
         return self if times == 1 else self._copied(self.elements * times)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.count import shape_of, size_of
+from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.calls import (
@@ -25,7 +25,7 @@ from learncost.schedule.autograd.calls import (
 )
 from learncost.schedule.autograd.module import Module, Scores
 from learncost.schedule.autograd.operators import INTEGER, Tensor, cat, linear
-from learncost.schedule.autograd.tape import Tape, Value
+from learncost.schedule.autograd.tape import Node, Tape, Value
 
 Values = dict[str, Tensor]
 OPTIMIZERS = ("fused", "foreach", "for-loop")
@@ -58,6 +58,8 @@ def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -
     tape.label = "optimizer state"
     kept = [Room(tape.account, asked.state), Room(tape.account, asked.module.buffers)]
     tape.backward([one.value for one in step.forward()])
+    step.inputs.clear()
+    step.masks.clear()
     tape.label = "optimizer step"
     weights = tape.learned
     if asked.adamw == "foreach":  # torch._foreach_sqrt of all second moments
@@ -79,6 +81,8 @@ class _Step:
     rooms: dict[str, Room] = field(default_factory=dict)
     leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    embedded: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
 
     def forward(self) -> list[Tensor]:
         table, values, asked = self.table, Values(), self.asked
@@ -96,6 +100,7 @@ class _Step:
         weights = {name: (name,) for name in table.weights}
         scope = _Scope(self, table.axes, weights, frozenset(asked.drawn), {})
         scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
+        self.embedded.clear()
         if not asked.checkpoint:
             self.masks.clear()
         return [values[name] for name in table.outputs]
@@ -109,6 +114,14 @@ class _Step:
             value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
+
+    def embeds(self, found: Tensor) -> None:
+        """What an embedding makes stays until the model returns; under checkpoints it has a gradient in any case."""
+        if self.asked.module.holds == "embeddings":
+            self.embedded.append(found)
+        if self.asked.checkpoint and not found.learns:  # enable_input_require_grads
+            found.value.node = Node(None)
+            self.inputs.append(found)
 
     def mask(self, key: tuple[object, ...], elements: int, width: int) -> Tensor:
         """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
@@ -142,16 +155,23 @@ class _Scope:
     def run(self, calls: Sequence[Call | Repeat], values: Values, wanted: Sequence[str]) -> None:
         """Call by call; a value goes when nobody reads it any more."""
         left = Counter(name for call in calls for name in call.reads) + Counter(wanted)
+        module, held = self.step.asked.module, Values()
         for call in calls:
             if isinstance(call, Repeat):
                 self._repeat(call, values)
             else:
+                if isinstance(call, Linear | Loss) and not self.around:
+                    self.step.embedded.clear()  # the model has returned, and its head begins
                 self.step.tape.label = "+".join(term.name for term in call.makes)
                 self._call(call, values)
             for name in call.reads:
                 left[name] -= 1
-                if not left[name]:
-                    values.pop(name, None)
+                if not left[name] and name in values:
+                    own = values.pop(name)
+                    if module.holds == "sublayers" and isinstance(call, Linear):
+                        held[name] = own
+            if isinstance(call, Norm):
+                held.clear()
 
     def _repeat(self, repeat: Repeat, values: Values) -> None:
         tape, how = self.step.tape, self.step.asked.checkpoint
@@ -286,7 +306,7 @@ class _Scope:
             scaled=call.scaled,
             sink=self._leaf(call.sink) if call.sink else None,
             dropped=call.dropped,
-            cached=bool(first.where),
+            cached=bool(first.where) or base(keys[-1]) != base(place),
             alike=sum(widths) == count(last.sides.columns),
         )
 
@@ -341,7 +361,12 @@ class _Scope:
         return result.gather(order, selected).sum(count(call.makes[0].declared))
 
     def _single(self, call: Single, values: Values) -> Tensor:
-        return self._line(call.lines[0], values)
+        (line,) = call.lines
+        found = self._line(line, values)
+        first = line.right[0]
+        if isinstance(line, Product) and len(line.right) == 1 and first.indexed and first.name in self.weights:
+            self.step.embeds(found)
+        return found
 
     def _line(self, line: Line, values: Values) -> Tensor:
         """A line by itself: a product is multiplied and summed, a sum added, a word its function."""

@@ -238,3 +238,28 @@ def test_why_autograd_was_not_taken_is_said_once():
     assert {row.why for row in found.rows if row.procedure == "bp" and not row.plan} == {told}
     assert f"for bp, recompute, as it {told}" in " ".join(str(found).split())
     assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="autograd", **MODEL))
+
+
+def test_several_lengths_are_one_table(capsys):
+    asked = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
+    found = lc.fit("gpt2", "2MB", seq_len="8,16,32,4096", **asked)
+    assert found.seq_lens == (8, 16, 32, 4096)
+    for place, length in enumerate(found.seq_lens[:3]):
+        alone = {(row.procedure, row.plan): row.largest for row in lc.fit("gpt2", "2MB", seq_len=length, **asked).rows}
+        here = {(row.procedure, row.plan): row.batches[place] for row in found.rows}
+        assert {key: here[key] for key in here.keys() & alone.keys()} == {
+            key: alone[key] for key in here.keys() & alone
+        }
+        assert here.keys() & alone.keys()
+    assert {row.batches[3] for row in found.rows} == {None}  # the model has positions for 64
+    for row in found.rows:
+        given = {**asked, "procedures": row.procedure, "plan": row.plan}
+        assert lc.fit("gpt2", "2MB", seq_len=row.longest, **given).rows[0].fits
+    words = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
+    assert main([*words, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
+    shown = capsys.readouterr().out
+    assert "longest" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+NARROW = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 64}

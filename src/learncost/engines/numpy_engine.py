@@ -129,7 +129,7 @@ class Training(Core):
             raise InputError(f"dropout must be a number from 0 to below 1, not {dropout!r}")
         self.configuration = model if isinstance(model, Configuration) else configure(model, sizes)
         self.dropout = dropout
-        self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
+        self._wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
         self.precision = kind
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}

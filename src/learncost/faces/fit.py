@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from learncost.faces.flags import Bytes, Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.ledger.memory_fit import Fit
 from learncost.ledger.memory_fit import fit as compute
+from learncost.ledger.memory_lengths import Lengths
 
 OWN = (
     "ram",
@@ -58,7 +59,7 @@ def fit(
     format: Name = "table",
     json: Switch = False,
     **sizes: Value,
-) -> Fit | str:
+) -> Fit | Lengths | str:
     """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
 
     Parameters
@@ -69,6 +70,9 @@ def fit(
         How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
     procedures
         What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only.
+    seq_len
+        How many tokens are in a sequence. Several with commas between, as 512,1024,2048, show what fits at each. The
+        default is the number of positions that the model has.
     optimizer
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     plan
@@ -87,6 +91,8 @@ def fit(
         Which procedures fit in 8 GB, and how large a batch.
     learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
         A small device whose frozen weights lie in flash.
+    learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
+        What fits a GPU at which length, with which checkpointing.
     """
     wanted = chosen(format, json, ("table", "json", "md"))
     found = compute(

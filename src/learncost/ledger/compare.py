@@ -220,7 +220,7 @@ def compare(
     """
     names = _names(procedures, procedure)
     kind = either(dtype, precision)
-    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha)
+    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
     lengths = (batch_size, seq_len, target_len)
     run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, wanted, plan)
     left_out = ""

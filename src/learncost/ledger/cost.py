@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
-from learncost.equation.precision import either, precision_of
+from learncost.equation.precision import Precision, either, precision_of
 from learncost.equation.table import Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
@@ -210,8 +210,8 @@ def cost(
     181299556
     """
     find_procedure(procedure, INFERENCE)
-    wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha)
     kind = None if dtype is None and precision is None else either(dtype, precision)
+    wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
     rates = None
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
@@ -343,13 +343,18 @@ def prepare(
     return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 
 
-def adaptation_of(*given: object) -> Adaptation | None:
-    """What learns, where anything is said about it."""
+def adaptation_of(*given: object, kind: Precision | None = None) -> Adaptation | None:
+    """What learns, where anything is said about it.
+
+    given  train, train_layers, lora, lora_rank, lora_alpha
+    kind   the precision
+    """
     if all(value is None for value in given):
         return None
     from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
 
-    return adaptation(*given)
+    train, layers, lora, rank, alpha = given
+    return adaptation(train, layers, lora, rank, alpha, kind is not None and kind.quantized is not None)
 
 
 def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:

@@ -232,7 +232,7 @@ def memory(
     lengths = batch_size, seq_len, target_len
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    wanted = adaptation_of(*given)
+    wanted = adaptation_of(*given, kind=kind)
     plan = runner.plan if plan is None else plan
     run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), wanted, plan)
     chosen = optimizer or DEFAULT

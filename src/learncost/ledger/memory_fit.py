@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
@@ -21,6 +21,9 @@ from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
 from learncost.schedule.autograd import USUAL_MODULE, module_named
+
+if TYPE_CHECKING:
+    from learncost.ledger.memory_lengths import Lengths
 
 PLANS = ("", "at-once", "flash,fused,at-once", "flash,fused,at-once,recompute=all")
 """What is tried of every procedure, from what runs the step as it is derived to what takes least."""
@@ -225,7 +228,7 @@ def fit(
     ram: int | str,
     flash: int | str | None = None,
     procedures: Iterable[str] | str | None = None,
-    seq_len: int | str | None = None,
+    seq_len: int | str | Sequence[int] | None = None,
     optimizer: str | None = None,
     dtype: str | None = None,
     *,
@@ -241,7 +244,7 @@ def fit(
     target_len: int | str | None = None,
     procedure: Iterable[str] | str | None = None,
     **sizes: Any,
-) -> Fit:
+) -> Fit | Lengths:
     """Which learning procedures fit a device's memory, and how large a batch would.
 
     Arguments that are not listed here mean what they mean in `lc.memory`.
@@ -255,6 +258,8 @@ def fit(
     procedures
         Names, or one text with commas between them; `inference` is the model as it is, which learns nothing. By
         default that, bp, recompute, pepita and mempepita.
+    seq_len
+        Tokens in a sequence; several, as a list or with commas between, give a table by length (`Lengths`).
     plan
         This plan alone; by default several are tried.
     engine
@@ -267,7 +272,7 @@ def fit(
     Returns
     -------
     Fit
-        A row for each procedure and plan.
+        A row for each procedure and plan; of several lengths `Lengths`, with the largest batch at each.
 
     Raises
     ------
@@ -280,7 +285,7 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
-    asked = _Asked(
+    asked = Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
         module_named(module or USUAL_MODULE).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
@@ -290,6 +295,10 @@ def fit(
     names = tuple(dict.fromkeys(several(procedures, procedure) or EVERY))
     for name in names:
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
+    from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
+
+    if (lengths := lengths_of(seq_len)) is not None:
+        return at_lengths(asked, names, lengths)
     rows: list[Fitting] = []
     said: dict[str, list[str]] = {}
     refused: dict[tuple[bool, str], list[str]] = {}
@@ -303,10 +312,10 @@ def fit(
             said.setdefault(_advice(asked, name, ways), []).append(name)
     if not rows:
         (of_each, text), refusing = next(iter(refused.items()))
-        raise InputError(_refusal((of_each, text), refusing[:1]) if of_each else text)
+        raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
     advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
-    advice += [f"{_refusal(what, own)}." for what, own in refused.items()]
+    advice += [f"{refusal(what, own)}." for what, own in refused.items()]
     run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     found = run.model.configuration.name
@@ -315,7 +324,7 @@ def fit(
     return Fit(found, *given, tuple(rows), tuple(advice), ran)
 
 
-def _refusal(what: tuple[bool, str], procedures: Sequence[str]) -> str:
+def refusal(what: tuple[bool, str], procedures: Sequence[str]) -> str:
     """Why procedures are refused: what is said of each of them, or of the model."""
     of_each, text = what
     if of_each:
@@ -344,7 +353,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """What `fit` is asked, and with a change of it asked again."""
 
     model: str | Configuration
@@ -362,7 +371,11 @@ class _Asked:
 
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
         """A sample, checked and built."""
-        names, wanted = ((), None) if procedure == NAME else ((procedure,), adaptation_of(*self.learns))
+        names, wanted = (
+            ((), None)
+            if procedure == NAME
+            else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
+        )
         lengths = 1, seq_len or self.seq_len, self.target_len
         return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, wanted, plan)
 
@@ -371,7 +384,7 @@ class _Asked:
         found: list[Way] = []
         refused: dict[str, None] = {}
         whole = self.run(procedure, "")
-        for plan in self._plans(procedure):
+        for plan in self.plans(procedure):
             run = replace(whole, plan=plan)
             try:
                 way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
@@ -382,7 +395,7 @@ class _Asked:
                 found.append(way)
         return found, list(refused)
 
-    def _plans(self, procedure: str) -> tuple[str, ...]:
+    def plans(self, procedure: str) -> tuple[str, ...]:
         if self.plan is not None:
             return (self.plan.strip(),)
         if procedure == NAME:
@@ -395,18 +408,18 @@ class _Asked:
             whole = self.run(procedure, "")
         except InputError:
             return False
-        return any(self._fits(replace(whole, plan=plan), procedure) for plan in reversed(self._plans(procedure)))
+        return any(self._fits(replace(whole, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
 
     def _fits(self, run: Run, procedure: str) -> bool:
         try:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
-            step, taken = self._step(run, procedure)
-            return self._stored(step.flash) and taken.runner.peak(step, step.sizes()) <= self.ram
+            step, taken = self.step(run, procedure)
+            return self.stored(step.flash) and taken.runner.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
-    def _step(self, run: Run, procedure: str) -> tuple[Step, Chosen]:
+    def step(self, run: Run, procedure: str) -> tuple[Step, Chosen]:
         planner = runners()[self.engine or TABLE].planner
         in_flash = self.flash is not None
         kind, module = precision_of(self.dtype), self.module
@@ -414,17 +427,15 @@ class _Asked:
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
-        step, taken = self._step(run, procedure)
+        step, taken = self.step(run, procedure)
         runner, found = taken.runner, told(step, taken)
         most = max(found.split, key=lambda part: found.split[part])
-        batch = self._stored(step.flash) * largest(step, runner, self.ram)
+        batch = self.stored(step.flash) * largest(step, runner, self.ram)
         fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most, taken.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
 
     def _serving(self, run: Run) -> Way:
-        axes, two_sided = run.axes, run.model.two_sided
-        seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-        served = Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+        served = self.serving(run)
         lines = tuple(one.table.lines for one in served.passes)
         if self.engine in ("", TABLE):
             split = served.split()
@@ -440,11 +451,17 @@ class _Asked:
                 return max(peak_of_pass(one.whole, {**one.sizes, "B": batch}, self.dtype) for one in served.passes)
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
-        batch = self._stored(served.flash) * batch
+        batch = self.stored(served.flash) * batch
         fitting = Fitting(NAME, run.plan, self.engine or TABLE, peak, served.flash, batch, most)
         return Way(fitting, lines, lambda: served.longest(self.ram) if self.engine in ("", TABLE) else None)
 
-    def changed(self, change: Mapping[str, str], procedure: str) -> _Asked | None:
+    def serving(self, run: Run) -> Serving:
+        """Inference as it is asked."""
+        axes, two_sided = run.axes, run.model.two_sided
+        seq_len, target_len = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
+        return Serving(run.model, precision_of(self.dtype), seq_len, target_len, self.flash is not None, run.plan)
+
+    def changed(self, change: Mapping[str, str], procedure: str) -> Asked | None:
         """With something else; None where that was said, or says nothing about the procedure."""
         ((name, value),) = change.items()
         if name == "dtype":
@@ -456,12 +473,12 @@ class _Asked:
         own = ADAPTED.index(name)
         return replace(self, learns=tuple(value if place == own else one for place, one in enumerate(self.learns)))
 
-    def _stored(self, frozen: int) -> bool:
+    def stored(self, frozen: int) -> bool:
         """Whether frozen weights fit the flash."""
         return self.flash is None or frozen <= self.flash
 
 
-def _advice(asked: _Asked, procedure: str, ways: Sequence[Way]) -> str:
+def _advice(asked: Asked, procedure: str, ways: Sequence[Way]) -> str:
     """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
     does fit."""
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)

@@ -48,15 +48,23 @@ class Adaptation:
 
 
 def adaptation(
-    train: object = None, layers: object = None, lora: object = None, rank: object = None, alpha: object = None
+    train: object = None,
+    layers: object = None,
+    lora: object = None,
+    rank: object = None,
+    alpha: object = None,
+    quantizes: bool = False,
 ) -> Adaptation | None:
     """What `cost` is given about learning, checked; None where all weights learn.
 
     train   all, none, head, embeddings, biases, or names of weights and modules, with commas between
     layers  10-11, 0,2,5-7, first 2 or last 2: which blocks learn or have low-rank paths, counted from 0
     lora    projections with a low-rank path: names of modules or weights, attention, feed_forward, all-linear
+    quantizes  whether frozen matrices are quantized: a rank alone is then that of paths beside all linear layers
     Raises `InputError`.
     """
+    if quantizes and lora is None and (rank is not None or alpha is not None):
+        lora = "all-linear"
     if lora is None and (rank is not None or alpha is not None):
         given = "lora_rank" if rank is not None else "lora_alpha"
         raise InputError(

@@ -1,0 +1,173 @@
+"""What fits a device's memory at which length: the largest batch by procedure, plan and number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.equation.readable import Readable
+from learncost.ledger.memory_fit import Asked, refusal
+from learncost.ledger.memory_inference import NAME
+from learncost.ledger.memory_runner import largest, longest
+from learncost.ledger.memory_types import said_bytes
+from learncost.ledger.runners import TABLE
+from learncost.ledger.sheet import Row, Sheet
+from learncost.models.sizes import check_size
+
+
+@dataclass(frozen=True)
+class FitAtLengths:
+    """A procedure under a plan: the largest batch at each length, 0 where none fits; the longest single sequence.
+
+    batches  None at a length that the model has no positions for
+    longest  None where it is not looked for
+    """
+
+    procedure: str
+    plan: str
+    engine: str
+    batches: tuple[int | None, ...]
+    longest: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Lengths(Readable):
+    """What fits a device's memory at several lengths of sequences.
+
+    Attributes
+    ----------
+    model
+        The model, by name.
+    dtype
+        The precision.
+    optimizer
+        The optimizer.
+    ram
+        Bytes of RAM that there are.
+    seq_lens
+        Tokens in a sequence.
+    rows
+        For each procedure and plan the largest `batches`, one at each length, and the `longest` sequence that fits.
+    refused
+        Why procedures or plans are left out.
+    """
+
+    model: str
+    dtype: str
+    optimizer: str
+    ram: int
+    trained: str
+    seq_lens: tuple[int, ...]
+    rows: tuple[FitAtLengths, ...]
+    refused: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("model", "dtype", "optimizer", "ram", "trained", "seq_lens")
+        rows = [
+            {"procedure": r.procedure, "plan": r.plan, "engine": r.engine}
+            | {"batch_sizes": list(r.batches), "longest": r.longest}
+            for r in self.rows
+        ]
+        return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)}
+
+    @property
+    def sheet(self) -> Sheet:
+        """A row a procedure and plan, a column a length."""
+        columns = ("procedure", "plan", *(f"{length:,}" for length in self.seq_lens), "longest")
+        rows = []
+        for row in self.rows:
+            cells = ["-" if batch is None else f"{batch:,}" if batch else "no" for batch in row.batches]
+            most = "-" if row.longest is None else f"{row.longest:,}" if row.longest else "no"
+            rows.append(Row((row.procedure, row.plan, *cells, most)))
+        title = (
+            f"{self.model} in {said_bytes(self.ram)}: {self.dtype}, {self.optimizer}; the largest batch of sequences"
+        )
+        title += " by their tokens, and the longest single sequence"
+        learns = () if self.trained == "all" else (f"Learns: {self.trained}.",)
+        told = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
+        if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
+            told.append("recompute is checkpointing: what a block made is made again in the backward pass, not kept.")
+        return Sheet(
+            title, columns, tuple(rows), (*learns, " ".join(told), *self.refused), frozenset({0, 1}), self.answer
+        )
+
+    @property
+    def answer(self) -> str:
+        """How long a sequence fits, and how."""
+        best = max(self.rows, key=lambda row: row.longest or 0, default=None)
+        if best is not None and best.longest:
+            under = f" under {best.plan}" if best.plan else ""
+            return f"The longest sequence that fits has {best.longest:,} tokens: {best.procedure}{under}."
+        return "" if any(batch for row in self.rows for batch in row.batches) else "Nothing fits at these lengths."
+
+    def __rich__(self) -> Sheet:
+        return self.sheet
+
+    def __str__(self) -> str:
+        return str(self.sheet)
+
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
+
+
+def lengths_of(given: object) -> tuple[int, ...] | None:
+    """Several lengths, from a text with commas or from numbers; None of one length. Raises `InputError`."""
+    several = given.split(",") if isinstance(given, str) else given if isinstance(given, (list, tuple)) else ()
+    if len(several) < 2:
+        return None
+    return tuple(dict.fromkeys(check_size("seq_len", one.strip() if isinstance(one, str) else one) for one in several))
+
+
+def at_lengths(asked: Asked, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
+    """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
+    rows: list[FitAtLengths] = []
+    refused: dict[str, list[str]] = {}
+    trained = model = ""
+    for name in procedures:
+        found: list[FitAtLengths] = []
+        try:
+            whole = asked.run(name, "", min(lengths))
+            model = whole.model.configuration.name
+            trained = whole.trained if name != NAME else trained
+            for plan in asked.plans(name):
+                run = replace(whole, plan=plan)
+                found.append(_served(asked, run, lengths) if name == NAME else _learned(asked, run, name, lengths))
+        except InputError as error:
+            refused.setdefault(str(error), []).append(name)
+        numbers: dict[object, FitAtLengths] = {}
+        for row in found:
+            numbers.setdefault((row.batches, row.longest), row)
+        rows += numbers.values()
+    if not rows:
+        raise InputError(next(iter(refused)))
+    said = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
+    return Lengths(model, asked.dtype, asked.optimizer, asked.ram, trained or "all", lengths, tuple(rows), said)
+
+
+def _learned(asked: Asked, run: Any, procedure: str, lengths: tuple[int, ...]) -> FitAtLengths:
+    step, taken = asked.step(run, procedure)
+    runner = taken.runner
+    batches: list[int | None] = []
+    for length in lengths:
+        try:
+            there = step.at(1, length)
+        except InputError:  # more than the model has positions for
+            batches.append(None)
+            continue
+        batches.append(asked.stored(there.flash) * largest(there, runner, asked.ram))
+    most = longest(step, runner, asked.ram) if runner.name == TABLE and asked.stored(step.flash) else None
+    return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
+
+
+def _served(asked: Asked, run: Any, lengths: tuple[int, ...]) -> FitAtLengths:
+    served = asked.serving(run)
+    batches: list[int | None] = []
+    for length in lengths:
+        try:
+            batches.append(asked.stored(served.flash) * replace(served, seq_len=length).largest(asked.ram))
+        except InputError:
+            batches.append(None)
+    return FitAtLengths(NAME, run.plan, TABLE, tuple(batches), None)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.equation.readable import Readable
 from learncost.ledger.memory_fit import Asked, refusal
 from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_runner import largest, longest
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.runners import TABLE
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.sheet import Readable, Row, Sheet
 from learncost.models.sizes import check_size
 
 

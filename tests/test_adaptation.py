@@ -14,7 +14,7 @@ import pytest
 import learncost as lc
 from learncost.faces.command import main
 from learncost.layers.layer import layer
-from learncost.ledger.cost import rows_of
+from learncost.ledger.run import rows_of
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer

@@ -16,7 +16,7 @@ from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import program
-from learncost.training.engine import engine
+from learncost.training.engines import engine
 from learncost.training.options import Options
 from programs import execute
 from sampling import sampled

@@ -239,7 +239,7 @@ def test_what_cannot_be_emitted_is_said(flags: list[str], says: str, capsys: pyt
 
 def test_what_cannot_be_done_in_place_runs_on_operators() -> None:
     """ALBERT's layers repeat in groups that repeat: that is said, and computed all the same."""
-    from learncost.training.engine import engine
+    from learncost.training.engines import engine
     from learncost.training.options import Options
 
     tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 61, "embedding_size": 6}
@@ -260,7 +260,7 @@ def test_what_cannot_be_done_in_place_runs_on_operators() -> None:
 
 def test_another_device_gives_the_same_weights() -> None:
     """On a device that is not `cpu` by name tensors are moved there and back; here it is the processor all the same."""
-    from learncost.training.engine import engine
+    from learncost.training.engines import engine
     from learncost.training.options import Options
 
     model = configure(*GPT2)
@@ -287,7 +287,7 @@ def test_another_device_gives_the_same_weights() -> None:
     ],
 )
 def test_what_a_device_cannot_do_is_said(options: dict[str, Any], says: str) -> None:
-    from learncost.training.engine import engine
+    from learncost.training.engines import engine
     from learncost.training.options import Options
 
     with pytest.raises(InputError, match=says):

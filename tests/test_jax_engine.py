@@ -5,7 +5,7 @@ import pytest
 
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
-from learncost.training.engine import engine
+from learncost.training.engines import engine
 from learncost.training.options import Options
 
 jax = pytest.importorskip("jax")

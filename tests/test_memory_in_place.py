@@ -7,8 +7,8 @@ from learncost.engines import in_place
 from learncost.engines.compiler import compiler
 from learncost.equation.count import base
 from learncost.equation.precision import precision_of
-from learncost.ledger.cost import prepare
 from learncost.ledger.memory_step import Step
+from learncost.ledger.run import prepare
 from sampling import sampled
 
 torch = pytest.importorskip("torch")

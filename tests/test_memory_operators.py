@@ -8,8 +8,8 @@ import pytest
 import learncost as lc
 from learncost.equation.count import shape_of
 from learncost.equation.precision import precision_of
-from learncost.ledger.cost import prepare
 from learncost.ledger.memory_step import Step
+from learncost.ledger.run import prepare
 from learncost.readings import rooms
 from learncost.readings.emit import fill, leaves, program
 from learncost.readings.rooms.layout import chosen

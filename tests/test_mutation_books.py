@@ -9,7 +9,7 @@ import pytest
 import test_paper_book
 from learncost.books.book import BOOKS
 from learncost.equation.count import Count
-from learncost.ledger import cost
+from learncost.ledger import run
 from learncost.readings.price import Override, WordPrice
 
 PRINTED = [name for name, book in BOOKS.items() if book.rule == "printed"]
@@ -67,14 +67,14 @@ def changed_books(name):
 def survives(name, other, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(BOOKS, name, other)
-        cost._priced.cache_clear()
+        run._priced.cache_clear()
         try:
             for function, arguments in CASES:
                 function(**arguments)
         except (AssertionError, KeyError):
             return False
         finally:
-            cost._priced.cache_clear()
+            run._priced.cache_clear()
     return True
 
 

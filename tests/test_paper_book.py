@@ -12,7 +12,7 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.equation.count import Count
 from learncost.layers.layer import named
-from learncost.ledger.cost import rows_of
+from learncost.ledger.run import rows_of
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
 from learncost.readings.price import Price

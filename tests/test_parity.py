@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from learncost.models.configuration import configure
-from learncost.training.engine import engine
+from learncost.training.engines import engine
 from learncost.training.options import Options
 from sampling import sampled
 

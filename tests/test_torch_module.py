@@ -14,7 +14,7 @@ import learncost as lc
 from learncost.layers.layer import named, shipped
 from learncost.proof.check import sound_arrays
 from learncost.proof.sample import small_sizes
-from learncost.training.engine import engine
+from learncost.training.engines import engine
 from learncost.training.options import Options
 
 torch = pytest.importorskip("torch")

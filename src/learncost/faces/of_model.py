@@ -12,7 +12,7 @@ from learncost.equation.table import Line
 from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
-from learncost.ledger.cost import Run, shown_layer
+from learncost.ledger.run import Run, shown_layer
 from learncost.ledger.sheet import Readable, Sheet, number
 from learncost.ledger.sheet import Row as Cells
 from learncost.ledger.show import convention

@@ -14,7 +14,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, layer, named, shipped, usual_names
-from learncost.ledger.cost import Run, prepare
+from learncost.ledger.run import Run, prepare
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
 from learncost.models.files import read_layer as read_file

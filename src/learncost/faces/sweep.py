@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from learncost.faces.flags import Name, Number, Switch, Value, refuse_unknown
 from learncost.ledger.columns import check_path, write, write_csv
-from learncost.ledger.cost import check_probability
+from learncost.ledger.run import check_probability
 from learncost.ledger.sweep import Sweep
 from learncost.ledger.sweep import sweep as compute
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from math import prod
 from statistics import harmonic_mean, median, quantiles
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from learncost.devices.calibration import Calibration
 from learncost.engines import processor
+from learncost.hardware.operations import Bench, Doing
 from learncost.readings.time import Curve, Grid, Rates
 from learncost.readings.time.rates import FRESH, ORIENTATIONS
 
-Doing: TypeAlias = Callable[[], object]
 Tell: TypeAlias = Callable[[str], None]
 
 SIZES, QUICK = (24, 88, 312, 1100, 4000), (40, 312, 1600)
@@ -47,37 +47,6 @@ BESIDE = (0.9, 1.3)
 """Factors by which the interval of a step is wider than that of single operations: what lies beside the lines (Python,
 reshapes, what other lines leave in the caches) is not known from these. So far off, and no further, were 21 of 26 steps
 of benchmarks/prediction.py on the machine on which they were tried, two shared cores of an AMD EPYC."""
-
-
-class Bench(Protocol):
-    """The operations of a library that are timed. Every one is handed out ready to be done again and again.
-
-    threads    at work at once; `operators` as in `Rates`
-    """
-
-    threads: int
-    operators: bool
-
-    def wait(self) -> None:
-        """Until everything is done."""
-
-    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        """One product with all threads."""
-
-    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
-        """Several products, and how many, each on one thread (on a GPU all on the one)."""
-
-    def move(self, elements: int) -> Doing:
-        """Two arrays of so many elements of 4 bytes added into a third one that is there."""
-
-    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        """An array filled that is new, and one that is there; both the same where results are never new."""
-
-    def words(self) -> Iterator[tuple[str, Doing, int]]:
-        """Each word or primitive, by its name, and at how many points."""
-
-    def calls(self) -> Mapping[str, tuple[Doing, int]]:
-        """As small as they get: launch, launch_backward, optimizer and product, and how many calls each makes."""
 
 
 def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: int = REPEATS) -> float:

@@ -12,8 +12,8 @@ import torch
 from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
 from learncost.equation.table import Kernel, Line, Table, Word, walk
-from learncost.hardware.calibrate import Doing
 from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
+from learncost.hardware.operations import Doing
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer
 from learncost.readings.emit.c import Function, kernel

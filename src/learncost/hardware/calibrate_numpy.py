@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from learncost.hardware.calibrate import Doing
+from learncost.hardware.operations import Doing
 
 POINTS = 70_000
 

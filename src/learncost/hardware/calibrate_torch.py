@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
-from learncost.hardware.calibrate import Doing
+from learncost.hardware.operations import Doing
 
 ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from learncost.devices.figure import Figure
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import check_tokens
+from learncost.ledger.run import check_tokens
 from learncost.models.wording import shown
 
 # name: (unit, lowest, highest, what would be right); the ends are what can be, not what is usual.

@@ -15,8 +15,9 @@ from learncost.devices.rates import calibrated
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.hardware import given, grid, products
-from learncost.ledger.cost import check_tokens, cost
+from learncost.ledger.cost import cost
 from learncost.ledger.record import Cost
+from learncost.ledger.run import check_tokens
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import Configuration
 from learncost.models.numbers import counted

@@ -11,9 +11,9 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.ledger.cost import Run, possible, prepare
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
+from learncost.ledger.run import Run, possible, prepare
 from learncost.ledger.sheet import Readable
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration

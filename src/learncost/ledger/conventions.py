@@ -10,12 +10,12 @@ from typing import Any
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import Run, prepare
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine
 from learncost.ledger.mine import mine as held_against
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
+from learncost.ledger.run import Run, prepare
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Book, Row

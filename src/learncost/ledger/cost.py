@@ -2,114 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from learncost.books.book import BOOKS
-from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision, either, precision_of
-from learncost.equation.table import Table
-from learncost.ledger.record import Amount, Cost, LedgerRow
-from learncost.models.configuration import Configuration, configure
-from learncost.models.model import Model, Structure, build, run_sizes
-from learncost.models.numbers import counted
-from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
-from learncost.models.wording import shown
-from learncost.procedures.optimizer import default_optimizer
-from learncost.procedures.optimizer import optimizer as find_optimizer
-from learncost.procedures.procedure import (
-    CONTROLS,
-    INFERENCE,
-    MACRO_OPERATIONS,
-    PROCEDURES,
-    Procedure,
-    step,
-    trained_by,
-)
+from learncost.equation.precision import either
+from learncost.ledger.record import Cost
+from learncost.ledger.run import BY, adaptation_of, check_choice, prepare
+from learncost.models.configuration import Configuration
+from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.active import active_parameters
-from learncost.readings.price import Book, Price, Row, parameters, price
+from learncost.readings.price import Book
 
 if TYPE_CHECKING:
     from learncost.devices.device import Device
-    from learncost.ledger.timing import Timing
-    from learncost.models.adaptation import Adaptation
     from learncost.readings.time import Rates
-
-LARGEST_TRAINING = 10**18  # tokens
-BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
-
-# What the layers are called in the ledger.
-_SHOWN = {
-    "sinusoidal_positions": "positions",
-    "token_types": "positions",
-    "plain_norm": "norm",
-    "feed_forward_without_biases": "feed_forward",
-    "masked_lm_transform": "head",
-    "clamped_mixture_of_experts": "mixture_of_experts",
-    "sigmoid_mixture_of_experts": "mixture_of_experts",
-    "softmax_mixture_of_experts": "mixture_of_experts",
-    "gated_shared_expert": "shared_experts",
-    "latent_key_attention": "latent_attention",
-}
-
-
-@lru_cache(maxsize=64)
-def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
-    found = find_book(book)
-    table = _under(plan, step(structure.model, name, optimizer, found.jacobian, mode))
-    return price(table, {}, found).rows
-
-
-def _under(plan: str, table: Table) -> Table:
-    if not plan:
-        return table
-    from learncost.plans.plan import planned  # imported where it is needed: start-up counts
-
-    return planned(table, plan)
-
-
-def rows_of(
-    model: Model, name: str, book: str | Book, optimizer: str | None = None, mode: str = "paper", plan: str = ""
-) -> tuple[Row, ...]:
-    """The priced lines of one step of a procedure under a plan, as polynomials in the axes' sizes.
-
-    optimizer  where it is None, the book's (`default_optimizer`)
-    """
-    found = find_book(book)
-    optimizer = optimizer or default_optimizer(found)
-    if name in ("pepita", "mempepita") and not model.learns:
-        step(model, name, optimizer)  # refuses with its own message
-    if found.rule == "formula":
-        if plan:
-            raise InputError(f"price book {found.name} is a formula of whole models; a plan rewrites their lines")
-        from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
-
-        return by_formula(model, found, name)
-    if BOOKS.get(found.name) is found:
-        return _priced(Structure(model), name, found.name, optimizer, mode, plan)
-    table = _under(plan, step(model, name, optimizer, found.jacobian, mode))
-    return price(table, {}, found).rows  # a book of the caller's own
-
-
-def possible(priced: Callable[[str], object]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The learning procedures that `priced` answers for, and why it refuses the others.
-
-    Raises `InputError` where it refuses all of them.
-    """
-    refused: dict[str, str] = {}
-    for name in PROCEDURES:
-        try:
-            priced(name)
-        except InputError as error:
-            refused[name] = str(error)
-    names = tuple(name for name in PROCEDURES if name not in refused)
-    if not names:
-        raise InputError(next(iter(refused.values())))
-    return names, refused
 
 
 def cost(
@@ -219,9 +126,9 @@ def cost(
         rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
     named = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
-        from learncost.ledger.inference import cost_of_inference  # is built on this module
+        from learncost.ledger.inference import cost_of_inference  # imported where it is needed: start-up counts
 
-        _check_choice("by", by, BY)
+        check_choice("by", by, BY)
         if wanted is not None:
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         if plan:
@@ -245,262 +152,8 @@ def cost(
         wanted,
         plan,
     )
-    _check_choice("by", by, BY)
+    check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
     found = run.cost(procedure, run.book, by, rates)
     return replace(found, dtype=named)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is checked and built before anything is priced: a model, the sizes of all axes, and how it is trained."""
-
-    model: Model
-    axes: Mapping[str, int]
-    book: Book
-    optimizer: str | None
-    dtype: str
-    tokens: int | None
-    trained: str = "all"
-    plan: str = ""
-
-    def rows(self, procedure: str, book: Book) -> tuple[Row, ...]:
-        """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
-        return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
-
-    def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
-        """The ledger of one step of a procedure, with its time on a device."""
-        rows, chosen = self.rows(procedure, book), find_procedure(procedure)
-        model, trained = trained_by(self.model, procedure), self.trained
-        if model is not self.model:
-            from learncost.procedures.head_only import head_said  # imported where it is needed: start-up counts
-
-            trained = head_said(model)
-        timed = None
-        if on is not None:
-            from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
-
-            timed = timing(rows, self.axes, on, self.dtype, book)
-        optimizer = self.optimizer or default_optimizer(book)
-        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
-        return replace(found, trained=trained, plan=self.plan)
-
-
-def prepare(
-    model: str | Configuration,
-    price_book: str | Book,
-    batch_size: Any,
-    seq_len: Any,
-    target_len: Any,
-    tokens: Any,
-    optimizer: str | None,
-    dropout: Any,
-    dtype: str,
-    sizes: Mapping[str, Any],
-    procedures: Iterable[str],
-    wanted: Adaptation | None = None,
-    plan: str | None = None,
-) -> Run:
-    """Check all that `cost` is given, and build the model. Raises `InputError`.
-
-    dtype       the name of a precision
-    procedures  how the model learns; none: it does not
-    """
-    lengths, sizes = lengths_of({"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}, sizes)
-    if tokens is not None:
-        tokens = check_tokens("tokens", tokens)
-    kind = precision_of(dtype)
-    probability = check_probability("dropout", dropout)
-    book = find_book(price_book)
-    if optimizer is not None:
-        find_optimizer(optimizer)
-    names = tuple(procedures)
-    for name in names:
-        find_procedure(name)
-    if isinstance(model, Configuration):
-        if sizes:
-            raise InputError(f"{', '.join(sizes)}: a Configuration already has its sizes")
-        configuration = model
-    else:
-        configuration = configure(model, sizes)
-    built = build(replace(configuration, learned=None), dropout=probability > 0)
-    learning, chosen = "all", wanted or configuration.learned
-    if wanted is not None and configuration.learned is not None:
-        raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
-    if chosen is not None:
-        if control := next((name for name in names if name in CONTROLS), None):
-            raise InputError(f"{control} says itself what learns: leave train and lora out")
-        from learncost.models.adaptation import adapted, said
-
-        built = adapted(built, chosen)
-        learning = said(built, chosen)
-    if kind.quantized is not None:
-        from learncost.models.quantization import quantized
-
-        built = quantized(built, kind, learns=bool(names))
-    axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
-    return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
-
-
-def adaptation_of(*given: object, kind: Precision | None = None) -> Adaptation | None:
-    """What learns, where anything is said about it.
-
-    given  train, train_layers, lora, lora_rank, lora_alpha
-    kind   the precision
-    """
-    if all(value is None for value in given):
-        return None
-    from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
-
-    train, layers, lora, rank, alpha = given
-    return adaptation(train, layers, lora, rank, alpha, kind is not None and kind.quantized is not None)
-
-
-def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
-    """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
-    found, sizes = {**given, "batch_size": 1 if given["batch_size"] is None else given["batch_size"]}, dict(sizes)
-    defaults = {"batch_size": 1}
-    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in found]:
-        name, value = resolve(spelling), sizes.pop(spelling)
-        if found[name] not in (defaults.get(name), str(defaults.get(name)), None, value):
-            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(found[name])}")
-        defaults[name], found[name] = value, value
-    return {name: check_size(name, value) for name, value in found.items() if value is not None}, sizes
-
-
-def ledger(
-    model: Model,
-    chosen: Procedure,
-    rows: Iterable[Row],
-    axes: Mapping[str, int],
-    by: str,
-    dtype: str,
-    tokens: int | None,
-    optimizer: str,
-    book: str,
-    timed: Timing | None = None,
-) -> Cost:
-    """Priced rows, put together as asked and evaluated."""
-    whole = Price(book, tuple(rows), axes, dtype)
-    passes = chosen.passes_over(model)
-    if any(row.macro_operation == "recomputation" for row in whole.rows):
-        passes["recomputation"] = 1  # a plan's, where the procedure has none
-    macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
-    for (name,), part in whole.by("macro_operation").items():
-        macros[name] = (passes[name], Amount(part.maccs, part.flops))
-    two_sided = model.two_sided
-    return Cost(
-        model=model.configuration.name,
-        procedure=chosen.name,
-        price_book=book,
-        batch_size=axes["B"],
-        seq_len=axes["N"] if two_sided else axes["M"],
-        target_len=axes["M"] if two_sided else None,
-        parameters=model.parameters.at(axes),
-        active_parameters=active_parameters(model.table).at(axes) + model.configuration.unread,
-        trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
-        total=Amount(whole.maccs, whole.flops),
-        macro_operations=macros,
-        rows=_rows(whole, by, passes, timed),
-        by=by,
-        dtype=dtype,
-        optimizer=optimizer,
-        tokens=tokens,
-        tokens_per_step=axes["B"] * axes["M"],
-        counted=model.configuration.counted,
-        source=model.configuration.source,
-        timing=timed,
-    )
-
-
-def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
-    fields = {
-        "layer": ("layer", "block", "macro_operation"),
-        "macro-operation": ("macro_operation",),
-        "equation": ("layer", "block", "macro_operation", "line", "equation"),
-        "kind": ("kind", "macro_operation"),
-    }[by]
-    groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
-    for priced in whole.rows:
-        own = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
-        kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
-        # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
-        turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
-        groups.setdefault((own, kernel + turns), []).append(priced)
-    result = []
-    for (key, _), rows in groups.items():
-        named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
-        row = LedgerRow(
-            layer=named.get("layer"),
-            block=named.get("block"),
-            repeat=_repeat(part, passes[named["macro_operation"]]) if "layer" in named else 1,
-            macro_operation=named["macro_operation"],
-            maccs=part.maccs,
-            flops=part.flops,
-            bytes=part.bytes,
-            line=named.get("line", ""),
-            equation=named.get("equation", ""),
-            kind=named.get("kind", ""),
-            outside_paper=any(row.outside_paper for row in part.rows),
-            time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
-        )
-        result.append(row)
-    order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
-    return tuple(sorted(result, key=lambda row: order[row.macro_operation]))
-
-
-def shown_layer(layer: str) -> str:
-    """What a layer of a model's table is called in the ledger."""
-    return _SHOWN.get(layer, layer)
-
-
-def _repeat(part: Price, passes: int) -> int:
-    """How many equal layers a row merges: how often a layer's most frequent line runs in one pass.
-
-    Of a gradient in several parts, dX and dX+2, or in two steps, dY:X and dX, one is counted. Where a row has parts and
-    merges alone, a layer is told by the value that it reads: its parts, in one repeat, are those of one layer.
-    """
-    lines: dict[tuple[str, ...], int] = {}
-    parts: dict[tuple[str, ...], int] = {}
-    merges: dict[tuple[str, ...], int] = {}
-    for row in part.rows:
-        if row.layer == "optimizer":
-            continue
-        times = row.repeat.at(part.sizes)
-        if row.line in ("merge", ""):
-            merges[()] = max(merges.get((), 0), times)
-        elif row.part_of:
-            parts[row.layer, row.line, row.part_of, str(row.repeat)] = times
-        else:
-            lines[row.layer, row.line] = lines.get((row.layer, row.line), 0) + times
-    if lines or not parts:
-        return max(1, max((lines or merges).values(), default=1) // max(1, passes))
-    together: dict[tuple[str, ...], int] = {}
-    for (layer, line, *_), times in parts.items():
-        together[layer, line] = together.get((layer, line), 0) + times
-    return max(1, max(together.values()) // max(1, passes))
-
-
-def check_tokens(name: str, value: object) -> int:
-    """A number of tokens: a whole number from 1 to 10^18, as text also in the form 3e11, 1.5e9 or 300B."""
-    number = counted(value)
-    if number is None or not 1 <= number <= LARGEST_TRAINING:
-        raise InputError(f"{name} must be a whole number from 1 to 10^18, not {shown(value)}")
-    return number
-
-
-def check_probability(name: str, value: object) -> float:
-    """A probability from 0 to below 1."""
-    try:
-        number = float(value)  # type: ignore[arg-type]  # whatever does not convert is refused
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not 0.0 <= number < 1.0:
-        raise InputError(f"{name} must be a number from 0 to below 1, not {shown(value)}")
-    return number
-
-
-def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")

@@ -15,7 +15,7 @@ from learncost.books.book import BOOKS
 from learncost.equation.count import Count, total
 from learncost.equation.table import Product, Sum, Term, Word, walk
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.cost import Run
+from learncost.ledger.run import Run
 from learncost.readings.price import Row
 
 

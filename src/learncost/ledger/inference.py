@@ -9,8 +9,8 @@ from typing import Any
 from learncost.equation.count import Count, size_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
-from learncost.ledger.cost import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.record import Cache, Cost
+from learncost.ledger.run import Run, check_probability, ledger, lengths_of, prepare
 from learncost.ledger.timing import timing
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes

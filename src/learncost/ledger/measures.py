@@ -11,7 +11,7 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.table import Line, Product, Repeat, Term, Word, walk
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.cost import Run
+from learncost.ledger.run import Run
 from learncost.readings.price import Row
 
 

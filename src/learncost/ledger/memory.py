@@ -8,10 +8,10 @@ from typing import Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
-from learncost.ledger.cost import adaptation_of, prepare
 from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
+from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import Configuration

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
-from learncost.ledger.cost import Run, adaptation_of, prepare
 from learncost.ledger.memory import told
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, said_bytes
+from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import Readable, Row, Sheet, number, size_of

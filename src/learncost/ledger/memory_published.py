@@ -12,7 +12,7 @@ from typing import Any
 from learncost.books.formula import Reading, value
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import prepare
+from learncost.ledger.run import prepare
 from learncost.ledger.sheet import Readable, Row, Sheet, number
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead

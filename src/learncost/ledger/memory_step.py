@@ -12,8 +12,8 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
 from learncost.equation.table import Line, Repeat, Statement, Table, each_line, walk
 from learncost.layers.names import scores
-from learncost.ledger.cost import Run
 from learncost.ledger.memory_types import INDEX
+from learncost.ledger.run import Run
 from learncost.models.model import Structure, run_sizes
 from learncost.models.numbers import counted
 from learncost.models.quantization import quantized_widths

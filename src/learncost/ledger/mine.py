@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import Run
 from learncost.ledger.reasons import LEFT_OUT, SCORES
+from learncost.ledger.run import Run
 from learncost.models.wording import shown
 from learncost.readings.price import Row
 

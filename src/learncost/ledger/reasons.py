@@ -9,7 +9,7 @@ from learncost.books.formula import FORMULA
 from learncost.equation.count import total
 from learncost.equation.table import Line, Product, Word
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.cost import rows_of
+from learncost.ledger.run import rows_of
 from learncost.models.model import Model
 from learncost.readings.price import Book, Row
 

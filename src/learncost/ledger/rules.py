@@ -12,8 +12,8 @@ from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import named
-from learncost.ledger.cost import prepare
 from learncost.ledger.measures import Block, Measures, attends, backward, forward
+from learncost.ledger.run import prepare
 from learncost.ledger.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Row, price

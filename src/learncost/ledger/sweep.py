@@ -18,8 +18,8 @@ from learncost.books.book import BOOKS
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.ledger.cost import check_probability, possible, rows_of
 from learncost.ledger.grid import Grid, grid_of
+from learncost.ledger.run import check_probability, possible, rows_of
 from learncost.ledger.sheet import Readable, Sheet
 from learncost.ledger.sheet import Row as Cells
 from learncost.models import expression

@@ -15,7 +15,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
 from learncost.training import hugging_face
-from learncost.training.engine import engine, usual
+from learncost.training.engines import engine, usual
 from learncost.training.files import read_json, safetensors
 from learncost.training.folder import CONFIG
 from learncost.training.generate import Decoder

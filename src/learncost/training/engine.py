@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from learncost.books.book import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import EmittedTraining
 from learncost.engines.numpy_engine import Training
-from learncost.equation.errors import InputError, named_one
+from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import run_sizes
@@ -165,33 +164,3 @@ def _bf16_kept() -> str:
     if two_bytes() is None:
         return ", bf16 rounded in fp32, which takes 4 bytes a number (pip install 'learncost[bf16]' for 2)"
     return ", weights in bf16 of 2 bytes by ml_dtypes, values of the step rounded in fp32"
-
-
-def _torch(configuration: Configuration, options: Options) -> Engine:
-    from learncost.training.torch_engine import TorchEngine
-
-    return TorchEngine(configuration, options)
-
-
-def _jax(configuration: Configuration, options: Options) -> Engine:
-    from learncost.training.jax_engine import JaxEngine
-
-    return JaxEngine(configuration, options)
-
-
-ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {
-    "numpy": NumPyEngine,
-    "torch": _torch,
-    "jax": _jax,
-}
-"""Every engine by its name."""
-
-
-def usual() -> str:
-    """The engine where none is named: PyTorch's, if PyTorch is installed."""
-    return "torch" if find_spec("torch") else "numpy"
-
-
-def engine(configuration: Configuration, options: Options) -> Engine:
-    """The engine that the options name, with initial weights."""
-    return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

@@ -24,7 +24,8 @@ from learncost.models.model import build
 from learncost.training import corpus, hugging_face, memory
 from learncost.training.begin import begin
 from learncost.training.corpus import Corpus
-from learncost.training.engine import Engine, engine
+from learncost.training.engine import Engine
+from learncost.training.engines import engine
 from learncost.training.files import Kept
 from learncost.training.folder import LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample

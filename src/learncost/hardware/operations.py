@@ -1,0 +1,39 @@
+"""The operations that are timed, whatever library they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, TypeAlias
+
+Doing: TypeAlias = Callable[[], object]
+
+
+class Bench(Protocol):
+    """The operations of a library that are timed. Every one is handed out ready to be done again and again.
+
+    threads    at work at once; `operators` as in `Rates`
+    """
+
+    threads: int
+    operators: bool
+
+    def wait(self) -> None:
+        """Until everything is done."""
+
+    def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
+        """One product with all threads."""
+
+    def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
+        """Several products, and how many, each on one thread (on a GPU all on the one)."""
+
+    def move(self, elements: int) -> Doing:
+        """Two arrays of so many elements of 4 bytes added into a third one that is there."""
+
+    def fill(self, bytes_: int) -> tuple[Doing, Doing]:
+        """An array filled that is new, and one that is there; both the same where results are never new."""
+
+    def words(self) -> Iterator[tuple[str, Doing, int]]:
+        """Each word or primitive, by its name, and at how many points."""
+
+    def calls(self) -> Mapping[str, tuple[Doing, int]]:
+        """As small as they get: launch, launch_backward, optimizer and product, and how many calls each makes."""

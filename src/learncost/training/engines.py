@@ -1,0 +1,41 @@
+"""Every engine by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+
+from learncost.equation.errors import named_one
+from learncost.models.configuration import Configuration
+from learncost.training.engine import Engine, NumPyEngine
+from learncost.training.options import Options
+
+
+def _torch(configuration: Configuration, options: Options) -> Engine:
+    from learncost.training.torch_engine import TorchEngine
+
+    return TorchEngine(configuration, options)
+
+
+def _jax(configuration: Configuration, options: Options) -> Engine:
+    from learncost.training.jax_engine import JaxEngine
+
+    return JaxEngine(configuration, options)
+
+
+ENGINES: Mapping[str, Callable[[Configuration, Options], Engine]] = {
+    "numpy": NumPyEngine,
+    "torch": _torch,
+    "jax": _jax,
+}
+"""Every engine by its name."""
+
+
+def usual() -> str:
+    """The engine where none is named: PyTorch's, if PyTorch is installed."""
+    return "torch" if find_spec("torch") else "numpy"
+
+
+def engine(configuration: Configuration, options: Options) -> Engine:
+    """The engine that the options name, with initial weights."""
+    return named_one("engine", options.engine or usual(), ENGINES)(configuration, options)

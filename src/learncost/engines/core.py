@@ -160,10 +160,11 @@ class Core:
         found, types = typed(table, self.precision.name)
         return lower(found), frozenset(name for name, kind in types.items() if kind == "bf16")
 
-    def _take(self, values: Values) -> None:
+    def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""
-        self.weights = self._keep({name: values.get(f"{name}.new", array) for name, array in self.weights.items()})
-        self.state = self._keep({name: values.get(f"{name}.new", array) for name, array in self.state.items()})
+        new = {name: values[made] for name, made in table.renewed.items()}
+        self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
+        self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
         self.steps += 1
 
     def _keep(self, arrays: Values) -> Values:

@@ -88,7 +88,7 @@ class LayerTraining(Core):
     def step(self, **inputs: Any) -> float:
         """One step of training on the layer's inputs, by name; the loss before it."""
         values = self._run(self.prepare(**inputs))
-        self._take(values)
+        self._take(self._table, values)
         return float(values["loss"])
 
     def updates(self, **inputs: Any) -> Values:

@@ -227,7 +227,7 @@ class Training(Core):
         """
         found = self._read(tokens, targets, **batch)
         values = self._run(self._prepared(found)) if self.settings.accumulate == 1 else self._accumulated(found)
-        self._take(values)
+        self._take(self.table(found.padded), values)
         return float(values["loss"]) if "loss" in values else float("nan")
 
     def _accumulated(self, found: Batch) -> Values:
@@ -239,7 +239,7 @@ class Training(Core):
         for number in range(self.settings.accumulate):
             part = self._prepared(found.part(number, self.settings.accumulate), halves.gather, number)
             made = self._run(replace(part, values={**part.values, **values}))
-            values = {name: made[f"{name}.new"] for name in names}
+            values = {name: made[new] for name, new in halves.gather.renewed.items()}
             loss += float(made["loss"]) if "loss" in made else float("nan")
         values |= self.weights | self.state | self._scalars(halves.update, found.count)
         return self._run(Prepared(halves.update, values, found.sizes)) | {"loss": loss}

@@ -334,14 +334,15 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]
 
     What stands outside a `where` may be known from lines before.
     """
-    by_itself = alone(table)
-    rest = replace(table, lines=each_line(table.lines, lambda line: () if by_itself(line) else (line,)))
+    by_itself = [*map(alone(table), (line for line, _ in walk(table.lines)))]
+    found = iter(by_itself)
+    rest = replace(table, lines=each_line(table.lines, lambda line: () if next(found) else (line,)))
     parts: dict[int, list[Line]] = {}
     for line, _ in walk(lower(rest).lines):
         parts.setdefault(line.tag.origin, []).append(line)
     places = count()
-    for line, _ in walk(table.lines):
-        yield line, None if by_itself(line) else _together(parts.get(next(places), ()))
+    for (line, _), is_alone in zip(walk(table.lines), by_itself, strict=True):
+        yield line, None if is_alone else _together(parts.get(next(places), ()))
 
 
 def _together(lines: Iterable[Line]) -> tuple[Count, Count]:

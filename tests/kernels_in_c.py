@@ -11,6 +11,7 @@ from learncost.equation.table import Table
 from learncost.equation.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c import kernel
+from learncost.readings.emit.c.gnu import GNU
 from learncost.readings.run import execute
 
 NEAR = {
@@ -37,7 +38,18 @@ class Case:
     """Lines, what of them others read, and random arrays for them."""
 
     def __init__(
-        self, lines, axes, outputs, sizes, tag, dtype="fp64", integers=None, masks=(), constants=(), dtypes=None
+        self,
+        lines,
+        axes,
+        outputs,
+        sizes,
+        tag,
+        dtype="fp64",
+        integers=None,
+        masks=(),
+        constants=(),
+        dtypes=None,
+        printer=GNU,
     ):
         self.lines = tuple(replace(line, tag=replace(line.tag, kernel=tag)) for line in lines)
         self.axes = dict(axes)
@@ -51,7 +63,13 @@ class Case:
         self.dtypes = dict.fromkeys((*self.given, *made), dtype)
         self.dtypes |= dict.fromkeys(integers, "int64") | dict.fromkeys(masks, "bool") | (dtypes or {})
         self.function = kernel(
-            self.lines, self.axes, self.outputs, self.dtypes, {name: sizes[name] for name in constants}, tag.name
+            self.lines,
+            self.axes,
+            self.outputs,
+            self.dtypes,
+            {name: sizes[name] for name in constants},
+            tag.name,
+            printer,
         )
         generator = np.random.default_rng(0)
         self.arrays = {name: self._random(generator, name, integers) for name in self.given}

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Kernel, Line, Sum, Term
-from learncost.readings.emit.c import gnu
 from learncost.readings.emit.c.arrays import STORED, Arrays
 from learncost.readings.emit.c.function import routine
-from learncost.readings.emit.c.printer import indented
+from learncost.readings.emit.c.gnu import GNU
+from learncost.readings.emit.c.printer import Printer, indented
 from learncost.readings.emit.c.schedule import Schedule
 from learncost.readings.emit.c.shares import shared
 from learncost.readings.emit.c.unify import lowered, unified
@@ -51,6 +51,7 @@ def kernel(
     dtypes: Mapping[str, str],
     sizes: Mapping[str, int],
     name: str,
+    printer: Printer = GNU,
 ) -> Function:
     """The C function that computes the lines, which carry the same kernel in their tags.
 
@@ -58,6 +59,7 @@ def kernel(
     outputs   the names, of those that the lines make, that others read
     dtypes    of every array: fp32, fp64, bf16 (stored so, computed in float), int64 for an index, bool for a mask
     sizes     sizes that are constants in C; all others are parameters
+    printer   the dialect of C
     Raises `InputError` with the line that cannot be written.
     """
     lines = tuple(lines)
@@ -67,8 +69,8 @@ def kernel(
     named = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     real = "double" if any(dtypes.get(array) == "fp64" for array in named) else "float"
     schedule = _scheduled(normal, found, outputs, dtypes, real)
-    arrays = Arrays(schedule, axes, dtypes, real, unified(lines))
-    whole = routine(arrays, tiles=real == "float")
+    arrays = Arrays(schedule, axes, dtypes, real, printer.tiles and real == "float", unified(lines))
+    whole = routine(arrays)
     reads = whole.arrays("read")
     makes = [arrays.output(value) for value in schedule.values.values() if value.output]
     free = [axis for axis in whole.sizes if axis not in sizes]
@@ -77,7 +79,7 @@ def kernel(
     parameters += [f"{array.type} *{array.name}" for array in makes]
     parameters += [f"place {whole.sizes[axis]}" for axis in free]
     head = textwrap.fill(f"void {name}({', '.join(parameters)}) {{", 118, subsequent_indent="        ")
-    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(gnu.function(whole, sizes)), "}\n"))
+    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(whole, sizes)), "}\n"))
     return Function(
         name, text, tuple(a.of for a in reads), tuple(a.of for a in makes), tuple(free), shared(arrays, whole)
     )
@@ -139,6 +141,6 @@ def writable(
     return True
 
 
-def source(functions: Sequence[Function]) -> str:
+def source(functions: Sequence[Function], printer: Printer = GNU) -> str:
     """The whole C file: what all functions need, and the functions."""
-    return gnu.PREAMBLE + "\n".join(function.text for function in functions)
+    return printer.preamble + "\n".join(function.text for function in functions)

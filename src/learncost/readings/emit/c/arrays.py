@@ -8,33 +8,14 @@ from typing import TypeAlias
 
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Line
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.schedule import MAIN, Schedule, Value
 from learncost.readings.emit.c.sides import groups
-from learncost.readings.emit.c.tree import (
-    ONE,
-    TURN,
-    ZERO,
-    Array,
-    Call,
-    Constant,
-    Counter,
-    Element,
-    Expression,
-    Loop,
-    Operation,
-    Size,
-    Statement,
-    Variable,
-    larger,
-    minus,
-    plus,
-    smaller,
-    times,
-)
+from learncost.readings.emit.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
 from learncost.readings.emit.identifiers import Identifiers
 
 Group: TypeAlias = tuple[str, ...]
-Positions: TypeAlias = Mapping[Group, Expression]
+Positions: TypeAlias = Mapping[Group, tree.Expression]
 STORED = {
     "fp32": "float",
     "fp64": "double",
@@ -57,7 +38,7 @@ _RESERVED = (
 class Storage:
     """An array, its axes, and the axis of which it holds one block."""
 
-    array: Array
+    array: tree.Array
     axes: tuple[str, ...]
     block: str = ""
 
@@ -67,6 +48,7 @@ class Arrays:
 
     axes     the declared axes of every name; `dtypes` their types
     real     the C type of numbers
+    tiles    whether products are made of tiles
     lines    in one scope of axes, before they were lowered
     """
 
@@ -76,9 +58,10 @@ class Arrays:
         axes: Mapping[str, tuple[str, ...]],
         dtypes: Mapping[str, str],
         real: str,
+        tiles: bool,
         lines: Sequence[Line],
     ) -> None:
-        self.schedule, self.axes, self.dtypes, self.real = schedule, axes, dtypes, real
+        self.schedule, self.axes, self.dtypes, self.real, self.tiles = schedule, axes, dtypes, real, tiles
         self.values = schedule.values
         self.block = schedule.block[0] if schedule.block else ""
         self.names = Identifiers(_RESERVED)
@@ -97,23 +80,23 @@ class Arrays:
 
     # Axes.
 
-    def size(self, axis: str) -> Expression:
+    def size(self, axis: str) -> tree.Expression:
         """The number of places along an axis."""
         name = base(axis)
-        return Constant(axis) if axis.isdigit() else Size(self.names.of(name, "size"), name)
+        return tree.Constant(axis) if axis.isdigit() else tree.Size(self.names.of(name, "size"), name)
 
-    def count(self, axes: Sequence[str]) -> Expression:
+    def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))
 
-    def room(self, axes: Sequence[str], block: str) -> list[Expression]:
+    def room(self, axes: Sequence[str], block: str) -> list[tree.Expression]:
         """The extents of memory that holds one block of an axis."""
         return [self.block_size if axis == block else self.size(axis) for axis in axes]
 
     @property
-    def block_size(self) -> Expression:
+    def block_size(self) -> tree.Expression:
         assert self.schedule.block is not None
         axis, places = self.schedule.block
-        return Constant(str(places)) if places else self.size(axis)
+        return tree.Constant(str(places)) if places else self.size(axis)
 
     def group(self, axis: str) -> Group:
         return self.groups.get(axis, (axis,))
@@ -124,8 +107,8 @@ class Arrays:
     def counter(self, group: Group) -> str:
         return self.names.of("i_" + "_".join(group), "position")
 
-    def here(self, group: Group) -> Expression:
-        return Counter(self.counter(group))
+    def here(self, group: Group) -> tree.Expression:
+        return tree.Counter(self.counter(group))
 
     # Loops.
 
@@ -134,22 +117,22 @@ class Arrays:
         around = (*self.schedule.sequence, *([self.block] if self.block else []))
         return self.counter(self.group(around[-1])) if phase == MAIN and around else TURN
 
-    def bounds(self, axis: str, phase: int | None) -> tuple[Expression, Expression]:
+    def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
         """From where and up to where loops and products go over an axis."""
         if phase == MAIN and axis in (self.block, self.bounded):
             return self.edge("from", axis), self.edge("to", axis)
         return ZERO, self.size(axis)
 
-    def edge(self, side: str, axis: str) -> Variable:
-        return Variable(f"{side}_{self.counter((axis,))}")
+    def edge(self, side: str, axis: str) -> tree.Variable:
+        return tree.Variable(f"{side}_{self.counter((axis,))}")
 
     def loop(
-        self, group: Group, body: Sequence[Statement], phase: int | None = None, independent: bool = False
-    ) -> Loop:
+        self, group: Group, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
+    ) -> tree.Loop:
         """The loop over a group of axes."""
         bounded = phase is not None and group[0] == self.bounded
         first, last = self.bounds(group[0], phase) if bounded else (ZERO, self.count(group))
-        return Loop(self.counter(group), first, last, tuple(body), independent=independent)
+        return tree.Loop(self.counter(group), first, last, tuple(body), independent=independent)
 
     def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
         """The axis that every line that has both it and the block's ties to it, where no output has both."""
@@ -162,22 +145,22 @@ class Arrays:
                 return other, tuple(sorted(common, key=str))
         return "", ()
 
-    def limits(self) -> tuple[Expression, Expression]:
+    def limits(self) -> tuple[tree.Expression, tree.Expression]:
         """Between which places the bounded axis lies for a block of the other."""
-        lower: Expression = ZERO
+        lower: tree.Expression = ZERO
         upper = self.size(self.bounded)
         first, last = self.edge("from", self.block), self.edge("to", self.block)
         for condition in self._conditions:
             window = self.size(condition.window) if condition.window else None
-            low: Expression | None = plus(first, ONE) if condition.strict else first
-            high: Expression | None = window and plus(minus(last, ONE), window)
+            low: tree.Expression | None = plus(first, ONE) if condition.strict else first
+            high: tree.Expression | None = window and plus(minus(last, ONE), window)
             if condition.upper == self.block:
                 low = window and plus(minus(first, window), ONE)
                 high = minus(last, ONE) if condition.strict else last
             lower = larger(low, lower) if low else lower
             upper = smaller(high, upper) if high else upper
-        if self.real == "float" and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
-            lower = times(Operation("/", (lower, Constant("LANES"))), Constant("LANES"))
+        if self.tiles and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
+            lower = times(tree.Operation("/", (lower, tree.Constant("LANES"))), tree.Constant("LANES"))
         return lower, upper
 
     # Memory.
@@ -187,7 +170,7 @@ class Arrays:
         schedule, own = self.schedule, self.names.of(value.name)
         if value.shared:  # a scalar, such as the loss, is one of so many numbers that it takes double
             kind = self.real if value.axes else "double"
-            return Storage(Array(f"{own}_sums", kind, "sums", value.name, self.count(value.axes)), value.axes)
+            return Storage(tree.Array(f"{own}_sums", kind, "sums", value.name, self.count(value.axes)), value.axes)
         if value.output:
             return Storage(self.output(value), self.axes[value.name])
         axes = tuple(axis for axis in value.axes if axis not in schedule.turns)
@@ -198,46 +181,46 @@ class Arrays:
         block = self.block if self.block in axes and not value.added else ""
         kind = {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
         name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
-        return Storage(Array(name, kind, "scratch", value.name, times(*self.room(axes, block))), axes, block)
+        return Storage(tree.Array(name, kind, "scratch", value.name, times(*self.room(axes, block))), axes, block)
 
-    def output(self, value: Value) -> Array:
-        return Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
+    def output(self, value: Value) -> tree.Array:
+        return tree.Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
 
     def given(self, name: str) -> Storage:
         """An array that the kernel reads."""
-        return Storage(Array(self.names.of(name), STORED[self.dtypes[name]], "read", name), self.axes[name])
+        return Storage(tree.Array(self.names.of(name), STORED[self.dtypes[name]], "read", name), self.axes[name])
 
-    def element(self, store: Storage, at: Sequence[tuple[int, Expression]]) -> Element:
+    def element(self, store: Storage, at: Sequence[tuple[int, tree.Expression]]) -> tree.Element:
         """An element, given for so many axes at a time where they stand together."""
-        extents: list[Expression] = []
-        indices: list[Expression] = []
+        extents: list[tree.Expression] = []
+        indices: list[tree.Expression] = []
         i = 0
         for length, index in at:
             inside = store.block == store.axes[i] if store.block and length == 1 else False
             extents.append(self.block_size if inside else self.count(store.axes[i : i + length]))
             indices.append(minus(index, self.edge("from", store.block)) if inside else index)
             i += length
-        return Element(store.array, tuple(extents), tuple(indices))
+        return tree.Element(store.array, tuple(extents), tuple(indices))
 
-    def address(self, value: Value, positions: Positions) -> Element:
+    def address(self, value: Value, positions: Positions) -> tree.Element:
         """The element of the memory where a value lies."""
         store = self.storage(value)
         whole = len(store.axes) == len(value.axes)
         used = [group for group in self.grouped(value.axes) if whole or group[0] in store.axes]
         return self.element(store, [(len(group), positions[group]) for group in used])
 
-    def loaded(self, value: Value, positions: Positions) -> Expression:
+    def loaded(self, value: Value, positions: Positions) -> tree.Expression:
         """What lies there."""
         element = self.address(value, positions)
         return self.widened(element, element.array.type)
 
-    def widened(self, number: Expression, stored: str) -> Expression:
+    def widened(self, number: tree.Expression, stored: str) -> tree.Expression:
         """A stored number as one to compute with."""
         if stored == "bf16":
-            return Call("from_bf16", (number,))
-        return Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
+            return tree.Call("from_bf16", (number,))
+        return tree.Operation("(double)", (number,)) if stored == "float" and self.real == "double" else number
 
-    def narrowed(self, number: Expression, stored: str) -> Expression:
+    def narrowed(self, number: tree.Expression, stored: str) -> tree.Expression:
         if stored == "bf16":
-            return Call("to_bf16", (number,))
-        return Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number
+            return tree.Call("to_bf16", (number,))
+        return tree.Operation("(float)", (number,)) if stored == "float" and self.real == "double" else number

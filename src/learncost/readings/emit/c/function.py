@@ -4,49 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.nests import nests, zero
 from learncost.readings.emit.c.once import computed_once
 from learncost.readings.emit.c.products import product
 from learncost.readings.emit.c.schedule import AFTER, BEFORE, MAIN, Node, Value
-from learncost.readings.emit.c.tree import (
-    ZERO,
-    Let,
-    Loop,
-    Routine,
-    Statement,
-    Total,
-    Turns,
-    Variable,
-    plus,
-    smaller,
-)
+from learncost.readings.emit.c.tree import ZERO, plus, smaller
 
 
-def routine(arrays: Arrays, tiles: bool) -> Routine:
-    """The kernel that computes a schedule; `tiles`: its products in float are made of tiles."""
+def routine(arrays: Arrays) -> tree.Routine:
+    """The kernel that computes a schedule."""
     schedule, values = arrays.schedule, arrays.values.values()
     counters = tuple((arrays.counter(group), arrays.count(group)) for group in arrays.grouped(schedule.turns))
     added = [value for value in values if value.added and not value.shared]
     body = (
         *(zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added),
-        *_phase(arrays, BEFORE, tiles),
-        *_main(arrays, tiles),
-        *_phase(arrays, AFTER, tiles),
+        *_phase(arrays, BEFORE),
+        *_main(arrays),
+        *_phase(arrays, AFTER),
     )
-    before, turns = computed_once(Turns(counters, body), arrays.parameters)
+    before, turns = computed_once(tree.Turns(counters, body), arrays.parameters)
     totals = tuple(_total(arrays, value) for value in values if value.shared)
     widest = max(values, key=lambda value: len(value.space))
     work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
-    return Routine(before, turns, totals, work)
+    return tree.Routine(before, turns, totals, work)
 
 
-def _total(arrays: Arrays, value: Value) -> Total:
+def _total(arrays: Arrays, value: Value) -> tree.Total:
     sums, to = arrays.storage(value).array, arrays.output(value)
-    return Total(sums, to, arrays.narrowed(Variable("sum"), to.type), bool(value.axes))
+    return tree.Total(sums, to, arrays.narrowed(tree.Variable("sum"), to.type), bool(value.axes))
 
 
-def _phase(arrays: Arrays, phase: int, tiles: bool) -> Iterator[Statement]:
+def _phase(arrays: Arrays, phase: int) -> Iterator[tree.Statement]:
     """The segments of a phase: loops, then products."""
     values = [value for value in arrays.values.values() if value.at.phase == phase]
     nodes = [node for node in arrays.schedule.nodes if node.place.phase == phase]
@@ -54,22 +44,22 @@ def _phase(arrays: Arrays, phase: int, tiles: bool) -> Iterator[Statement]:
         yield from _rows(arrays, [node for node in nodes if node.place.segment == segment], phase)
         for value in values:
             if value.kind == "product" and value.at.segment == segment:
-                yield from product(arrays, value, tiles)
+                yield from product(arrays, value)
 
 
-def _rows(arrays: Arrays, nodes: Sequence[Node], phase: int) -> Iterator[Statement]:
+def _rows(arrays: Arrays, nodes: Sequence[Node], phase: int) -> Iterator[tree.Statement]:
     """Loops, in the main phase for one row of the block after another."""
     body = [statement for node in nodes for statement in nests(arrays, node)]
     if body and arrays.block and phase == MAIN:
         first, last = arrays.bounds(arrays.block, MAIN)
-        yield Loop(arrays.counter(arrays.group(arrays.block)), first, last, tuple(body))
+        yield tree.Loop(arrays.counter(arrays.group(arrays.block)), first, last, tuple(body))
     else:
         yield from body
 
 
-def _main(arrays: Arrays, tiles: bool) -> list[Statement]:
+def _main(arrays: Arrays) -> list[tree.Statement]:
     """The turns over the sequential axes, one after another, and over the blocks."""
-    body = [*_phase(arrays, MAIN, tiles)]
+    body = [*_phase(arrays, MAIN)]
     if not body:
         return body
     if arrays.block:
@@ -79,11 +69,11 @@ def _main(arrays: Arrays, tiles: bool) -> list[Statement]:
     return body
 
 
-def _blocks(arrays: Arrays, body: Sequence[Statement]) -> Loop:
+def _blocks(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
     axis, size = arrays.block, arrays.size(arrays.block)
     first, last = arrays.edge("from", axis), arrays.edge("to", axis)
-    start = [Let(last.text, "place", smaller(plus(first, arrays.block_size), size))]
+    start = [tree.Let(last.text, "place", smaller(plus(first, arrays.block_size), size))]
     if arrays.bounded:
         for side, limit in zip(("from", "to"), arrays.limits(), strict=True):
-            start.append(Let(arrays.edge(side, arrays.bounded).text, "place", limit))
-    return Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, over=arrays.counter((axis,)))
+            start.append(tree.Let(arrays.edge(side, arrays.bounded).text, "place", limit))
+    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, over=arrays.counter((axis,)))

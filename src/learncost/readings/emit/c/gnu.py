@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.packed import PACKED
 from learncost.readings.emit.c.prelude import PRELUDE
-from learncost.readings.emit.c.printer import Dialect, block, number, pointer, statements
+from learncost.readings.emit.c.printer import Printer, block, number, pointer, statements
 from learncost.readings.emit.c.tiles import TILES
-from learncost.readings.emit.c.tree import ZERO, Array, Dot, Let, Matrix, Pack, Packed, Routine, Store, Total
-
-PREAMBLE = PRELUDE.lstrip() + PACKED + TILES + "\n"
-"""What all functions need."""
+from learncost.readings.emit.c.tree import ZERO
 
 
-def function(routine: Routine, constants: Mapping[str, int]) -> list[str]:
+def _function(routine: tree.Routine, constants: Mapping[str, int]) -> list[str]:
     """The body of the C function."""
     turns, totals = routine.turns, routine.totals
     lines = [f"const place {c} = {constants[axis]};" for axis, c in routine.sizes.items() if axis in constants]
-    lines += statements(routine.before, _GNU)
+    lines += statements(routine.before, GNU)
     if totals:
         lines.append("static char *sums[THREADS];")
         rooms = [_room(total.sums) for total in totals]
@@ -31,17 +29,17 @@ def function(routine: Routine, constants: Mapping[str, int]) -> list[str]:
     if turns.counters:
         lines.append(f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)")
         inside.append(_share_out(routine))
-    inside += statements([turns], _GNU)
+    inside += statements([turns], GNU)
     for i, total in enumerate(totals):
         inside += _added_up(i, total, parallel=bool(turns.counters))
     return [*lines, *block("", inside)]
 
 
-def _room(array: Array) -> str:
+def _room(array: tree.Array) -> str:
     return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
 
 
-def _memory(routine: Routine) -> Iterator[str]:
+def _memory(routine: tree.Routine) -> Iterator[str]:
     """A thread's own: its sums, and scratch."""
     totals, scratch = routine.totals, routine.arrays("scratch")
     sums, rooms = [_room(total.sums) for total in totals], [_room(array) for array in scratch]
@@ -62,16 +60,16 @@ def _memory(routine: Routine) -> Iterator[str]:
         yield f"memory += {room};"
 
 
-def _share_out(routine: Routine) -> str:
+def _share_out(routine: tree.Routine) -> str:
     """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
     body = routine.turns.body
-    flat = all(isinstance(one, Let) or (isinstance(one, Store) and one.sign == "=") for one in body)
+    flat = all(isinstance(one, tree.Let) or (isinstance(one, tree.Store) and one.sign == "=") for one in body)
     simple = flat and not routine.totals and len(routine.turns.counters) == 1
-    dynamic = not routine.totals and any(isinstance(part, Dot) for part in routine.parts)
+    dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
 
 
-def _added_up(i: int, total: Total, parallel: bool) -> Iterator[str]:
+def _added_up(i: int, total: tree.Total, parallel: bool) -> Iterator[str]:
     """The sums of all threads, one after another."""
     kind, element = total.sums.type, "i" if total.axes else "0"
     if parallel:
@@ -86,28 +84,29 @@ def _added_up(i: int, total: Total, parallel: bool) -> Iterator[str]:
     )
 
 
-def _product(part: Dot | Pack) -> Iterator[str]:
+def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
     """A call: of tiles where a factor is packed, else of a library."""
-    if isinstance(part, Pack):
+    if isinstance(part, tree.Pack):
         kind = f"{part.to.type}_{part.source.first.array.type}"
         extents = ", ".join(map(number, part.extents))
         source = f"{pointer(part.source)}, {number(part.source.stride)}"
         yield f"{part.form}_{kind}({int(part.source.turned)}, {part.to.name}, {extents}, {source});"
         return
-    name = f"tiled_{part.right.array.type}" if isinstance(part.right, Packed) else f"product_{part.to.first.array.type}"
     factors = (part.left, part.right)
-    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, Matrix)]
+    packed = isinstance(part.right, tree.Packed) and part.right.array.type
+    name = f"tiled_{packed}" if packed else f"product_{part.to.first.array.type}"
+    turned = [str(int(factor.turned)) for factor in factors if isinstance(factor, tree.Matrix)]
     yield f"{name}({', '.join((*turned, *map(number, part.extents)))},"
     yield from (f"              {_factor(factor)}," for factor in factors)
     yield f"              {int(part.add)}, {pointer(part.to)}, {number(part.to.stride)});"
 
 
-def _factor(factor: Matrix | Packed) -> str:
-    if isinstance(factor, Matrix):
+def _factor(factor: tree.Matrix | tree.Packed) -> str:
+    if isinstance(factor, tree.Matrix):
         return f"{pointer(factor)}, {number(factor.stride)}"
     form, array, length = factor.form.upper()[:-1], factor.array, number(factor.length)
     first = f" + {form}({array.type}, {length}, {', '.join(map(number, factor.first))})"
     return f"{array.name}{'' if factor.first == (ZERO, ZERO) else first}, {length}"
 
 
-_GNU = Dialect(("#pragma GCC ivdep",), _product)
+GNU = Printer(PRELUDE.lstrip() + PACKED + TILES + "\n", _function, _product, ("#pragma GCC ivdep",), tiles=True)

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.equation.errors import InputError
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Group
 from learncost.readings.emit.c.numbers import Numbers
 from learncost.readings.emit.c.schedule import Node, Value
-from learncost.readings.emit.c.tree import (
-    ZERO,
-    Constant,
-    Expression,
-    Let,
-    Named,
-    Statement,
-    Store,
-    Together,
-    larger,
-    times,
-)
+from learncost.readings.emit.c.tree import ZERO, larger, times
 
 
-def nests(arrays: Arrays, node: Node) -> Iterator[Statement]:
+def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
     """What the schedule puts into one node: a nest for every scatter, and one for all else."""
     schedule = arrays.schedule
     roots = [value for value in arrays.values.values() if _is_here(arrays, value, node)]
@@ -35,9 +25,9 @@ def nests(arrays: Arrays, node: Node) -> Iterator[Statement]:
         yield from _nest(arrays, node, together, independent=True)
 
 
-def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = None) -> Statement:
+def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = None) -> tree.Statement:
     """Zeros along these axes of a value, at the present position along the others."""
-    statement: Statement = Store(arrays.address(value, arrays.positions), ZERO)
+    statement: tree.Statement = tree.Store(arrays.address(value, arrays.positions), ZERO)
     for group in reversed(arrays.grouped(axes)):
         statement = arrays.loop(group, [statement], phase)
     return statement
@@ -62,7 +52,7 @@ def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[Group]:
     return [group for group in dict.fromkeys((*order, *space)) if group in space]
 
 
-def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool) -> Iterator[Statement]:
+def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool) -> Iterator[tree.Statement]:
     """Loops around what is computed; numbers that are summed there are set before the loops that sum them."""
     order = _order(arrays, node, roots)
     outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
@@ -79,46 +69,46 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
             independent = independent and (not order or order[-1] in own)
     numbers = Numbers(arrays, node)
     partial = {value.name: _partial(arrays, value) for value in roots if value.name in outer}
-    body: list[Statement] = [Together(tuple(_store(numbers, value, partial) for value in roots))]
+    body: list[tree.Statement] = [tree.Together(tuple(_store(numbers, value, partial) for value in roots))]
     for i, group in reversed([*enumerate(order)]):
         ending = [value for value in roots if outer.get(value.name) == i]
         sums = [partial[value.name] for value in ending]
-        first = [Let(s.name, s.type, s.value, s.key, changes=True) for s in sums]
+        first = [tree.Let(s.name, s.type, s.value, s.key, changes=True) for s in sums]
         loop = arrays.loop(group, body, node.place.phase, independent and i == len(order) - 1)
         body = [*first, loop, *(end for value in ending for end in _ends(arrays, value, partial[value.name]))]
     yield from body
 
 
-def _partial(arrays: Arrays, value: Value) -> Named:
+def _partial(arrays: Arrays, value: Value) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
     at = tuple(arrays.here(group) for group in arrays.grouped(value.axes))
     key = ("part" if value.added or value.shared else "made", value.name, *at)
-    first = Constant("LOWEST") if value.kind == "max" else ZERO
-    return Named(key, arrays.names.of(value.name), arrays.real, first)
+    first = tree.Constant("LOWEST") if value.kind == "max" else ZERO
+    return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 
-def _ends(arrays: Arrays, value: Value, number: Named) -> Iterator[Statement]:
+def _ends(arrays: Arrays, value: Value, number: tree.Named) -> Iterator[tree.Statement]:
     """The loop is over: the result goes to memory where others read it from there."""
     if value.stored or value.added or value.shared:
         yield _put(arrays, value, number, value.added or value.shared)
 
 
-def _store(numbers: Numbers, value: Value, partial: Mapping[str, Named]) -> Store:
+def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) -> tree.Store:
     """What is done for a root in the innermost loop."""
     arrays, here = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
         return _put(arrays, value, numbers.made(value, here))
     number = times(*(numbers.number(operand, here) for operand in value.line.right))
     if value.kind == "scatter":
-        return Store(arrays.address(value, numbers.inside(value, value.line.left[0], here)), number, "+=")
+        return tree.Store(arrays.address(value, numbers.inside(value, value.line.left[0], here)), number, "+=")
     if value.kind == "max":
-        return Store(partial[value.name], larger(number, partial[value.name]))
+        return tree.Store(partial[value.name], larger(number, partial[value.name]))
     if value.name in partial:
-        return Store(partial[value.name], number, "+=")
+        return tree.Store(partial[value.name], number, "+=")
     return _put(arrays, value, number, add=True)
 
 
-def _put(arrays: Arrays, value: Value, number: Expression, add: bool = False) -> Store:
+def _put(arrays: Arrays, value: Value, number: tree.Expression, add: bool = False) -> tree.Store:
     """Put a number where the value lies, at the present position."""
     to = arrays.address(value, arrays.positions)
-    return Store(to, number, "+=") if add else Store(to, arrays.narrowed(number, to.array.type))
+    return tree.Store(to, number, "+=") if add else tree.Store(to, arrays.narrowed(number, to.array.type))

@@ -7,20 +7,10 @@ from dataclasses import dataclass, field
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
 from learncost.readings.emit.c.schedule import KINDS, Node, Value
-from learncost.readings.emit.c.tree import (
-    ZERO,
-    Call,
-    Constant,
-    Expression,
-    Named,
-    Operation,
-    chosen,
-    joined,
-    larger,
-    times,
-)
+from learncost.readings.emit.c.tree import ZERO, chosen, joined, larger, times
 
 _SIGNS = {"divide": "/", "less": "<", "equal": "=="}
 _FUNCTIONS = ("exp", "log", "tanh", "erf", "sqrt")
@@ -32,25 +22,25 @@ class Numbers:
 
     arrays: Arrays
     node: Node
-    found: dict[tuple[object, ...], Named] = field(default_factory=dict)
+    found: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
 
-    def number(self, operand: Operand, at: Positions) -> Expression:
+    def number(self, operand: Operand, at: Positions) -> tree.Expression:
         """An operand at a position."""
         if isinstance(operand, Literal):
             return self._literal(operand)
         value = self.arrays.values.get(operand.name)
         return self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
 
-    def _places(self, axes: Sequence[str | Read], at: Positions) -> list[tuple[int, Expression]]:
+    def _places(self, axes: Sequence[str | Read], at: Positions) -> list[tuple[int, tree.Expression]]:
         """An index for every group of axes and for every read one, with how many axes it is for."""
-        result: list[tuple[int, Expression]] = []
+        result: list[tuple[int, tree.Expression]] = []
         i = 0
         while i < len(axes):
             axis = axes[i]
             if isinstance(axis, Read):
                 index = self.number(axis.at, at)
-                whole = isinstance(index, Named) and index.type == "place"
-                result.append((1, index if whole else Operation("(place)", (index,))))
+                whole = isinstance(index, tree.Named) and index.type == "place"
+                result.append((1, index if whole else tree.Operation("(place)", (index,))))
             else:
                 group = self.arrays.group(axis)
                 result.append((len(group), at[group]))
@@ -59,7 +49,7 @@ class Numbers:
 
     def inside(self, value: Value, term: Term, at: Positions) -> Positions:
         """Where the axes of a value stand when a term reads it."""
-        result: dict[tuple[str, ...], Expression] = {}
+        result: dict[tuple[str, ...], tree.Expression] = {}
         i = 0
         for length, index in self._places(term.axes, at):
             result[tuple(value.axes[i : i + length])] = index
@@ -69,27 +59,28 @@ class Numbers:
     def _type(self, kind: str) -> str:
         return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
 
-    def _literal(self, literal: Literal) -> Expression:
+    def _literal(self, literal: Literal) -> tree.Expression:
         real = self.arrays.real
         if literal.sizes:
-            points = times(*(Operation("(double)", (self.arrays.size(size),)) for size in literal.sizes))
-            power = times(Constant(repr(literal.value)), Call("pow", (points, Constant(repr(literal.power)))))
-            return Named(("literal", literal), "number", real, Operation(f"({real})", (power,)))
+            points = times(*(tree.Operation("(double)", (self.arrays.size(size),)) for size in literal.sizes))
+            value, power = (tree.Constant(repr(number)) for number in (literal.value, literal.power))
+            number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
+            return tree.Named(("literal", literal), "number", real, number)
         if literal.value == float("-inf"):
-            return Constant("LOWEST")
+            return tree.Constant("LOWEST")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
-        return Constant(text if literal.value >= 0 else f"({text})")
+        return tree.Constant(text if literal.value >= 0 else f"({text})")
 
-    def _given(self, term: Term, at: Positions) -> Named:
+    def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""
         store = self.arrays.given(term.name)
         places = self._places(term.axes, at)
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
         number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
         key = ("given", term.name, *(index for _, index in places))
-        return Named(key, f"{store.array.name}_i", self._type(kind), number)
+        return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
 
-    def made(self, value: Value, at: Positions) -> Named:
+    def made(self, value: Value, at: Positions) -> tree.Named:
         """A value of the kernel at a position: from memory, or computed here."""
         key = ("made", value.name, *(at[group] for group in self.arrays.grouped(value.axes)))
         if key not in self.found:
@@ -99,10 +90,10 @@ class Numbers:
             name = self.arrays.names.of(value.name) + ("_i" if value.stored or loaded else "")
             within = self.arrays.base(self.node.place.phase) if loaded else ""
             number = self.arrays.loaded(value, at) if loaded else self._computed(value, at)
-            self.found[key] = Named(key, name, self._type(value.type), number, within)
+            self.found[key] = tree.Named(key, name, self._type(value.type), number, within)
         return self.found[key]
 
-    def _computed(self, value: Value, at: Positions) -> Expression:
+    def _computed(self, value: Value, at: Positions) -> tree.Expression:
         """The right side of a pointwise line at a position."""
         line, left, group = value.line, value.line.left[0], self.arrays.group
         numbers = [self.number(operand, at) for operand in line.right]
@@ -126,7 +117,7 @@ class Numbers:
             return joined("&&", [_equal(at[group(str(a))], at[group(str(b))]) for a, b in pairs])
         return self._primitive(line.word, numbers)
 
-    def _primitive(self, word: str, numbers: list[Expression]) -> Expression:
+    def _primitive(self, word: str, numbers: list[tree.Expression]) -> tree.Expression:
         if word == "select":
             return chosen(*numbers)
         if word == "maximum":
@@ -134,25 +125,25 @@ class Numbers:
         if word in _SIGNS:
             return joined(_SIGNS[word], numbers)
         if word in _FUNCTIONS:
-            return Call(f"{word}_{self.arrays.real}", tuple(numbers))
+            return tree.Call(f"{word}_{self.arrays.real}", tuple(numbers))
         raise InputError(f"a kernel in C cannot compute {word}")
 
-    def _holds(self, condition: Condition, at: Positions) -> list[Expression]:
+    def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
         """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
-        low, up = (Operation("(int)", (at[self.arrays.group(a)],)) for a in (condition.lower, condition.upper))
-        tests: list[Expression] = [Operation("<" if condition.strict else "<=", (low, up))]
+        low, up = (tree.Operation("(int)", (at[self.arrays.group(a)],)) for a in (condition.lower, condition.upper))
+        tests: list[tree.Expression] = [tree.Operation("<" if condition.strict else "<=", (low, up))]
         if condition.window is not None:
-            window = Operation("(int)", (self.arrays.size(condition.window),))
-            tests.append(Operation("<", (up, Operation("+", (low, window)))))
+            window = tree.Operation("(int)", (self.arrays.size(condition.window),))
+            tests.append(tree.Operation("<", (up, tree.Operation("+", (low, window)))))
         return tests
 
 
-def _equal(one: Expression, two: Expression) -> Expression:
-    return Operation("==", (one, two))
+def _equal(one: tree.Expression, two: tree.Expression) -> tree.Expression:
+    return tree.Operation("==", (one, two))
 
 
-def _signed(signs: Sequence[int], numbers: list[Expression]) -> Expression:
-    total = numbers[0] if signs[0] > 0 else Operation("-", (numbers[0],))
+def _signed(signs: Sequence[int], numbers: list[tree.Expression]) -> tree.Expression:
+    total = numbers[0] if signs[0] > 0 else tree.Operation("-", (numbers[0],))
     for sign, number in zip(signs[1:], numbers[1:], strict=True):
-        total = Operation("+" if sign > 0 else "-", (total, number))
+        total = tree.Operation("+" if sign > 0 else "-", (total, number))
     return total

@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
-from learncost.readings.emit.c.tree import (
-    Call,
-    Counter,
-    Element,
-    Expression,
-    Let,
-    Loop,
-    Named,
-    Once,
-    Operation,
-    Statement,
-    Store,
-    Together,
-    Turns,
-    Variable,
-)
+from learncost.readings.emit.c import tree
 
 
 @dataclass
@@ -30,8 +15,8 @@ class _Scope:
     outer: _Scope | None = None
     covers: tuple[str, ...] = ()
     depth: int = 0
-    body: list[Statement] = field(default_factory=list)
-    known: dict[Hashable, Variable | None] = field(default_factory=dict)
+    body: list[tree.Statement] = field(default_factory=list)
+    known: dict[Hashable, tree.Variable | None] = field(default_factory=dict)
 
     def outwards(self) -> Iterator[_Scope]:
         yield self
@@ -43,7 +28,7 @@ class _Scope:
         return next(scope for scope in self.outwards() if counter in scope.covers)
 
 
-def computed_once(turns: Turns, taken: Collection[str]) -> tuple[tuple[Statement, ...], Turns]:
+def computed_once(turns: tree.Turns, taken: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Turns]:
     """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
 
     taken   names that no number gets
@@ -51,7 +36,7 @@ def computed_once(turns: Turns, taken: Collection[str]) -> tuple[tuple[Statement
     whole = _Scope()
     _Body(whole, taken).add(turns)
     *before, last = whole.body
-    assert isinstance(last, Turns)
+    assert isinstance(last, tree.Turns)
     return tuple(before), last
 
 
@@ -60,21 +45,21 @@ class _Body:
     scope: _Scope
     taken: Collection[str]
 
-    def add(self, statement: Statement) -> None:
+    def add(self, statement: tree.Statement) -> None:
         scope = self.scope
-        if isinstance(statement, Loop | Turns):
+        if isinstance(statement, tree.Loop | tree.Turns):
             inside = _Scope(scope, statement.covers, scope.depth + 1)
             for one in statement.body:
                 _Body(inside, self.taken).add(one)
             if inside.body:
                 scope.body.append(replace(statement, body=tuple(inside.body)))
-        elif isinstance(statement, Together):
+        elif isinstance(statement, tree.Together):
             scope.body += [self._store(store) for store in statement.stores]
-        elif isinstance(statement, Store):
+        elif isinstance(statement, tree.Store):
             scope.body.append(self._store(statement))
-        elif isinstance(statement, Let) and statement.key is not None:
+        elif isinstance(statement, tree.Let) and statement.key is not None:
             self._let(scope, statement)
-        elif isinstance(statement, Once):
+        elif isinstance(statement, tree.Once):
             home = scope.around(statement.within)
             if statement.key not in home.known:
                 home.known[statement.key] = None
@@ -82,23 +67,23 @@ class _Body:
         else:
             scope.body.append(statement)
 
-    def _store(self, store: Store) -> Store:
+    def _store(self, store: tree.Store) -> tree.Store:
         value, _ = self._number(store.value)
         return replace(store, value=value, to=self._number(store.to)[0])
 
-    def _number(self, number: Expression) -> tuple[Expression, int]:
+    def _number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
         """The number with names in it, and the depth of the innermost loop that it needs."""
-        if isinstance(number, Counter):
+        if isinstance(number, tree.Counter):
             return number, self.scope.around(number.text).depth
-        if isinstance(number, Named):
+        if isinstance(number, tree.Named):
             return self._named(number)
-        if isinstance(number, Element | Operation | Call):
+        if isinstance(number, tree.Element | tree.Operation | tree.Call):
             parts = [self._number(part) for part in number.operands]
             depth = max((depth for _, depth in parts), default=0)
             return replace(number, operands=tuple(part for part, _ in parts)), depth
         return number, 0
 
-    def _named(self, number: Named) -> tuple[Expression, int]:
+    def _named(self, number: tree.Named) -> tuple[tree.Expression, int]:
         for scope in self.scope.outwards():
             found = scope.known.get(number.key)
             if found:
@@ -107,14 +92,14 @@ class _Body:
         if number.within:
             depth = max(depth, self.scope.around(number.within).depth)
         home = next(scope for scope in self.scope.outwards() if scope.depth == depth)
-        return self._let(home, Let(number.name, number.type, value, number.key)), depth
+        return self._let(home, tree.Let(number.name, number.type, value, number.key)), depth
 
-    def _let(self, home: _Scope, let: Let) -> Variable:
+    def _let(self, home: _Scope, let: tree.Let) -> tree.Variable:
         """A name that no open loop has."""
         taken = {found.text for scope in self.scope.outwards() for found in scope.known.values() if found}
         name, number = let.name, 2
         while name in taken or name in self.taken:
             name, number = f"{let.name}_{number}", number + 1
-        home.known[let.key] = Variable(name)
+        home.known[let.key] = tree.Variable(name)
         home.body.append(replace(let, name=name, key=None))
-        return Variable(name)
+        return tree.Variable(name)

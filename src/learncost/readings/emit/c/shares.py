@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
-from learncost.readings.emit.c.tree import (
-    TURN,
-    Array,
-    Counter,
-    Element,
-    Expression,
-    Loop,
-    Matrix,
-    Routine,
-    Store,
-    Turns,
-)
+from learncost.readings.emit.c.tree import TURN
 
-_Loops: TypeAlias = tuple[Loop | Turns, ...]
+_Loops: TypeAlias = tuple[tree.Loop | tree.Turns, ...]
 
 
 class _Use(NamedTuple):
     """An array in so many loops, at an element of it or, without indices, a whole part."""
 
-    array: Array
+    array: tree.Array
     stored: str
-    at: tuple[Expression, ...]
+    at: tuple[tree.Expression, ...]
     loops: _Loops
 
 
-def shared(arrays: Arrays, routine: Routine) -> tuple[tuple[str, str], ...]:
+def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]:
     """Pairs, by their names in the table, where every element is read for the last time before it is written."""
     uses = [*_uses((routine.before, routine.turns), ())]
     return tuple(
@@ -56,7 +46,7 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
     for use in reads:
         around = [loop for loop, other in zip(use.loops, write.loops, strict=False) if loop is other]
         same = {one for one, two in zip(use.at, write.at, strict=False) if one == two}
-        counters = {Counter(counter) for loop in around for counter in loop.covers if counter != TURN}
+        counters = {tree.Counter(counter) for loop in around for counter in loop.covers if counter != TURN}
         if len(use.at) != len(write.at) or not counters <= same:
             return False
     return True
@@ -66,16 +56,16 @@ def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
     if isinstance(part, tuple):
         for one in part:
             yield from _uses(one, loops)
-    elif isinstance(part, Loop | Turns):
+    elif isinstance(part, tree.Loop | tree.Turns):
         yield from _uses(part.body, (*loops, part))
-    elif isinstance(part, Matrix):
+    elif isinstance(part, tree.Matrix):
         yield _Use(part.first.array, "", (), loops)
-    elif isinstance(part, Store):
+    elif isinstance(part, tree.Store):
         yield from _uses(part.value, loops)
-        if isinstance(part.to, Element):
+        if isinstance(part.to, tree.Element):
             yield from _uses(part.to.operands, loops)
             yield _Use(part.to.array, part.sign, part.to.operands, loops)
-    elif isinstance(part, Element):
+    elif isinstance(part, tree.Element):
         yield from _uses(part.operands, loops)
         yield _Use(part.array, "", part.operands, loops)
     elif hasattr(part, "__dict__"):

@@ -5,16 +5,21 @@ weights learning and the same paths of low rank; what it executes, counted by ar
 """
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import learncost as lc
 from counting import counting, tally_of
+from learncost.engines.quantize import constants, dequantized, quantize
+from learncost.equation.precision import PRECISIONS
 from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.models.quantization import quantized
 from learncost.procedures.backpropagation import backpropagation, recomputed
+from learncost.procedures.procedure import step as step_of
 from learncost.readings.run import execute, infer_sizes
 
 transformers = pytest.importorskip("transformers")
@@ -23,6 +28,7 @@ torch = pytest.importorskip("torch")
 import test_modern_models as llama  # noqa: E402
 from foreign_models import angles, in_float64  # noqa: E402
 from low_rank import adapt, blocks_of, learn_only  # noqa: E402
+from programs import execute as emitted  # noqa: E402
 from test_transformers import ARCHITECTURES, UNTIED_BIAS, batch_of, ours, pair, places  # noqa: E402
 
 __all__ = ["in_float64"]
@@ -147,7 +153,7 @@ def test_gradients_and_what_runs(case, family):
     assert set(gradients) == set(model.trained)
     derived = backpropagation(model)
     assert set(derived.gradients) == set(model.trained)
-    for step in (derived.step, recomputed(derived)):
+    for step in (derived.step, recomputed(derived.step)):
         found = lc.run(step, {**arrays, "dloss": np.array(1.0)})
         np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
         for name, gradient in gradients.items():
@@ -221,3 +227,42 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
         np.testing.assert_allclose(
             found[f"d{name}"], seen(name, parameter.grad.numpy()), TOLERANCE, TOLERANCE, err_msg=name
         )
+
+
+@pytest.mark.parametrize("kind", ["nf4-64-double", "nf4-64", "int8-rows"])
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
+    """transformers' own module, LoRA in plain torch: its frozen matrices become what our codes stand for, and its loss
+    and gradients are those of our step on the codes, run by NumPy and by PyTorch."""
+    plain, module = lengthened(family, f"quantized {family}")
+    adapt(module, LINEAR[family], RANK, ALPHA)
+    before = adapted(plain, adaptation(lora="all-linear", rank=RANK, alpha=ALPHA))
+    model = quantized(before, replace(PRECISIONS["fp32"], frozen=kind))
+    named = {name.replace(".base.", "."): parameter for name, parameter in module.named_parameters()}
+    where, count = places(family, plain.sizes["h"]), plain.sizes["n_layer"]
+    weights = taken(plain, before, {name: p.detach().numpy() for name, p in module.named_parameters()})
+    codes = {}
+    for one in model.quantized:
+        codes |= quantize(one, weights[one.weight], model.sizes)
+        made = dequantized(one, codes, model.sizes)
+        place, view = where[one.group or one.weight]
+        for turn, array in zip(turns_of(one.weight, count), made, strict=True):
+            theirs = view(named[place.format(turn)].detach().numpy())
+            theirs[...] = array
+            assert np.array_equal(view(named[place.format(turn)].detach().numpy()), array)  # a view, no copy
+    given, batch, _ = batch_of(plain, np.random.default_rng(7), False)
+    loss = module(**batch).loss
+    loss.backward()
+    parameters = dict(module.named_parameters())
+    arrays = given | taken(plain, before, {name: p.detach().numpy() for name, p in parameters.items()})
+    arrays |= codes | constants(model.quantized, model.sizes, float) | {"dloss": np.array(1.0)}
+    gradients = taken(plain, before, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
+    table = step_of(model, "bp")
+    assert set(gradients) == set(model.learning)
+    by_numpy = lc.run(table, {name: arrays[name] for name in (*table.inputs, *table.weights)}, model.sizes)
+    by_torch = emitted(table, "torch", arrays, model.sizes)
+    np.testing.assert_allclose(by_numpy["loss"], loss.item(), rtol=1e-9)
+    np.testing.assert_allclose(by_torch["loss"], loss.item(), rtol=1e-9)
+    for name, gradient in gradients.items():
+        for found in (by_numpy, by_torch):
+            np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=1e-7, atol=1e-10, err_msg=name)

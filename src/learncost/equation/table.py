@@ -411,8 +411,12 @@ class Table:
     @cached_property
     def multiplied(self) -> frozenset[str]:
         """Its weights, and those of which it has the codes, as its lines read them."""
-        codes = (self.values[name] for name in self.weights if name in self.indices)
-        return frozenset(self.weights) | {value.of for value in codes}
+        return frozenset(self.weights) | {self.values[name].of for name in self.codes}
+
+    @cached_property
+    def codes(self) -> frozenset[str]:
+        """Indices that say which levels the numbers of a weight are, or its scales: they are kept in bytes."""
+        return frozenset(name for name in self.indices if self.values[name].of)
 
     @cached_property
     def constants(self) -> frozenset[str]:

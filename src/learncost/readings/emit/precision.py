@@ -109,7 +109,7 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
             conditions.add(line.right[0].name)
     found = dict.fromkeys(names, dtype)
     found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
-    found |= dict.fromkeys(table.indices & {*table.weights}, "uint8")  # codes
+    found |= dict.fromkeys(table.codes, "uint8")
     for loop in table.lines:
         if isinstance(loop, Repeat):
             found |= {outer: found[inside] for inside, outer in loop.keep}

@@ -98,8 +98,8 @@ def _closed(table: Table) -> Table:
 
 
 def _codes(table: Table) -> frozenset[str]:
-    """The names of weights that are read as an index, and of their slices."""
-    found = table.indices & {*table.weights}
+    """The names of indices that are kept in bytes, and of their slices."""
+    found = table.codes
     repeats = [line for line in table.lines if isinstance(line, Repeat)]
     return found | {inside for line in repeats for inside, outer in line.each if outer in found}
 

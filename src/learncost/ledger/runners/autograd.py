@@ -37,6 +37,7 @@ def _run(implementation: str, step: Step, sizes: Mapping[str, int], stop_at: int
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         "frames" if recompute else "",
+        0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         implementation if step.optimizer.name == "adamw" else "",
     )
     tape = Tape(kind.value, stop_at)

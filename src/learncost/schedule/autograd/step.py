@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.schedule.account import Room
+from learncost.schedule.autograd.blocks import blocks_of, places, whole
 from learncost.schedule.autograd.calls import (
     Attention,
     Call,
@@ -39,7 +41,8 @@ class Asked:
     width        bytes of a weight
     learning     the weights that learn
     drawn        the inputs that are noise of dropout
-    checkpoint   "" or how every turn of a repeat runs under `torch.utils.checkpoint`: "frames" or "reentrant"
+    checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
+    blocks       how many there are, where a turn of a repeat may have several; 0: a turn is one
     adamw        fused, foreach or for-loop; any other optimizer steps in place
     """
 
@@ -49,6 +52,7 @@ class Asked:
     learning: Collection[str]
     drawn: Collection[str] = ()
     checkpoint: str = ""
+    blocks: int = 0
     adamw: str = ""
 
 
@@ -83,6 +87,13 @@ class _Step:
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
+
+    @cached_property
+    def cuts(self) -> int:
+        """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
+        repeats = [line for line in self.table.lines if isinstance(line, Repeat)]
+        found = sum(size_of(one.count, self.sizes) * len(places(one)) for one in repeats)
+        return found // self.asked.blocks if self.asked.blocks and not found % self.asked.blocks else 0
 
     def forward(self) -> list[Tensor]:
         table, values, asked = self.table, Values(), self.asked
@@ -177,23 +188,26 @@ class _Scope:
         tape, how = self.step.tape, self.step.asked.checkpoint
         if any(isinstance(line, Repeat) for line in repeat.lines):
             how = ""
-        starts = [carry.start for carry in repeat.carry]
         given = [values.pop(carry.initial) for carry in repeat.carry]
         around = {name: self._found(name, values) for name in repeat.shared if self._is_value(name)}
         scope = self._inside(repeat, 0, around, values)
-        calls = scope.calls(repeat.lines, [carry.end for carry in repeat.carry])
+        parts = [
+            (scope.calls(lines, ends), starts, ends)
+            for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how else (whole(repeat),))
+        ]
         for turn in range(size_of(repeat.count, self.step.sizes)):
-            scope = self._inside(repeat, turn, around, values)
-            if how == "reentrant":
-                names = [*starts, *(name for name, one in around.items() if one.learns)]
-                scope.around = {name: one for name, one in scope.around.items() if name not in names}
-                run = _turn(scope, repeat, calls, names)
-                found = tape.reentrant(run, [one.value for one in (*given, *(around[n] for n in names[len(starts) :]))])
-            else:
-                run_again = _held(_turn(scope, repeat, calls, starts), [one.value for one in given])
-                found = tape.checkpoint(run_again) if how else run_again()
-            given = [Tensor(tape, value) for value in found]
-            del found
+            for calls, starts, ends in parts:
+                scope = self._inside(repeat, turn, around, values)
+                if how == "reentrant":
+                    names = [*starts, *(name for name, one in around.items() if one.learns)]
+                    scope.around = {name: one for name, one in scope.around.items() if name not in names}
+                    more = [around[name].value for name in names[len(starts) :]]
+                    found = tape.reentrant(_turn(scope, calls, names, ends), [*(one.value for one in given), *more])
+                else:
+                    again = _held(_turn(scope, calls, starts, ends), [one.value for one in given])
+                    found = tape.checkpoint(again) if how else again()
+                given = [Tensor(tape, value) for value in found]
+                del found
         for carry, one in zip(repeat.carry, given, strict=True):
             values[carry.final] = one
 
@@ -386,10 +400,10 @@ class _Scope:
 
 
 def _turn(
-    scope: _Scope, repeat: Repeat, calls: Sequence[Call | Repeat], names: Sequence[str]
+    scope: _Scope, calls: Sequence[Call | Repeat], names: Sequence[str], ends: Sequence[str]
 ) -> Callable[[Sequence[Value]], list[Value]]:
-    """A turn, to be run once or again on what it is given."""
-    tape, ends = scope.step.tape, [carry.end for carry in repeat.carry]
+    """A turn, or a block of one, to be run once or again on what it is given."""
+    tape = scope.step.tape
 
     def run(given: Sequence[Value]) -> list[Value]:
         values = {name: Tensor(tape, value) for name, value in zip(names, given, strict=True)}

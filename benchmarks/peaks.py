@@ -1,0 +1,220 @@
+"""The predicted peak of PyTorch's allocator in a training step of transformers' own modules beside the measured one.
+
+    python benchmarks/peaks.py [--model gpt2,llama] [--setting plain,checkpoints,lora,both] [--dtype fp32,bf16]
+                               [--optimizer fused] [--format table|md]
+
+Needs torch and transformers (extra `test`). Two steps of AdamW run on a processor, the second with the optimizer's
+state there from the start, and the profiler's record of every allocation is added up (`tests/allocator.py`). The shapes
+are such that the loss, a block, or the optimizer is the worst moment. bf16 is a module in bf16 throughout. LoRA is
+written out as the peft library does it (`tests/low_rank.py`), checkpoints are transformers' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from measure import show
+
+import learncost as lc
+from learncost.models.configuration import configure
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from allocator import most
+from low_rank import adapt
+
+WIDTH = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3}
+SHORT = {"n_embd": 256, "n_head": 4, "n_layer": 3}
+LLAMA = {**WIDTH, "intermediate_size": 688, "num_key_value_heads": 2}
+BERT = {**WIDTH, "intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+EXPERTS = {**LLAMA, "intermediate_size": 256, "num_experts_per_tok": 2}
+GPT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model type: its class, the keys of its configuration, and the modules that LoRA is on."""
+
+    architecture: str
+    keys: Mapping[str, Any]
+    lora: str = "q_proj,v_proj"
+
+
+KINDS = {
+    "gpt2": Kind("GPT2LMHeadModel", {**SHORT, **GPT}, "c_attn"),
+    "llama": Kind("LlamaForCausalLM", LLAMA),
+    "qwen2": Kind("Qwen2ForCausalLM", LLAMA),
+    "gemma": Kind("GemmaForCausalLM", {**LLAMA, "head_dim": 64, "num_key_value_heads": 1}),
+    "gptj": Kind("GPTJForCausalLM", {**SHORT, **GPT, "rotary_dim": 32, "n_positions": 512}),
+    "phi": Kind("PhiForCausalLM", {**WIDTH, "intermediate_size": 1024}),
+    "falcon": Kind("FalconForCausalLM", WIDTH, "query_key_value"),
+    "opt": Kind("OPTForCausalLM", {**WIDTH, "ffn_dim": 1024, "word_embed_proj_dim": 256, "dropout": 0.0}),
+    "bert": Kind("BertForMaskedLM", BERT, "query,value"),
+    "t5": Kind(
+        "T5ForConditionalGeneration",
+        {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 3, "num_heads": 4, "dropout_rate": 0.0}
+        | {"decoder_start_token_id": 0},
+        "q,v",
+    ),
+    "mixtral": Kind("MixtralForCausalLM", {**EXPERTS, "num_local_experts": 4}),
+    "mistral": Kind("MistralForCausalLM", {**LLAMA, "sliding_window": 64}),
+    "qwen3": Kind("Qwen3ForCausalLM", {**LLAMA, "head_dim": 64}),
+    "gemma2": Kind("Gemma2ForCausalLM", {**LLAMA, "head_dim": 64, "num_hidden_layers": 4}),
+    "gemma3_text": Kind("Gemma3ForCausalLM", {**LLAMA, "head_dim": 64, "num_hidden_layers": 6}),
+    "gpt_neox": Kind("GPTNeoXForCausalLM", {**WIDTH, "intermediate_size": 1024}, "query_key_value"),
+    "bloom": Kind("BloomForCausalLM", {"hidden_size": 256, "n_head": 4, "n_layer": 3}, "query_key_value"),
+    "roberta": Kind("RobertaForMaskedLM", {**BERT, "max_position_embeddings": 514}, "query,value"),
+    "bart": Kind(
+        "BartForConditionalGeneration",
+        {"d_model": 256, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "dropout": 0.0}
+        | {"decoder_attention_heads": 4, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024},
+    ),
+    "vit": Kind(
+        "ViTForImageClassification", {**BERT, "image_size": 128, "patch_size": 8, "num_labels": 10}, "q_proj,v_proj"
+    ),
+}
+"""By transformers' model type. The first eleven are those of the table in docs/memory.md."""
+
+SHAPES = {"loss": (4, 64, 8000), "block": (8, 256, 256), "optimizer": (1, 16, 2000)}
+"""What is the worst moment: sequences, tokens of each, tokens that there are."""
+SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (False, True), "both": (True, True)}
+"""Whether blocks run again, and whether paths of low rank alone learn."""
+DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure")}
+OPTIMIZERS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A case, and its peaks in bytes."""
+
+    model: str
+    dtype: str
+    setting: str
+    shape: str
+    predicted: int
+    measured: int
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+
+def keys_of(name: str, shape: str) -> dict[str, Any]:
+    """The configuration of a case."""
+    vocabulary = {} if name == "vit" else {"vocab_size": SHAPES[shape][2]}
+    return {**KINDS[name].keys, **vocabulary}
+
+
+def train(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> None:
+    """Two steps as a user of transformers writes them."""
+    checkpoints, lora = SETTINGS[setting]
+    config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
+    module = getattr(transformers, KINDS[name].architecture)(config).to(DTYPES[dtype][0])
+    if lora:
+        adapt(module, KINDS[name].lora.split(","))
+    module.train()
+    if checkpoints:
+        module.activation_checkpointing_enable()
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    steps = torch.optim.AdamW(learning, **OPTIMIZERS[optimizer])
+    given = batch_of(name, shape, config, DTYPES[dtype][0])
+    for _ in range(2):
+        steps.zero_grad(set_to_none=True)
+        module(**given).loss.backward()
+        steps.step()
+
+
+def batch_of(name: str, shape: str, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What the module is called with."""
+    batch, length, vocabulary = SHAPES[shape]
+    if name == "vit":
+        images = torch.randn(batch, 3, config.image_size, config.image_size, dtype=dtype)
+        return {"pixel_values": images, "labels": torch.randint(0, config.num_labels, (batch,))}
+    tokens = torch.randint(3, vocabulary, (batch, length))
+    return {"input_ids": tokens, "labels": torch.randint(3, vocabulary, (batch, length))}
+
+
+def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> int:
+    """What `learncost memory` says of the case."""
+    checkpoints, lora = SETTINGS[setting]
+    keys = {"model_type": name, "architectures": [KINDS[name].architecture], **keys_of(name, shape)}
+    configuration = configure("-", {}, io.StringIO(json.dumps(keys)))
+    batch, length, _ = SHAPES[shape]
+    lengths = {} if name == "vit" else {"seq_len": length}
+    if name in ("t5", "bart"):
+        lengths["target_len"] = length
+    engine = "autograd" if optimizer == "fused" else f"autograd-{optimizer}"
+    return lc.memory(
+        configuration, "recompute" if checkpoints else "bp", batch, precision=DTYPES[dtype][1], optimizer="adamw",
+        engine=engine, module="transformers", lora=KINDS[name].lora if lora else None, **lengths,
+    ).peak  # fmt: skip
+
+
+def peaks(names: list[str], dtypes: list[str], settings: list[str], optimizer: str) -> Iterator[Peak]:
+    """Case by case; checkpoints and LoRA where a block is the worst moment alone."""
+    for name in names:
+        for dtype in dtypes:
+            for setting in settings:
+                for shape in SHAPES if setting == "plain" else ("block",):
+                    own = name, shape, dtype, setting, optimizer
+                    yield Peak(name, dtype, setting, shape, predicted(*own), most(partial(train, *own)))
+
+
+def worst(found: list[Peak], chosen: Callable[[Peak], bool]) -> str:
+    """The ratio that is furthest from 1."""
+    ratios = [one.ratio for one in found if chosen(one)]
+    return f"{max(ratios, key=lambda ratio: abs(ratio - 1)):.3f}" if ratios else ""
+
+
+def main() -> None:
+    """Measure, and print a line for every case, then a table of the worst of each setting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=",".join(list(KINDS)[:11]))
+    parser.add_argument("--setting", default=",".join(SETTINGS))
+    parser.add_argument("--dtype", default=",".join(DTYPES))
+    parser.add_argument("--optimizer", default="fused", choices=OPTIMIZERS)
+    parser.add_argument("--format", default="table", choices=("table", "md"))
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    dtypes, settings = given.dtype.split(","), given.setting.split(",")
+    found: list[Peak] = []
+    for one in peaks(given.model.split(","), dtypes, settings, given.optimizer):
+        found.append(one)
+        print(
+            f"{one.model:12} {one.dtype} {one.setting:11} {one.shape:9} {one.predicted:13,} {one.measured:13,} "
+            f"{one.ratio:.3f}",
+            file=sys.stderr,
+            flush=True,
+        )
+    columns = [(dtype, setting) for dtype in dtypes for setting in settings]
+    rows = [
+        [name]
+        + [
+            worst(found, lambda one, own=(name, *column): (one.model, one.dtype, one.setting) == own)
+            for column in columns
+        ]
+        for name in dict.fromkeys(one.model for one in found)
+    ]
+    heads = ["model", *(f"{dtype} {setting}" for dtype, setting in columns)]
+    if given.format == "md":
+        print("\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)))
+    else:
+        show("The predicted peak over the measured one, the worst of each setting", heads, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The blocks of a repeat: its body, or where layers of several kinds follow each other in one, each of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from learncost.equation.table import Repeat, Statement
+
+Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
+"""Lines, what they start from, and what they end with."""
+
+
+def whole(repeat: Repeat) -> Block:
+    """The body as one block."""
+    return repeat.lines, [carry.start for carry in repeat.carry], [carry.end for carry in repeat.carry]
+
+
+def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
+    """The body in blocks of so many places each; as one where that does not come out even."""
+    found = places(repeat)
+    if not cuts or len(found) % cuts or len(repeat.carry) != 1:
+        return [whole(repeat)]
+    ends = found[cuts - 1 :: cuts]
+    starts = [(0, repeat.carry[0].start), *ends[:-1]]
+    return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
+
+
+def places(repeat: Repeat) -> list[tuple[int, str]]:
+    """Where one value of the body alone is alive: after how many lines, and which; the end is the last of them."""
+    last = {name: len(repeat.lines) for name in (carry.end for carry in repeat.carry)}
+    for at, line in reversed(list(enumerate(repeat.lines))):
+        for name in line.reads:
+            last.setdefault(name, at)
+    alive = {carry.start for carry in repeat.carry}
+    found = []
+    for at, line in enumerate(repeat.lines):
+        alive |= set(line.makes)
+        alive = {name for name in alive if last.get(name, -1) > at}
+        if len(alive) == 1:
+            found.append((at + 1, next(iter(alive))))
+    return found

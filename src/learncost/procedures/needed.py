@@ -14,6 +14,7 @@ def needed(table: Table, outputs: Iterable[str]) -> Table:
     wanted = set(outputs)
     lines = _lines(table.lines, wanted)
     names = wanted | {name for line, _ in walk(lines) for name in _names(line)}
+    names |= {name for line in lines for name in line.makes}  # a repeat hands out what nobody reads too
     return replace(
         table,
         lines=lines,

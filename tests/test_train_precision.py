@@ -1,0 +1,167 @@
+"""`learncost train --precision` and `--lora`: quantized frozen weights and bf16, kept, merged, resumed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from learncost.engines import bfloat16
+from learncost.equation.errors import InputError
+from learncost.faces.command import main
+from learncost.models.configuration import configure
+from learncost.training.engines import engine
+from learncost.training.folder import Folder
+from learncost.training.loop import go_on, start
+from learncost.training.options import Options
+from trainings_on_disk import SIZES, Silent, same
+
+NARROW = {**SIZES, "hidden_size": 32, "num_attention_heads": 2}
+WAYS = [
+    {"dtype": "fp32", "lora": "all-linear", "lora_rank": "2"},
+    {"dtype": "nf4-double", "lora": "q_proj,v_proj", "model": "llama"},
+    {"dtype": "int8-frozen", "train": "biases"},
+    {"dtype": "nf4", "lora": "all-linear", "train_layers": "last 1", "accumulate": 2, "clip": 1.0},
+    {"dtype": "bf16"},
+    {"dtype": "bf16-pure"},
+]
+
+
+def named(way):
+    return "-".join(str(value) for value in way.values())
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text").mkdir()
+    for document in range(6):
+        lines = "".join(f"line {line} of document {document * 7919 % 100}\n" for line in range(20))
+        (tmp_path / "text" / f"{document}.txt").write_text(lines)
+    return tmp_path / "text"
+
+
+def asked(text, way, **more):
+    own = {"model": "gpt2", "engine": "numpy", "steps": 4, "batch_size": 2, "seq_len": 12, "sizes": NARROW, **way}
+    if own["model"] == "llama":
+        own |= {"model": "tinyllama-1.1b", "sizes": {**NARROW, "num_key_value_heads": 1, "intermediate_size": 48}}
+    return Options(paths=(str(text),), **{"validate_every": 2, "sample_every": 4, "save_every": 2, **own, **more})
+
+
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_it_learns_and_goes_on_bit_for_bit(way, text, tmp_path):
+    start(asked(text, way), tmp_path / "whole", Silent())
+    stops = iter([False, True])
+    start(asked(text, way), tmp_path / "run", Silent(), lambda: next(stops))
+    go_on(tmp_path / "run", Silent())
+    assert same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(way, text, tmp_path):
+    how = asked(text, way, learning_rate=0.05)
+    configuration = configure("gpt2", {**NARROW, "vocab_size": 20})
+    if way.get("model") == "llama":
+        configuration = configure("tinyllama-1.1b", {**how.sizes, "vocab_size": 20})
+    own = engine(configuration, how)
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, 20, (2, 12)), rng.integers(0, 20, (2, 12))
+    began = {name: np.array(array) for name, array in own.weights.items()}
+    losses = [own.step(tokens, targets, 0.05) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    changed = {name for name, array in own.weights.items() if not np.array_equal(array, began[name])}
+    if own.is_plain:
+        assert changed
+        return
+    learning = set(own._training.model.learning)
+    assert changed == learning
+    assert set(own.state) == {f"{name}.{part}" for name in learning for part in "MV"}
+    plain = engine(configuration, replace(how, dtype="fp32", lora=None, lora_rank=None, train=None, train_layers=None))
+    plain.load(own.plain_weights, plain.state, 0)
+    apart = 1e-5 if way["dtype"] == "fp32" else 0.02  # values are rounded to bf16 where weights are in codes
+    assert plain.loss(tokens, targets) == pytest.approx(own.loss(tokens, targets), rel=apart)
+
+
+def test_an_adapted_run_begins_as_the_model_that_it_adapts(text):
+    configuration = configure("gpt2", {**NARROW, "vocab_size": 20})
+    plain, adapted = (engine(configuration, asked(text, way)) for way in ({}, WAYS[0]))
+    for name, array in adapted.plain_weights.items():
+        np.testing.assert_array_equal(array, plain.weights[name])  # B of every path is 0
+
+
+def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
+    start(asked(text, WAYS[0]), tmp_path / "run", Silent())
+    start(asked(text, {}), tmp_path / "plain", Silent())
+    mine, theirs = (load_file(tmp_path / run / "model.safetensors") for run in ("run", "plain"))
+    assert {name: array.shape for name, array in mine.items()} == {name: array.shape for name, array in theirs.items()}
+    assert main(["sample", str(tmp_path / "run"), "--tokens", "5"]) == 0
+    capsys.readouterr()
+    assert Folder(tmp_path / "run").options().lora == "all-linear"
+
+
+@pytest.mark.parametrize("name", ["nf4", "bf16-pure"])
+def test_torch_takes_the_steps_of_numpy(name, text):
+    pytest.importorskip("torch")
+    way = {"dtype": name, "lora": None if name == "bf16-pure" else "all-linear", "plan": None}
+    configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, 20, (2, 8)), rng.integers(0, 20, (2, 8))
+    one, two = (engine(configuration, asked(text, way, engine=kind)) for kind in ("numpy", "torch"))
+    for _ in range(3):
+        assert two.step(tokens, targets, 0.01) == pytest.approx(one.step(tokens, targets, 0.01), rel=5e-3)
+    for part, array in one.state.items():  # a kernel rounds what it hands on, the interpreter each value
+        if part.endswith(".M") and "bK" not in part:  # which changes nothing: its gradient is 0 but for rounding
+            assert np.abs(two.state[part] - array).max() <= 0.1 * np.abs(array).max(), part
+    assert "kernels compiled" in two.says or "operators" in two.says
+
+
+def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch):
+    pytest.importorskip("ml_dtypes")
+    configuration = configure("gpt2", {**NARROW, "vocab_size": 20})
+    tokens = np.random.default_rng(0).integers(0, 20, (2, 8))
+    found = []
+    for without in (False, True):
+        if without:
+            monkeypatch.setattr(bfloat16, "two_bytes", lambda: None)
+        own = engine(configuration, asked(text, {"dtype": "bf16-pure"}))
+        found.append([own.step(tokens, tokens, 0.01) for _ in range(3)])
+        width = own._training.weights["wte"].dtype.itemsize
+        assert width == (4 if without else 2)
+    assert found[0] == found[1]
+
+
+def test_rounding_is_to_the_nearest_and_ties_go_to_even():
+    types = pytest.importorskip("ml_dtypes")
+    numbers = np.random.default_rng(1).normal(size=3584) * 10.0 ** np.arange(-20, 36, 1 / 64)
+    more = np.array([0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38], np.float32)
+    numbers = np.append(numbers.astype(np.float32), more)
+    expected = numbers.astype(types.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(bfloat16.rounded(numbers), expected)
+    assert np.isnan(bfloat16.rounded(np.float32("nan")))
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ({"dtype": "nf4"}, "none is frozen"),
+        ({"dtype": "bf16-8bit-states"}, "programs have fp32, fp64, bf16, and no int8-256"),
+        ({"lora_rank": "4"}, "lora_rank belongs to low-rank paths"),
+        ({"lora": "nothing"}, "has no weights called 'nothing'"),
+        ({"lora": "embeddings"}, "it cannot be merged"),
+        ({"lora": "all-linear", "procedure": "pepita"}, "frozen weights and LoRA are for bp and recompute"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_written(way, said, text, tmp_path):
+    with pytest.raises(InputError, match=said):
+        start(asked(text, way), tmp_path / "run", Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_takes_either_name(text, tmp_path, capsys):
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in NARROW.items()]
+    flags = ["--steps", "1", "--batch-size", "2", "--seq-len", "8", "--engine", "numpy", "--model", "gpt2", *sizes]
+    lora = ["--precision", "qlora", "--lora-rank", "2"]
+    assert main(["train", str(text), "--out", str(tmp_path / "run"), *flags, *lora]) == 0
+    assert "learns LoRA of rank 2 and alpha 16 on all-linear" in capsys.readouterr().err
+    assert Folder(tmp_path / "run").options().dtype == "nf4-double"
+    assert main(["train", str(text), "--out", str(tmp_path / "no"), *flags, "--dtype=fp32", "--precision=bf16"]) == 2
+    assert "are the same setting" in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from learncost.ledger.memory_step import Step
@@ -13,20 +14,33 @@ from learncost.schedule.autograd import Asked, Module, Tape, run_step
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
 """The types of values that PyTorch trains in."""
 
-ADAMW = {
-    "fused": ("autograd", "over the old ones", "AdamW with fused=True."),
-    "foreach": ("autograd-foreach", "over, by copies", "AdamW with foreach=True."),
-    "for-loop": ("autograd-for-loop", "over, one by one", "AdamW one weight after the other."),
-}
-"""PyTorch's implementations of AdamW: the runner's name, where new weights lie, and what is said."""
-
 _CONVENTION = (
-    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on a processor, all gradients kept to the end, "
-    "every operator keeping what its derivative reads. Not in it: buffers inside of kernels. {}"
+    "Predicted: the allocator's bytes when PyTorch's autograd trains {} on a processor, {}, every operator keeping "
+    "what its derivative reads. Not in it: buffers inside of kernels. {}"
 )
 
 
-def _run(implementation: str, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
+@dataclass(frozen=True)
+class Stepping:
+    """A way in which PyTorch's optimizers step.
+
+    name       of the runner
+    adamw      AdamW's implementation: fused, foreach, for-loop
+    new        the rule of new weights and states; `gradients`, that of gradients
+    gone       how long gradients are there, and `said`, how AdamW runs, as the convention has it
+    tape       on which the step runs
+    """
+
+    name: str
+    adamw: str
+    new: str
+    said: str
+    gradients: str = "to the end"
+    gone: str = "all gradients kept to the end"
+    tape: Callable[[int, int | None], Tape] = Tape
+
+
+def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = step.model, step.kind
     recompute = step.procedure == "recompute"
     module = module_of(model, step.module, recompute)
@@ -38,29 +52,29 @@ def _run(implementation: str, step: Step, sizes: Mapping[str, int], stop_at: int
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
         "frames" if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
-        implementation if step.optimizer.name == "adamw" else "",
+        way.adamw if step.optimizer.name == "adamw" else "",
     )
-    tape = Tape(kind.value, stop_at)
+    tape = way.tape(kind.value, stop_at)
     run_step(tape, model.table, sizes, asked)
     return tape, module
 
 
-def _worst(implementation: str, step: Step, sizes: Mapping[str, int]) -> tuple[int, str]:
+def _worst(way: Stepping, step: Step, sizes: Mapping[str, int]) -> tuple[int, str]:
     """The peak and its line, remembered by the step."""
-    key = implementation, step.module, *sorted(sizes.items())
+    key = way.name, step.module, *sorted(sizes.items())
     if key not in step.taped:
-        account = _run(implementation, step, sizes)[0].account
+        account = _run(way, step, sizes)[0].account
         step.taped[key] = account.peak, str(account.line)
     return step.taped[key]
 
 
-def _peak(implementation: str, step: Step, sizes: Mapping[str, int]) -> int:
-    return _worst(implementation, step, sizes)[0]
+def _peak(way: Stepping, step: Step, sizes: Mapping[str, int]) -> int:
+    return _worst(way, step, sizes)[0]
 
 
-def _takes(implementation: str, step: Step, sizes: Mapping[str, int]) -> Taken:
-    peak, line = _worst(implementation, step, sizes)
-    tape, module = _run(implementation, step, sizes, peak)
+def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
+    peak, line = _worst(way, step, sizes)
+    tape, module = _run(way, step, sizes, peak)
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
     made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
     table = step.model.table
@@ -70,7 +84,7 @@ def _takes(implementation: str, step: Step, sizes: Mapping[str, int]) -> Taken:
         parts["master weights"] = step.master
     parts["workspace"] = made - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    said = _CONVENTION.format(module.said, ADAMW[implementation][-1])
+    said = _CONVENTION.format(module.said, way.gone, way.said)
     return Taken(peak, at_line(line, peak), parts, held(rooms), said=said)
 
 
@@ -86,18 +100,18 @@ def _refuses(step: Step) -> str:
     return ""
 
 
-def _runner(implementation: str) -> Runner:
-    name, places, _ = ADAMW[implementation]
+def runner(way: Stepping) -> Runner:
+    """The runner that steps in a way."""
     rules = {
-        "new weights and states": places,
-        "gradients": "to the end",
+        "new weights and states": way.new,
+        "gradients": way.gradients,
         "kept for backward": "what operators save",
         "temporaries": "results",
     }
     return Runner(
-        name,
-        partial(_peak, implementation),
-        partial(_takes, implementation),
+        way.name,
+        partial(_peak, way),
+        partial(_takes, way),
         rules,
         _CONVENTION,
         _refuses,
@@ -107,4 +121,8 @@ def _runner(implementation: str) -> Runner:
     )
 
 
-RUNNERS = tuple(map(_runner, ADAMW))
+RUNNERS = (
+    runner(Stepping("autograd", "fused", "over the old ones", "AdamW with fused=True.")),
+    runner(Stepping("autograd-foreach", "foreach", "over, by copies", "AdamW with foreach=True.")),
+    runner(Stepping("autograd-for-loop", "for-loop", "over, one by one", "AdamW one weight after the other.")),
+)

@@ -1,0 +1,50 @@
+"""The optimizer in the backward pass: what is predicted beside what PyTorch's allocator hands out."""
+
+import pytest
+import torch
+
+import learncost as lc
+from allocator import most
+from learncost.bench.torch_models import module
+from learncost.models.configuration import configure
+
+SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 64}
+LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 344}
+
+
+def train(configuration, batch, length, optimizer):
+    """Two steps with an optimizer a weight that steps in the hook of its gradient."""
+    own = module(configuration)
+    for weight in own.parameters():
+        one = torch.optim.AdamW([weight], fused=True) if optimizer == "adamw" else torch.optim.SGD([weight], 0.1)
+
+        def hook(weight, one=one):
+            one.step()
+            one.zero_grad()
+
+        weight.register_post_accumulate_grad_hook(hook)
+    tokens, targets = (torch.randint(0, configuration.sizes["vocab_size"], (batch, length)) for _ in range(2))
+    for _ in range(2):
+        own(tokens, targets).backward()
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "batch", "length", "optimizer"),
+    [
+        ("gpt2", SMALL | {"vocab_size": 5000}, 1, 16, "adamw"),  # where the embedding's gradients are
+        ("gpt2", SMALL | {"vocab_size": 50, "tie_word_embeddings": False}, 1, 16, "adamw"),
+        ("tinyllama-1.1b", LLAMA | {"vocab_size": 500}, 4, 64, "sgd"),  # where the loss is
+        ("tinyllama-1.1b", LLAMA | {"vocab_size": 50}, 1, 8, "sgd"),  # where blocks' gradients are
+    ],
+)
+def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, batch, length, optimizer):
+    configuration = configure(model, sizes)
+    given = {"module": "plain", "optimizer": optimizer}
+    found, whole = (
+        lc.memory(configuration, "bp", batch, length, engine=engine, **given)
+        for engine in ("autograd-in-backward", "autograd")
+    )
+    measured = most(lambda: train(configuration, batch, length, optimizer), "cpu")
+    assert abs(measured - found.peak) < 0.005 * measured
+    assert found.peak <= whole.peak
+    assert sum(found.split.values()) == found.peak

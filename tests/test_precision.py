@@ -33,6 +33,17 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
     assert lc.cost("gpt2", precision=row.name, **SMALL).dtype == row.name
 
 
+@pytest.mark.parametrize(
+    ("name", "bytes_of_a_parameter"),
+    [("fp32", 16), ("bf16", 16), ("fp16", 16), ("bf16-pure", 8), ("fp16-pure", 8), ("fp64", 32), ("int8", 4)],
+)
+def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
+    """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
+    found = lc.memory("gpt2", precision=name, engine="table", seq_len=4, **SMALL)
+    held = ("weights", "gradients", "master weights", "optimizer state")
+    assert sum(found.split[part] for part in held) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
+
+
 def test_every_role_names_a_type_that_exists():
     for row in PRECISIONS.values():
         for role in ROLES:

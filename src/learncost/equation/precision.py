@@ -184,6 +184,11 @@ PRECISIONS: dict[str, Precision] = {
             "bf16", "bf16", "bf16", "bf16", "", "fp32", _PURE,
         ),
         Precision(
+            "fp16-pure", "fp16 throughout, the optimizer's states too",
+            "fp16", "fp16", "fp16", "fp16", "", "fp32",
+            "torch.nn.Module.half(): every parameter in fp16, no copy beside it",
+        ),
+        Precision(
             "bf16-8bit-states", "bf16 throughout, the optimizer's states in 8 bits",
             "bf16", "bf16", "bf16", "int8-256", "", "fp32", BLOCKS["int8-256"].source,
         ),

@@ -109,6 +109,11 @@ def test_a_repeat(tmp_path: Path) -> None:
     assert all(stacks.values())
 
 
+def test_what_a_repeat_hands_out_is_kept_too() -> None:
+    layer = lc.layer("net(X; W) -> Y\nrepeat n carry X:\n  X[B d] = X[B d'] W[d' d]\nY[B d] = X[B d] X[B d]")
+    assert sum(kept.elements.at({"n": 3, "B": 1, "d": 2}) for kept in explain(layer).kept) == 8  # into turns, and out
+
+
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="markdown"):
         explain("attention", format="html")  # type: ignore[arg-type]

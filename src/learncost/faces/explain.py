@@ -157,7 +157,7 @@ def _kept(found: Subject) -> tuple[Kept, ...]:
     inner = _inner(step)
     kept = []
     for item in held:
-        own = step.values[item.name]
+        own = step.known[item.name]
         name = own.of if own.role == "kept" else item.name  # a stack of all turns is read inside by its slices' name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
         kept.append(Kept(item.name, item.axes, item.name in given, reading, *inner.get(name, ())))

@@ -83,7 +83,7 @@ class Arrays:
     def size(self, axis: str) -> tree.Expression:
         """The number of places along an axis."""
         name = base(axis)
-        return tree.Constant(axis) if axis.isdigit() else tree.Size(self.names.of(name, "size"), name)
+        return tree.Name(axis) if axis.isdigit() else tree.Size(self.names.of(name, "size"), name)
 
     def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))
@@ -96,7 +96,7 @@ class Arrays:
     def block_size(self) -> tree.Expression:
         assert self.schedule.block is not None
         axis, places = self.schedule.block
-        return tree.Constant(str(places)) if places else self.size(axis)
+        return tree.Name(str(places)) if places else self.size(axis)
 
     def group(self, axis: str) -> Group:
         return self.groups.get(axis, (axis,))
@@ -114,8 +114,9 @@ class Arrays:
 
     def base(self, phase: int) -> str:
         """The counter of the innermost loop around the rows or products of a phase."""
-        around = (*self.schedule.sequence, *([self.block] if self.block else []))
-        return self.counter(self.group(around[-1])) if phase == MAIN and around else TURN
+        inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
+        around = (*self.schedule.turns, *inner)
+        return self.counter(self.group(around[-1])) if around else TURN
 
     def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
         """From where and up to where loops and products go over an axis."""
@@ -123,8 +124,8 @@ class Arrays:
             return self.edge("from", axis), self.edge("to", axis)
         return ZERO, self.size(axis)
 
-    def edge(self, side: str, axis: str) -> tree.Variable:
-        return tree.Variable(f"{side}_{self.counter((axis,))}")
+    def edge(self, side: str, axis: str) -> tree.Name:
+        return tree.Name(f"{side}_{self.counter((axis,))}")
 
     def loop(
         self, group: Group, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
@@ -160,7 +161,7 @@ class Arrays:
             lower = larger(low, lower) if low else lower
             upper = smaller(high, upper) if high else upper
         if self.tiles and lower != ZERO:  # where strips begin; what a condition excludes, is zero there
-            lower = times(tree.Operation("/", (lower, tree.Constant("LANES"))), tree.Constant("LANES"))
+            lower = times(tree.Operation("/", (lower, tree.Name("LANES"))), tree.Name("LANES"))
         return lower, upper
 
     # Memory.

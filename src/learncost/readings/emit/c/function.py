@@ -10,13 +10,12 @@ from learncost.readings.emit.c.nests import nests, zero
 from learncost.readings.emit.c.once import computed_once
 from learncost.readings.emit.c.products import product
 from learncost.readings.emit.c.schedule import AFTER, BEFORE, MAIN, Node, Value
-from learncost.readings.emit.c.tree import ZERO, plus, smaller
+from learncost.readings.emit.c.tree import TURN, ZERO, joined, plus, smaller, times
 
 
 def routine(arrays: Arrays) -> tree.Routine:
     """The kernel that computes a schedule."""
     schedule, values = arrays.schedule, arrays.values.values()
-    counters = tuple((arrays.counter(group), arrays.count(group)) for group in arrays.grouped(schedule.turns))
     added = [value for value in values if value.added and not value.shared]
     body = (
         *(zero(arrays, value, [axis for axis in value.axes if axis not in schedule.turns]) for value in added),
@@ -24,16 +23,30 @@ def routine(arrays: Arrays) -> tree.Routine:
         *_main(arrays),
         *_phase(arrays, AFTER),
     )
-    before, turns = computed_once(tree.Turns(counters, body), arrays.parameters)
+    before, turns = computed_once(_turns(arrays, body), arrays.parameters)
     totals = tuple(_total(arrays, value) for value in values if value.shared)
     widest = max(values, key=lambda value: len(value.space))
     work = arrays.count([*dict.fromkeys((*schedule.turns, *widest.space))])
-    return tree.Routine(before, turns, totals, work)
+    return tree.Routine(before, turns, totals, work if schedule.turns else None)
+
+
+def _turns(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
+    """A turn for all places along all its axes together."""
+    groups = arrays.grouped(arrays.schedule.turns)
+    counters = [arrays.counter(group) for group in groups]
+    counts = [arrays.count(group) for group in groups]
+    if len(groups) == 1:
+        return tree.Loop(counters[0], ZERO, counts[0], tuple(body))
+    start = []
+    for i, (counter, count) in enumerate(zip(counters, counts, strict=True)):
+        place = joined("/", [tree.Counter(TURN), *counts[i + 1 :]])
+        start.append(tree.Let(counter, "place", tree.Operation("%", (place, count)) if i else place))
+    return tree.Loop(TURN, ZERO, times(*counts), (*start, *body), over=tuple(counters))
 
 
 def _total(arrays: Arrays, value: Value) -> tree.Total:
     sums, to = arrays.storage(value).array, arrays.output(value)
-    return tree.Total(sums, to, arrays.narrowed(tree.Variable("sum"), to.type), bool(value.axes))
+    return tree.Total(sums, to, arrays.narrowed(tree.Name("sum"), to.type))
 
 
 def _phase(arrays: Arrays, phase: int) -> Iterator[tree.Statement]:
@@ -76,4 +89,4 @@ def _blocks(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
     if arrays.bounded:
         for side, limit in zip(("from", "to"), arrays.limits(), strict=True):
             start.append(tree.Let(arrays.edge(side, arrays.bounded).text, "place", limit))
-    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, over=arrays.counter((axis,)))
+    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, (arrays.counter((axis,)),))

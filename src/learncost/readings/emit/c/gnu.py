@@ -9,77 +9,65 @@ from collections.abc import Iterator, Mapping
 
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.packed import PACKED
-from learncost.readings.emit.c.prelude import PRELUDE
+from learncost.readings.emit.c.prelude import BASIS, PRELUDE
 from learncost.readings.emit.c.printer import Printer, block, number, pointer, statements
 from learncost.readings.emit.c.tiles import TILES
-from learncost.readings.emit.c.tree import ZERO
+from learncost.readings.emit.c.tree import TURN, ZERO
 
 
-def _function(routine: tree.Routine, constants: Mapping[str, int]) -> list[str]:
-    """The body of the C function."""
-    turns, totals = routine.turns, routine.totals
-    lines = [f"const place {c} = {constants[axis]};" for axis, c in routine.sizes.items() if axis in constants]
-    lines += statements(routine.before, GNU)
+def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[str]:
+    """Constants, then a parallel region: a thread's memory, turns, and the sums of all threads."""
+    totals, scratch = routine.totals, routine.arrays("scratch")
+    yield from (f"const place {c} = {constants[axis]};" for axis, c in routine.sizes.items() if axis in constants)
+    yield from statements(routine.before, GNU)
     if totals:
-        lines.append("static char *sums[THREADS];")
-        rooms = [_room(total.sums) for total in totals]
-        firsts = (" + ".join(rooms[:i]) or "0" for i in range(len(rooms)))
-        lines += [f"const size_t first_{i} = {first};" for i, first in enumerate(firsts)]
-    inside = [*_memory(routine)]
-    if turns.counters:
-        lines.append(f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)")
+        yield "static char *sums[THREADS];"
+    inside = []
+    if totals:
+        parallel = "omp_get_thread_num(), threads = omp_get_num_threads()" if routine.work else "0, threads = 1"
+        inside.append(f"const int thread = {parallel};")
+    rooms = {array: _room(array) for array in (*(total.sums for total in totals), *scratch)}
+    if rooms:
+        inside.append(f"char *memory = own({' + '.join(rooms.values())});")
+    if totals:
+        inside.append("sums[thread] = memory;")
+    for array, room in rooms.items():
+        inside.append(f"{array.type} *{array.name} = ({array.type} *)memory;")
+        inside += [f"memset(memory, 0, {room});"] if array.role == "sums" else []
+        inside.append(f"memory += {room};")
+    if routine.work:
+        yield f"#pragma omp parallel if ((double){number(routine.work)} > 50000.0)"
         inside.append(_share_out(routine))
-    inside += statements([turns], GNU)
+    inside += statements([routine.turns], GNU)
     for i, total in enumerate(totals):
-        inside += _added_up(i, total, parallel=bool(turns.counters))
-    return [*lines, *block("", inside)]
+        first = " + ".join([*rooms.values()][:i]) or "0"
+        inside += ["#pragma omp for"] if routine.work else []
+        inside += _added_up(total, first)
+    yield from block("", inside)
 
 
 def _room(array: tree.Array) -> str:
     return f"ROUND(({number(array.points)}) * sizeof({array.type}))"
 
 
-def _memory(routine: tree.Routine) -> Iterator[str]:
-    """A thread's own: its sums, and scratch."""
-    totals, scratch = routine.totals, routine.arrays("scratch")
-    sums, rooms = [_room(total.sums) for total in totals], [_room(array) for array in scratch]
-    if totals and routine.turns.counters:
-        yield "const int thread = omp_get_thread_num(), threads = omp_get_num_threads();"
-    elif totals:
-        yield "const int thread = 0, threads = 1;"
-    if totals or scratch:
-        yield f"char *memory = own({' + '.join((*sums, *rooms))});"
-    for i, total in enumerate(totals):
-        yield f"{total.sums.type} *{total.sums.name} = ({total.sums.type} *)(memory + {' + '.join(sums[:i]) or '0'});"
-    if totals:
-        yield f"memset(memory, 0, {' + '.join(sums)});"
-        yield "sums[thread] = memory;"
-        yield f"memory += {' + '.join(sums)};"
-    for array, room in zip(scratch, rooms, strict=True):
-        yield f"{array.type} *{array.name} = ({array.type} *)memory;"
-        yield f"memory += {room};"
-
-
 def _share_out(routine: tree.Routine) -> str:
     """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
     body = routine.turns.body
     flat = all(isinstance(one, tree.Let) or (isinstance(one, tree.Store) and one.sign == "=") for one in body)
-    simple = flat and not routine.totals and len(routine.turns.counters) == 1
+    simple = flat and not routine.totals and routine.turns.counter != TURN
     dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"
 
 
-def _added_up(i: int, total: tree.Total, parallel: bool) -> Iterator[str]:
-    """The sums of all threads, one after another."""
-    kind, element = total.sums.type, "i" if total.axes else "0"
-    if parallel:
-        yield "#pragma omp for" if total.axes else "#pragma omp single"
-    yield from block(
-        f"for (place i = 0; i < {number(total.sums.points)}; i++)" if total.axes else "",
+def _added_up(total: tree.Total, first: str) -> Iterator[str]:
+    """The sums of all threads, one after another; they lie after so many bytes of their memory."""
+    kind = total.sums.type
+    return block(
+        f"for (place i = 0; i < {number(total.sums.points)}; i++)",
         (
             f"{kind} sum = 0;",
-            f"for (int one = 0; one < threads; one++) sum += ((const {kind} *)(sums[one] + first_{i}))[{element}];",
-            f"{total.to.name}[{element}] = {number(total.value)};",
+            f"for (int one = 0; one < threads; one++) sum += ((const {kind} *)(sums[one] + {first}))[i];",
+            f"{total.to.name}[i] = {number(total.value)};",
         ),
     )
 
@@ -109,4 +97,4 @@ def _factor(factor: tree.Matrix | tree.Packed) -> str:
     return f"{array.name}{'' if factor.first == (ZERO, ZERO) else first}, {length}"
 
 
-GNU = Printer(PRELUDE.lstrip() + PACKED + TILES + "\n", _function, _product, ("#pragma GCC ivdep",), tiles=True)
+GNU = Printer(BASIS.lstrip() + PRELUDE + PACKED + TILES + "\n", _function, _product, ("#pragma GCC ivdep",), tiles=True)

@@ -83,7 +83,7 @@ def _partial(arrays: Arrays, value: Value) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
     at = tuple(arrays.here(group) for group in arrays.grouped(value.axes))
     key = ("part" if value.added or value.shared else "made", value.name, *at)
-    first = tree.Constant("LOWEST") if value.kind == "max" else ZERO
+    first = tree.Name("LOWEST") if value.kind == "max" else ZERO
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 

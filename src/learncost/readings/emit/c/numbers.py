@@ -63,13 +63,13 @@ class Numbers:
         real = self.arrays.real
         if literal.sizes:
             points = times(*(tree.Operation("(double)", (self.arrays.size(size),)) for size in literal.sizes))
-            value, power = (tree.Constant(repr(number)) for number in (literal.value, literal.power))
+            value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
             number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
             return tree.Named(("literal", literal), "number", real, number)
         if literal.value == float("-inf"):
-            return tree.Constant("LOWEST")
+            return tree.Name("LOWEST")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
-        return tree.Constant(text if literal.value >= 0 else f"({text})")
+        return tree.Name(text if literal.value >= 0 else f"({text})")
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""

@@ -8,64 +8,57 @@ from dataclasses import dataclass, field, replace
 from learncost.readings.emit.c import tree
 
 
+def computed_once(turns: tree.Loop, taken: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Loop]:
+    """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
+
+    taken   names that no number gets
+    """
+    whole = _Scope(names={*taken})
+    whole.add(turns)
+    *before, last = whole.body
+    assert isinstance(last, tree.Loop)
+    return tuple(before), last
+
+
 @dataclass
 class _Scope:
     """The inside of an open loop: what is in it so far."""
 
     outer: _Scope | None = None
-    covers: tuple[str, ...] = ()
+    still: tuple[str, ...] = ()
     depth: int = 0
+    names: set[str] = field(default_factory=set)
+    known: dict[Hashable, tree.Name] = field(default_factory=dict)
     body: list[tree.Statement] = field(default_factory=list)
-    known: dict[Hashable, tree.Variable | None] = field(default_factory=dict)
 
-    def outwards(self) -> Iterator[_Scope]:
+    def _outwards(self) -> Iterator[_Scope]:
         yield self
         if self.outer:
-            yield from self.outer.outwards()
+            yield from self.outer._outwards()
 
-    def around(self, counter: str) -> _Scope:
-        """The innermost loop over it."""
-        return next(scope for scope in self.outwards() if counter in scope.covers)
-
-
-def computed_once(turns: tree.Turns, taken: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Turns]:
-    """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
-
-    taken   names that no number gets
-    """
-    whole = _Scope()
-    _Body(whole, taken).add(turns)
-    *before, last = whole.body
-    assert isinstance(last, tree.Turns)
-    return tuple(before), last
-
-
-@dataclass(frozen=True)
-class _Body:
-    scope: _Scope
-    taken: Collection[str]
+    def _around(self, counter: str) -> _Scope:
+        """The innermost loop in which it stands still."""
+        return next(scope for scope in self._outwards() if counter in scope.still)
 
     def add(self, statement: tree.Statement) -> None:
-        scope = self.scope
-        if isinstance(statement, tree.Loop | tree.Turns):
-            inside = _Scope(scope, statement.covers, scope.depth + 1)
+        if isinstance(statement, tree.Loop):
+            inside = _Scope(self, statement.still, self.depth + 1)
             for one in statement.body:
-                _Body(inside, self.taken).add(one)
+                inside.add(one)
             if inside.body:
-                scope.body.append(replace(statement, body=tuple(inside.body)))
+                self.body.append(replace(statement, body=tuple(inside.body)))
         elif isinstance(statement, tree.Together):
-            scope.body += [self._store(store) for store in statement.stores]
+            self.body += [self._store(store) for store in statement.stores]
         elif isinstance(statement, tree.Store):
-            scope.body.append(self._store(statement))
+            self.body.append(self._store(statement))
         elif isinstance(statement, tree.Let) and statement.key is not None:
-            self._let(scope, statement)
+            self._let(statement, self)
         elif isinstance(statement, tree.Once):
-            home = scope.around(statement.within)
-            if statement.key not in home.known:
-                home.known[statement.key] = None
+            home = self._around(statement.within)
+            if statement.statement not in home.body:
                 home.body.append(statement.statement)
         else:
-            scope.body.append(statement)
+            self.body.append(statement)
 
     def _store(self, store: tree.Store) -> tree.Store:
         value, _ = self._number(store.value)
@@ -74,7 +67,7 @@ class _Body:
     def _number(self, number: tree.Expression) -> tuple[tree.Expression, int]:
         """The number with names in it, and the depth of the innermost loop that it needs."""
         if isinstance(number, tree.Counter):
-            return number, self.scope.around(number.text).depth
+            return number, self._around(number.text).depth
         if isinstance(number, tree.Named):
             return self._named(number)
         if isinstance(number, tree.Element | tree.Operation | tree.Call):
@@ -84,22 +77,22 @@ class _Body:
         return number, 0
 
     def _named(self, number: tree.Named) -> tuple[tree.Expression, int]:
-        for scope in self.scope.outwards():
-            found = scope.known.get(number.key)
-            if found:
-                return found, scope.depth
+        for scope in self._outwards():
+            if number.key in scope.known:
+                return scope.known[number.key], scope.depth
         value, depth = self._number(number.value)
         if number.within:
-            depth = max(depth, self.scope.around(number.within).depth)
-        home = next(scope for scope in self.scope.outwards() if scope.depth == depth)
-        return self._let(home, tree.Let(number.name, number.type, value, number.key)), depth
+            depth = max(depth, self._around(number.within).depth)
+        home = next(scope for scope in self._outwards() if scope.depth == depth)
+        return self._let(tree.Let(number.name, number.type, value, number.key), home), depth
 
-    def _let(self, home: _Scope, let: tree.Let) -> tree.Variable:
+    def _let(self, let: tree.Let, home: _Scope) -> tree.Name:
         """A name that no open loop has."""
-        taken = {found.text for scope in self.scope.outwards() for found in scope.known.values() if found}
+        taken = set[str]().union(*(scope.names for scope in self._outwards()))
         name, number = let.name, 2
-        while name in taken or name in self.taken:
+        while name in taken:
             name, number = f"{let.name}_{number}", number + 1
-        home.known[let.key] = tree.Variable(name)
+        home.names.add(name)
+        home.known[let.key] = tree.Name(name)
         home.body.append(replace(let, name=name, key=None))
-        return tree.Variable(name)
+        return home.known[let.key]

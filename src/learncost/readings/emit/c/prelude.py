@@ -1,28 +1,17 @@
-"""What stands on the top of every C file: types, elementary functions that compilers vectorise, products, memory."""
+"""What stands on the top of C files: types and products in loops; for GNU C functions that compilers vectorise, too."""
 
 from __future__ import annotations
 
-# float exp: Cephes' expf (Moshier), a polynomial of degree 6 on +-log(2)/2 with log(2) in two parts.
-# float tanh and erf: odd rational functions, minimax over the range outside of which the value rounds to one, with
-# the coefficients of Eigen (MathFunctionsImpl.h, SpecialFunctionsImpl.h). tests/test_c_functions.py measures all three.
-PRELUDE = r"""
+BASIS = r"""
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-static int omp_get_num_threads(void) { return 1; }
-#endif
 
-typedef ptrdiff_t place;   /* a position along an axis */
-typedef uint16_t bf16;     /* the upper half of a float */
+typedef ptrdiff_t place; /* a position along an axis */
+typedef uint16_t bf16;   /* the upper half of a float */
 
-#define THREADS 1024       /* more threads than that share no sums */
-#define LOWEST -1e30f      /* what minus infinity is here: -ffast-math knows no infinities */
+#define LOWEST -1e30f /* what minus infinity is here: -ffast-math knows no infinities */
 
 static inline float from_bf16(bf16 x) {
     union { uint32_t bits; float value; } u = {(uint32_t)x << 16};
@@ -35,6 +24,39 @@ static inline bf16 to_bf16(float x) {  /* to the nearest, ties to even */
     uint32_t quiet = u.bits >> 16 | 0x40u;
     return (bf16)((u.bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
+
+/* C = A B, or C += A B; the places of a row, or of a turned factor's column, lie side by side. */
+#define LOOPS(TYPE)                                                                                                    \
+    static inline void loops_##TYPE(int a_turned, int b_turned, place rows, place columns, place inner,                \
+                                    const TYPE *a, place a_stride, const TYPE *b, place b_stride, int add, TYPE *c,    \
+                                    place c_stride) {                                                                  \
+        for (place i = 0; i < rows; i++) {                                                                             \
+            for (place j = 0; j < columns && !add; j++) c[i * c_stride + j] = 0;                                       \
+            for (place l = 0; l < inner; l++) {                                                                        \
+                const TYPE factor = a_turned ? a[l * a_stride + i] : a[i * a_stride + l];                              \
+                for (place j = 0; j < columns; j++)                                                                    \
+                    c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);            \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+LOOPS(float)
+LOOPS(double)
+"""
+"""C99 for all printers."""
+
+# float exp: Cephes' expf (Moshier), a polynomial of degree 6 on +-log(2)/2 with log(2) in two parts.
+# float tanh and erf: odd rational functions, minimax over the range outside of which the value rounds to one, with
+# the coefficients of Eigen (MathFunctionsImpl.h, SpecialFunctionsImpl.h). tests/test_c_functions.py measures all three.
+PRELUDE = r"""
+#include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+#endif
+
+#define THREADS 1024 /* more threads than that share no sums */
 
 static inline float times_plus(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -117,7 +139,7 @@ static char *own(size_t bytes) {
 
 #define ROUND(bytes) (((size_t)(bytes) + 63) / 64 * 64)
 
-/* Products in double of a library, handed in once; without one, loops. Rows of C are contiguous: C = A B + beta C.
+/* Products in double of a library, handed in once; without one, loops. Rows of C are contiguous: C = A B, or C += A B.
    Those in float are made of tiles, below. */
 typedef void (*gemm_double)(const char *, const char *, const int *, const int *, const int *, const double *,
                             const double *, const int *, const double *, const int *, const double *, double *,
@@ -130,23 +152,16 @@ void bind(void *for_float, void *for_double) {
 }
 
 static inline void product_double(int a_turned, int b_turned, place rows, place columns, place inner, const double *a,
-                                  place a_stride, const double *b, place b_stride, double beta, double *c,
+                                  place a_stride, const double *b, place b_stride, int add, double *c,
                                   place c_stride) {
     if (rows <= 0 || columns <= 0) return;
     if (library_double && inner > 0) {
         int m = (int)rows, n = (int)columns, k = (int)inner;
         int as = (int)a_stride, bs = (int)b_stride, cs = (int)c_stride;
-        double one = 1;
+        double one = 1, beta = add;
         library_double(b_turned ? "T" : "N", a_turned ? "T" : "N", &n, &m, &k, &one, b, &bs, a, &as, &beta, c, &cs);
         return;
     }
-    for (place i = 0; i < rows; i++) {
-        for (place j = 0; j < columns; j++) c[i * c_stride + j] = beta == 0 ? 0 : beta * c[i * c_stride + j];
-        for (place l = 0; l < inner; l++) {
-            double factor = (a_turned ? a[l * a_stride + i] : a[i * a_stride + l]);
-            for (place j = 0; j < columns; j++)
-                c[i * c_stride + j] += factor * (b_turned ? b[j * b_stride + l] : b[l * b_stride + j]);
-        }
-    }
+    loops_double(a_turned, b_turned, rows, columns, inner, a, a_stride, b, b_stride, add, c, c_stride);
 }
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from learncost.readings.emit.c import tree
-from learncost.readings.emit.c.tree import TURN, ZERO, times
+from learncost.readings.emit.c.tree import ONE, ZERO
 
 _LEVELS = {"?": 0, "&&": 1, "==": 2, "<": 3, "<=": 3, ">": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
 _ALONE = 6
@@ -32,7 +32,7 @@ class Printer:
 
 def number(found: tree.Expression, level: int = 0) -> str:
     """The text of an expression; in brackets if it binds less than `level`."""
-    if isinstance(found, tree.Constant | tree.Size | tree.Counter | tree.Variable):
+    if isinstance(found, tree.Name | tree.Size | tree.Counter):
         return found.text
     if isinstance(found, tree.Element):
         return f"{found.array.name}[{number(found.offset)}]"
@@ -70,16 +70,13 @@ def _lines(statement: tree.Statement, printer: Printer) -> Iterator[str]:
     elif isinstance(statement, tree.Loop):
         yield from printer.independent if statement.independent else ()
         counter, first, last = statement.counter, number(statement.first), number(statement.last)
-        step = f" += {number(statement.step)}" if statement.step else "++"
+        step = "++" if statement.step == ONE else f" += {number(statement.step)}"
         yield from block(
             f"for (place {counter} = {first}; {counter} < {last}; {counter}{step})", statements(statement.body, printer)
         )
-    elif isinstance(statement, tree.Turns):
-        yield from block(_head(statement), [*_counters(statement), *statements(statement.body, printer)])
-    elif isinstance(statement, tree.Remark):
-        yield f"/* {statement.text} */"
     else:
         assert isinstance(statement, tree.Dot | tree.Pack), statement
+        yield from (f"/* {statement.line} */",) if isinstance(statement, tree.Dot) else ()
         yield from printer.product(statement)
 
 
@@ -93,21 +90,3 @@ def block(head: str, lines: Iterable[str]) -> Iterator[str]:
 def indented(lines: Iterable[str]) -> Iterator[str]:
     """Inside of a block; what is for the preprocessor begins on the left."""
     return (line if line.startswith("#") else f"    {line}".rstrip() for line in lines)
-
-
-def _head(turns: tree.Turns) -> str:
-    if not turns.counters:
-        return ""
-    counter = TURN if len(turns.counters) > 1 else turns.counters[0][0]
-    return f"for (place {counter} = 0; {counter} < {number(times(*(c for _, c in turns.counters)))}; {counter}++)"
-
-
-def _counters(turns: tree.Turns) -> Iterator[str]:
-    """Where each counter stands in a turn over several."""
-    if len(turns.counters) < 2:
-        return
-    for i, (counter, count) in enumerate(turns.counters):
-        after = [later for _, later in turns.counters[i + 1 :]]
-        place: tree.Expression = tree.Counter(TURN)
-        place = tree.Operation("/", (place, *after)) if after else place
-        yield f"const place {counter} = {number(tree.Operation('%', (place, count)) if i else place)};"

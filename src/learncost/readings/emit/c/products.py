@@ -12,8 +12,9 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Storage
-from learncost.readings.emit.c.schedule import Value
-from learncost.readings.emit.c.tree import ONE, TURN, ZERO, minus, plus, times
+from learncost.readings.emit.c.schedule import BEFORE, Value
+from learncost.readings.emit.c.sides import sides_within
+from learncost.readings.emit.c.tree import ONE, ZERO, minus, plus, times
 
 
 def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
@@ -21,10 +22,8 @@ def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
     line = value.line
     assert isinstance(line, Product)
     a, b = (term for term in line.right if isinstance(term, Term))
-    inside = {*arrays.schedule.inner(value.space), arrays.block}
-    (row,) = (str(x) for x in value.axes if x in inside and x in a.axes and x not in b.axes)
-    (column,) = (str(x) for x in value.axes if x in inside and x in b.axes and x not in a.axes)
-    (summed,) = (str(x) for x in a.axes if x in inside and x in b.axes and x not in value.axes)
+    found = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
+    (row,), (column,), (summed,) = found.rows, found.columns, found.summed
     factors = _Factors(arrays, value.at.phase, line)
     c = factors.matrix(value.axes, arrays.storage(value), row, column)
     if c.first.array.type != arrays.real:
@@ -37,8 +36,8 @@ def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
     first, right = factors.packed(b, summed, column, cell, "strips") if tiles else factors.plain(b, summed, column)
     then, left = factors.packed(a, summed, row, cell, "rows") if pairs else factors.plain(a, row, summed)
     rows, columns, places = (factors.extent(axis) for axis in (row, column, summed))
-    yield from (tree.Remark(str(line)), *first, *then)
-    yield tree.Dot((rows, columns, places), left, right, factors.along(c, 1), value.added or value.shared)
+    yield from (*first, *then)
+    yield tree.Dot(str(line), (rows, columns, places), left, right, factors.along(c, 1), value.added or value.shared)
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class _Factors:
     def _is_whole(self, term: Term) -> bool:
         return not self.arrays.schedule.steps & set(map(str, term.axes))
 
-    def _once(self, term: Term, key: tuple[object, ...], statement: tree.Statement) -> list[tree.Statement]:
-        return [tree.Once(key, TURN if self._is_whole(term) else self.arrays.base(self.phase), statement)]
+    def _once(self, term: Term, statement: tree.Statement) -> list[tree.Statement]:
+        return [tree.Once(self.arrays.base(BEFORE if self._is_whole(term) else self.phase), statement)]
 
     def along(self, matrix: tree.Matrix, *ones: int) -> tree.Matrix:
         """The matrix, if the places of one of its axes, or of that which has to be it, are neighbours."""
@@ -112,7 +111,7 @@ class _Factors:
         put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
         rows, columns = (self.extent(axis, whole) for axis in kept)
         loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
-        return self._once(term, ("copy", array.name, kept), loops), self.along(self.matrix(kept, copy, one, two))
+        return self._once(term, loops), self.along(self.matrix(kept, copy, one, two))
 
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
@@ -122,13 +121,13 @@ class _Factors:
         one, two = (outer, summed) if form == "rows" else (summed, outer)
         source = self.along(self.matrix(tuple(map(str, term.axes)), self._storage(term), one, two, whole))
         name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter((summed,))}"
-        room = tree.Call(form.upper(), (tree.Constant(cell), *arrays.room((summed, outer), arrays.block)))
+        room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer), arrays.block)))
         to = tree.Array(name, cell, "scratch", term.name, room)
         rows, columns = (self.extent(axis, whole) for axis in (one, two))
         first, other = (self.bounds(axis)[0] if whole else ZERO for axis in (summed, outer))
         length = self.extent(summed, whole)
         pack = tree.Pack(form, source, to, (rows, columns))
-        return self._once(term, ("packed", name), pack), tree.Packed(form, to, length, (first, other))
+        return self._once(term, pack), tree.Packed(form, to, length, (first, other))
 
 
 def _place(matrix: tree.Matrix) -> tree.Element:

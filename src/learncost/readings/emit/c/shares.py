@@ -9,7 +9,7 @@ from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.tree import TURN
 
-_Loops: TypeAlias = tuple[tree.Loop | tree.Turns, ...]
+_Loops: TypeAlias = tuple[tree.Loop, ...]
 
 
 class _Use(NamedTuple):
@@ -46,7 +46,7 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
     for use in reads:
         around = [loop for loop, other in zip(use.loops, write.loops, strict=False) if loop is other]
         same = {one for one, two in zip(use.at, write.at, strict=False) if one == two}
-        counters = {tree.Counter(counter) for loop in around for counter in loop.covers if counter != TURN}
+        counters = {tree.Counter(counter) for loop in around for counter in loop.still if counter != TURN}
         if len(use.at) != len(write.at) or not counters <= same:
             return False
     return True
@@ -56,7 +56,7 @@ def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
     if isinstance(part, tuple):
         for one in part:
             yield from _uses(one, loops)
-    elif isinstance(part, tree.Loop | tree.Turns):
+    elif isinstance(part, tree.Loop):
         yield from _uses(part.body, (*loops, part))
     elif isinstance(part, tree.Matrix):
         yield _Use(part.first.array, "", (), loops)

@@ -20,10 +20,14 @@ class Statement(Tree):
 
 
 @dataclass(frozen=True)
-class Constant(Expression):
-    """A number, or the name of one, as C writes it."""
+class Name(Expression):
+    """What is known by a name of its own, or a number as C writes it."""
 
     text: str
+
+
+TURN = "turn"
+ZERO, ONE = Name("0"), Name("1")
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,6 @@ class Counter(Expression):
 
 
 @dataclass(frozen=True)
-class Variable(Expression):
-    """What was computed before."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Array(Tree):
     """Memory.
 
@@ -60,7 +57,7 @@ class Array(Tree):
     type: str
     role: str
     of: str = ""
-    points: Expression = Constant("1")
+    points: Expression = ONE
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Together(Statement):
 class Loop(Statement):
     """One place after another; in steps, a block after another.
 
-    over         what it goes over, where its counter is the first place of a block
+    over         counters that stand still inside of it; none: its own
     independent  whether no turn reads what another writes
     """
 
@@ -149,41 +146,21 @@ class Loop(Statement):
     first: Expression
     last: Expression
     body: tuple[Statement, ...]
-    step: Expression | None = None
-    over: str = ""
+    step: Expression = ONE
+    over: tuple[str, ...] = ()
     independent: bool = False
 
     @property
-    def covers(self) -> tuple[str, ...]:
-        return (self.over or self.counter,)
-
-
-@dataclass(frozen=True)
-class Turns(Statement):
-    """The turns that any thread may take, one for all places of these counters together."""
-
-    counters: tuple[tuple[str, Expression], ...]
-    body: tuple[Statement, ...]
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return (TURN, *(counter for counter, _ in self.counters))
+    def still(self) -> tuple[str, ...]:
+        return self.over or (self.counter,)
 
 
 @dataclass(frozen=True)
 class Once(Statement):
-    """What is done once before, in the innermost loop that covers `within`."""
+    """What is done once before, in the innermost loop in which the counter `within` stands still."""
 
-    key: Hashable
     within: str
     statement: Statement
-
-
-@dataclass(frozen=True)
-class Remark(Statement):
-    """What a reader is told."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -230,6 +207,7 @@ class Pack(Statement):
 class Dot(Statement):
     """The matrix product C = A B, or C += A B; `extents` are its rows, its columns, its summed places."""
 
+    line: str
     extents: tuple[Expression, Expression, Expression]
     left: Matrix | Packed
     right: Matrix | Packed
@@ -244,7 +222,6 @@ class Total(Tree):
     sums: Array
     to: Array
     value: Expression
-    axes: bool
 
 
 @dataclass(frozen=True)
@@ -252,14 +229,14 @@ class Routine(Tree):
     """A whole kernel.
 
     before    what is known before all turns
-    turns     over no counters: a single one
-    work      elements that the turns go over
+    turns     the loop whose turns any thread may take
+    work      elements that it goes over; nothing where there is a single turn
     """
 
     before: tuple[Statement, ...]
-    turns: Turns
+    turns: Loop
     totals: tuple[Total, ...]
-    work: Expression
+    work: Expression | None
 
     @cached_property
     def parts(self) -> tuple[Tree, ...]:
@@ -274,10 +251,6 @@ class Routine(Tree):
     def sizes(self) -> dict[str, str]:
         """How C calls the size of every axis that is needed."""
         return {part.axis: part.text for part in self.parts if isinstance(part, Size)}
-
-
-TURN = "turn"
-ZERO, ONE = Constant("0"), Constant("1")
 
 
 def walk(*parts: object) -> Iterator[Tree]:

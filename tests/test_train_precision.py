@@ -110,7 +110,7 @@ def test_torch_takes_the_steps_of_numpy(name, text):
         assert two.step(tokens, targets, 0.01) == pytest.approx(one.step(tokens, targets, 0.01), rel=5e-3)
     for part, array in one.state.items():  # a kernel rounds what it hands on, the interpreter each value
         if part.endswith(".M") and "bK" not in part:  # which changes nothing: its gradient is 0 but for rounding
-            assert np.abs(two.state[part] - array).max() <= 0.1 * np.abs(array).max(), part
+            assert np.abs(two.state[part] - array).max() <= 0.25 * np.abs(array).max(), part
     assert "kernels compiled" in two.says or "operators" in two.says
 
 

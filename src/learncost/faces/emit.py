@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from learncost import __version__
 from learncost.equation.errors import InputError
-from learncost.equation.precision import either
+from learncost.equation.precision import either, precision_of
 from learncost.equation.table import Table
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.layers.derive import derive
@@ -92,7 +92,8 @@ def emit(
     dtype
         The same as `precision`.
     precision
-        bf16 has products and activations in bf16 and weights in fp32. Of c also fp32, the default, and fp64.
+        bf16 has products and activations in bf16 and weights in fp32; bf16-pure has these in bf16 too. Of c also fp32,
+        the default, and fp64.
     sizes
         Of a model: any size, in any accepted spelling.
 
@@ -121,7 +122,12 @@ def emit(
     own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
     given = {**own, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
-    read_off = [name for name, value in shape.items() if value is not None and value != "bf16"]
+    if dtype is not None and (kind := precision_of(dtype)).quantized:
+        raise InputError(
+            f"emit writes a step that trains all weights, and {kind.name} is of frozen ones: learncost train"
+        )
+    rounds = dtype is not None and precision_of(dtype).values == "bf16"
+    read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
     if backend != IN_PLACE and read_off:
         flag = read_off[0].replace("_", "-")
         raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
@@ -269,8 +275,8 @@ def command(
     seq_len
         With --backend c, how many tokens are in each. The default is the number of positions that the model has.
     precision
-        bf16, with weights in fp32; with --backend c also fp32 (the default) and fp64. Other programs take the type of
-        their arrays.
+        bf16, with weights in fp32, or bf16-pure; with --backend c also fp32 (the default) and fp64. Other programs take
+        the type of their arrays.
     output
         The file to write. The default is standard output.
     sizes

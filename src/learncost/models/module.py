@@ -16,7 +16,7 @@ def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
         return MODULES[name]()
     said = dict(family.module)
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
-    usual = str(said.pop("activation", family.settings.get("activation", "")))
+    usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}
     if "buffers" in said:
         said["buffers"] = evaluate(said["buffers"], model.configuration.values)

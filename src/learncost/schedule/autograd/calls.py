@@ -126,6 +126,11 @@ class Dropout(Call):
     value: str
 
 
+@dataclass(frozen=True)
+class Embedding(Call):
+    """Rows of a weight, and a number that they are multiplied by."""
+
+
 Joins = Callable[[Sequence[Projection]], Sequence[Sequence[Projection]]]
 """Which projections of a value are one matrix."""
 
@@ -150,6 +155,7 @@ class Scope:
     ) -> None:
         self.lines, self.weights, self.drawn, self.wanted = lines, weights, drawn, wanted
         self.joins, self.gathers = joins, gathers
+        self.values = {term.name for line in lines if isinstance(line, Line) for term in line.right} - set(weights)
         self.readers: dict[str, list[Statement]] = {}
         self.makers: dict[str, Line] = {}
         for line in lines:
@@ -182,7 +188,15 @@ class Scope:
     def _call(self, line: Line) -> Call:
         if line.name in self.attentions:
             return self.attentions[line.name]
-        for find in (self._linear, self._norm, self._loss, self._rotary, self._experts, self._dropout):
+        for find in (
+            self._linear,
+            self._convolution,
+            self._norm,
+            self._loss,
+            self._rotary,
+            self._experts,
+            self._dropout,
+        ):
             if found := find(line):
                 return found
         return Single((line,), line.left[:1])
@@ -213,6 +227,21 @@ class Scope:
         made = [one for group in groups for one in group]
         lines = tuple(dict.fromkeys(own for one in made for own in taken[one.makes.name]))
         return Linear(lines, tuple(one.makes for one in made), value, tuple(groups), heads)
+
+    def _convolution(self, line: Line) -> Linear | None:
+        """A product with what a window gathers of a value, places outside of it being 0: it reads the value itself."""
+        source = line.right[0]
+        if not (isinstance(line, Product) and len(line.right) == 1 and source.indexed and source.name in self.values):
+            return None
+        lines: list[Line] = [line]
+        following = self._only(line.name, Product)
+        if following and not self._weight_of(following) and len(following.right) == 2:
+            lines.append(following)
+            following = self._only(following.name, Product)
+        if following is None or not self._weight_of(following):
+            return None
+        projection, more = self._projection(following, lines[-1].name)
+        return Linear((*lines, *more), (projection.makes,), source.name, ((projection,),), False)
 
     def _projection(self, line: Line, value: str) -> tuple[Projection, tuple[Line, ...]]:
         """A product with its path of low rank and its bias, and all lines of these."""
@@ -389,6 +418,15 @@ class Scope:
             and line.right[1].name in self.weights
             and line.sides.sums
         )
+
+    def _embedding(self, line: Line) -> Embedding | None:
+        first = line.right[0]
+        if not (isinstance(line, Product) and len(line.right) == 1 and first.indexed and first.name in self.weights):
+            return None
+        scaled = self._only(line.name, Product)
+        if scaled and any(isinstance(term, Literal) for term in scaled.right):
+            return Embedding((line, scaled), scaled.left[:1])
+        return Embedding((line,), line.left[:1])
 
     def _dropout(self, line: Line) -> Dropout | None:
         if not (isinstance(line, Product) and len(line.right) == 2 and line.right[1].name in self.drawn):

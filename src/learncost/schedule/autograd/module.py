@@ -74,6 +74,7 @@ class Module:
     norm         where an RMS norm goes back to the module's type: before its scale, after it, or, own, nowhere, its
                  operand not being float
     scores       what eager attention computes in float: softmax, products, or nothing
+    heads        views of what projections make, or copies
     zeros        whether attention without a bias of positions has one of zeros, which learns under checkpoints
     holds        what Python's names keep longer than it is read: embeddings until the model returns; or sublayers what
                  their last product reads until their norm is done
@@ -90,6 +91,7 @@ class Module:
     rotary: str = "whole"
     norm: str = "before"
     scores: str = "softmax"
+    heads: str = "views"
     zeros: bool = False
     checkpointed: bool = False
     holds: str = ""
@@ -192,6 +194,8 @@ class Transformers(Module):
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
         """Keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
+        if self.heads == "copies":
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         broadcast = self.grouped == "broadcast" and scores.groups > 1
         if broadcast and scores.heads > 1:
             q, k, v = q.repeated(1), k.repeated(scores.groups), v.repeated(scores.groups)

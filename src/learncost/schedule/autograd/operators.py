@@ -111,16 +111,18 @@ class Tensor:
 
     def to(self, width: int) -> Tensor:
         """Another type; itself where it has that."""
-        return self if width == self.width else self._copied(self.elements, width)
+        return self if width == self.width else self._copied(self.elements, width, self.value.turned)
 
     def in_float(self) -> Tensor:
         return self.to(FLOAT) if self.width < FLOAT else self
 
-    def _copied(self, elements: int, width: int = 0) -> Tensor:
+    def _copied(self, elements: int, width: int = 0, turned: bool = False) -> Tensor:
         """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
         x, tape = self.value, self.tape
         own, before = x.width, x.elements
-        (result,) = tape.run((x,), ((elements, width or own),), lambda _: (tape.new(before, own),))
+        (result,) = tape.run(
+            (x,), ((elements, width or own),), lambda _: (tape.new(before, own, turned),), turned=turned
+        )
         return Tensor(tape, result)
 
     def copied(self) -> Tensor:
@@ -184,11 +186,12 @@ class Tensor:
         )
         return Tensor(tape, part)
 
-    def gather(self, index: Tensor, elements: int) -> Tensor:
+    def gather(self, index: Tensor, elements: int, keeps: bool = False) -> Tensor:
         """What an index names of it; its gradient is as large as the whole."""
         x, tape = self.value, self.tape
         whole, width = x.elements, x.width
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(whole, width),), (index.value,))
+        kept = (index.value, x) if keeps else (index.value,)
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(whole, width),), kept)
         return Tensor(tape, result)
 
     def dropout(self) -> Tensor:

@@ -9,13 +9,14 @@ from functools import cached_property
 from math import prod
 
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Sum, Table, Term, Word
+from learncost.equation.table import Line, Literal, Operand, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.blocks import blocks_of, places, whole
 from learncost.schedule.autograd.calls import (
     Attention,
     Call,
     Dropout,
+    Embedding,
     Experts,
     Linear,
     Loss,
@@ -235,8 +236,9 @@ class _Scope:
         elements = sum(self.step.count(self.axes[name]) for name in names)
         return self.step.leaf([self.weights[name] for name in names], elements)
 
-    def _value(self, term: Term, values: Values) -> Tensor:
+    def _operand(self, term: Operand, values: Values) -> Tensor:
         """An operand: a value, a weight, noise, or what an index names of one."""
+        assert isinstance(term, Term)
         elements = self.step.count(term.loops)
         if term.name in self.drawn:
             return self._fresh(elements)
@@ -245,7 +247,8 @@ class _Scope:
         if not reads:
             return whole
         index = next((read.at.name for read in reads if read.at.name), "")
-        return whole.gather(self._found(index, values), elements) if index else whole.slice(elements)
+        keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
+        return whole.gather(self._found(index, values), elements, keeps) if index else whole.slice(elements)
 
     def _fresh(self, elements: int) -> Tensor:
         return Tensor(self.step.tape, self.step.tape.new(elements))
@@ -263,6 +266,7 @@ class _Scope:
             Rotary: self._rotary,
             Experts: self._experts,
             Dropout: self._dropout,
+            Embedding: self._embedding,
             Single: self._single,
         }
         values[call.makes[0].name] = kinds[type(call)](call, values)
@@ -315,7 +319,7 @@ class _Scope:
             causal=bool(first.where),
             windowed=any(size_of(window, self.step.sizes) < length for window in windows),
             padded=call.padded,
-            added=[self._value(term, values) for term in terms if term.name in call.added],
+            added=[self._operand(term, values) for term in terms if term.name in call.added],
             capped=call.capped,
             scaled=call.scaled,
             sink=self._leaf(call.sink) if call.sink else None,
@@ -363,29 +367,38 @@ class _Scope:
         sizes = [count(line.left[0].declared) for line in call.inward]
         parts = linear(rows, self._leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
         local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
+        left = Counter(name for line in call.lines for name in line.reads)
         del rows, parts
         for line in call.lines[:-1]:
             if line == call.outward:
                 local[line.name] = linear(local[line.right[0].name], self._leaf(line.right[1].name), selected)
+            elif isinstance(line, Sum) and line.right[-1].name in self.weights:  # out.add_(bias)
+                local[line.name] = local[line.right[0].name].add_(self._operand(line.right[-1], local))
             elif line not in call.inward:
                 local[line.name] = self._line(line, local)
+            for name in line.reads:
+                left[name] -= 1
+                if not left[name]:
+                    local.pop(name, None)
         (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
         result = local.pop(last) * shares.gather(order, shares.elements)
         local.clear()
         return result.gather(order, selected).sum(count(call.makes[0].declared))
 
     def _single(self, call: Single, values: Values) -> Tensor:
-        (line,) = call.lines
-        found = self._line(line, values)
-        first = line.right[0]
-        if isinstance(line, Product) and len(line.right) == 1 and first.indexed and first.name in self.weights:
-            self.step.embeds(found)
+        return self._line(call.lines[0], values)
+
+    def _embedding(self, call: Embedding, values: Values) -> Tensor:
+        found = self._operand(call.lines[0].right[0], values)
+        if len(call.lines) > 1:
+            found = found * 1.0
+        self.step.embeds(found)
         return found
 
     def _line(self, line: Line, values: Values) -> Tensor:
         """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
         elements = self.step.count(line.left[0].loops)
-        operands = [self._value(term, values) for term in line.right if isinstance(term, Term)]
+        operands = [self._operand(term, values) for term in line.right if isinstance(term, Term)]
         numbers = any(isinstance(term, Literal) for term in line.right)
         result = operands.pop(0) if operands else self._fresh(elements)
         if isinstance(line, Word):

@@ -69,10 +69,10 @@ def kernel(
     named = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     real = "double" if any(dtypes.get(array) == "fp64" for array in named) else "float"
     schedule = _scheduled(normal, found, outputs, dtypes, real)
-    arrays = Arrays(schedule, axes, dtypes, real, printer.tiles and real == "float", unified(lines))
+    arrays = Arrays(schedule.joined(), axes, dtypes, real, printer.tiles and real == "float", unified(lines))
     whole = routine(arrays)
     reads = whole.arrays("read")
-    makes = [arrays.output(value) for value in schedule.values.values() if value.output]
+    makes = [arrays.output(value) for value in arrays.values.values() if value.output]
     free = [axis for axis in whole.sizes if axis not in sizes]
     comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
     parameters = [f"const {array.type} *{array.name}" for array in reads]

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from learncost.equation.count import base
-from learncost.equation.table import Condition, Line
+from learncost.equation.table import Condition, Line, Term
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.schedule import MAIN, Schedule, Value
-from learncost.readings.emit.c.sides import groups
 from learncost.readings.emit.c.tree import ONE, TURN, ZERO, larger, minus, plus, smaller, times
 from learncost.readings.emit.identifiers import Identifiers
 
-Group: TypeAlias = tuple[str, ...]
-Positions: TypeAlias = Mapping[Group, tree.Expression]
+Positions: TypeAlias = Mapping[str, tree.Expression]
 STORED = {
     "fp32": "float",
     "fp64": "double",
@@ -36,10 +34,11 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class Storage:
-    """An array, its axes, and the axis of which it holds one block."""
+    """An array, its axes, how many places it has of each, and the axis of which it holds one block."""
 
     array: tree.Array
     axes: tuple[str, ...]
+    extents: tuple[tree.Expression, ...]
     block: str = ""
 
 
@@ -71,26 +70,25 @@ class Arrays:
                 self.names.of(name)
         given = {name for value in values for name in value.line.reads if name not in self.values}
         self.parameters = {self.names.of(name) for name in given | schedule.outputs}
-        products = (schedule.inner(value.space) for value in values if value.kind == "product")
-        apart = frozenset(schedule.steps).union(*products)
-        self.groups = groups([value.line for value in values], apart, schedule.turns)
-        known = self.grouped([axis for value in values for axis in (*self.groups, *value.axes, *value.space)])
-        self.positions: Positions = {group: self.here(group) for group in known}  # where loops stand
+        known = {axis for value in values for axis in (*value.line.loops, *value.axes)}
+        self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in known}  # where loops stand
         self.bounded, self._conditions = self._bounding(lines)
 
     # Axes.
 
     def size(self, axis: str) -> tree.Expression:
         """The number of places along an axis."""
+        if axis in self.schedule.parts:
+            return self.count(self.schedule.parts[axis])
         name = base(axis)
         return tree.Name(axis) if axis.isdigit() else tree.Size(self.names.of(name, "size"), name)
 
     def count(self, axes: Sequence[str]) -> tree.Expression:
         return times(*map(self.size, axes))
 
-    def room(self, axes: Sequence[str], block: str) -> list[tree.Expression]:
-        """The extents of memory that holds one block of an axis."""
-        return [self.block_size if axis == block else self.size(axis) for axis in axes]
+    def room(self, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
+        """The extents of memory that holds one block."""
+        return tuple(self.block_size if axis == self.block else self.size(axis) for axis in axes)
 
     @property
     def block_size(self) -> tree.Expression:
@@ -98,17 +96,8 @@ class Arrays:
         axis, places = self.schedule.block
         return tree.Name(str(places)) if places else self.size(axis)
 
-    def group(self, axis: str) -> Group:
-        return self.groups.get(axis, (axis,))
-
-    def grouped(self, axes: Sequence[str]) -> tuple[Group, ...]:
-        return tuple(dict.fromkeys(map(self.group, axes)))
-
-    def counter(self, group: Group) -> str:
-        return self.names.of("i_" + "_".join(group), "position")
-
-    def here(self, group: Group) -> tree.Expression:
-        return tree.Counter(self.counter(group))
+    def counter(self, axis: str) -> str:
+        return self.names.of("i_" + "_".join(self.schedule.parts.get(axis, (axis,))), "position")
 
     # Loops.
 
@@ -116,7 +105,7 @@ class Arrays:
         """The counter of the innermost loop around the rows or products of a phase."""
         inner = (*self.schedule.sequence, *([self.block] if self.block else [])) if phase == MAIN else ()
         around = (*self.schedule.turns, *inner)
-        return self.counter(self.group(around[-1])) if around else TURN
+        return self.counter(around[-1]) if around else TURN
 
     def bounds(self, axis: str, phase: int | None) -> tuple[tree.Expression, tree.Expression]:
         """From where and up to where loops and products go over an axis."""
@@ -125,15 +114,14 @@ class Arrays:
         return ZERO, self.size(axis)
 
     def edge(self, side: str, axis: str) -> tree.Name:
-        return tree.Name(f"{side}_{self.counter((axis,))}")
+        return tree.Name(f"{side}_{self.counter(axis)}")
 
     def loop(
-        self, group: Group, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
+        self, axis: str, body: Sequence[tree.Statement], phase: int | None = None, independent: bool = False
     ) -> tree.Loop:
-        """The loop over a group of axes."""
-        bounded = phase is not None and group[0] == self.bounded
-        first, last = self.bounds(group[0], phase) if bounded else (ZERO, self.count(group))
-        return tree.Loop(self.counter(group), first, last, tuple(body), independent=independent)
+        """The loop over an axis."""
+        first, last = self.bounds(axis, phase) if axis == self.bounded else (ZERO, self.size(axis))
+        return tree.Loop(self.counter(axis), first, last, tuple(body), independent=independent)
 
     def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
         """The axis that every line that has both it and the block's ties to it, where no output has both."""
@@ -168,47 +156,52 @@ class Arrays:
 
     def storage(self, value: Value) -> Storage:
         """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
-        schedule, own = self.schedule, self.names.of(value.name)
+        schedule, own, axes = self.schedule, self.names.of(value.name), value.axes
         if value.shared:  # a scalar, such as the loss, is one of so many numbers that it takes double
-            kind = self.real if value.axes else "double"
-            return Storage(tree.Array(f"{own}_sums", kind, "sums", value.name, self.count(value.axes)), value.axes)
+            kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
+            return Storage(tree.Array(f"{own}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
         if value.output:
-            return Storage(self.output(value), self.axes[value.name])
-        axes = tuple(axis for axis in value.axes if axis not in schedule.turns)
+            return Storage(self.output(value), axes, self._extents(value.name, axes))
+        axes = tuple(axis for axis in axes if axis not in schedule.turns)
         if not value.added:
             axes = tuple(axis for axis in axes if axis not in schedule.sequence)
             if not schedule.crosses(value):
                 axes = tuple(axis for axis in axes if axis not in schedule.fixed)
-        block = self.block if self.block in axes and not value.added else ""
         kind = {"bool": "unsigned char", "index": "int64_t"}.get(value.type, self.real)
         name = f"{self.names.of(schedule.over.get(value.name, value.name))}_rows"
-        return Storage(tree.Array(name, kind, "scratch", value.name, times(*self.room(axes, block))), axes, block)
+        return self.scratch(name, kind, value.name, axes, whole=value.added)
+
+    def scratch(self, name: str, kind: str, of: str, axes: tuple[str, ...], whole: bool = False) -> Storage:
+        """Memory of the turn, for one block, or for all of them."""
+        extents = tuple(map(self.size, axes)) if whole else self.room(axes)
+        block = self.block if self.block in axes and not whole else ""
+        return Storage(tree.Array(name, kind, "scratch", of, times(*extents)), axes, extents, block)
 
     def output(self, value: Value) -> tree.Array:
         return tree.Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
 
-    def given(self, name: str) -> Storage:
+    def given(self, term: Term) -> Storage:
         """An array that the kernel reads."""
-        return Storage(tree.Array(self.names.of(name), STORED[self.dtypes[name]], "read", name), self.axes[name])
+        array = tree.Array(self.names.of(term.name), STORED[self.dtypes[term.name]], "read", term.name)
+        return Storage(array, term.declared, self._extents(term.name, term.declared))
 
-    def element(self, store: Storage, at: Sequence[tuple[int, tree.Expression]]) -> tree.Element:
-        """An element, given for so many axes at a time where they stand together."""
-        extents: list[tree.Expression] = []
-        indices: list[tree.Expression] = []
-        i = 0
-        for length, index in at:
-            inside = store.block == store.axes[i] if store.block and length == 1 else False
-            extents.append(self.block_size if inside else self.count(store.axes[i : i + length]))
-            indices.append(minus(index, self.edge("from", store.block)) if inside else index)
-            i += length
-        return tree.Element(store.array, tuple(extents), tuple(indices))
+    def _extents(self, name: str, axes: Sequence[str]) -> tuple[tree.Expression, ...]:
+        """Of an array with declared axes, which may have other names here."""
+        declared = iter(self.axes[name])
+        parts = (self.schedule.parts.get(axis, (axis,)) for axis in axes)
+        return tuple(self.count([next(declared) for _ in group]) for group in parts)
+
+    def element(self, store: Storage, at: Sequence[tree.Expression]) -> tree.Element:
+        """An element, by an index for every axis."""
+        pairs = zip(store.axes, at, strict=True)
+        first = self.edge("from", store.block)
+        indices = (minus(index, first) if store.block and axis == store.block else index for axis, index in pairs)
+        return tree.Element(store.array, store.extents, tuple(indices))
 
     def address(self, value: Value, positions: Positions) -> tree.Element:
         """The element of the memory where a value lies."""
         store = self.storage(value)
-        whole = len(store.axes) == len(value.axes)
-        used = [group for group in self.grouped(value.axes) if whole or group[0] in store.axes]
-        return self.element(store, [(len(group), positions[group]) for group in used])
+        return self.element(store, [positions[axis] for axis in store.axes])
 
     def loaded(self, value: Value, positions: Positions) -> tree.Expression:
         """What lies there."""

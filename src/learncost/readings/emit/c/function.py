@@ -32,10 +32,9 @@ def routine(arrays: Arrays) -> tree.Routine:
 
 def _turns(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
     """A turn for all places along all its axes together."""
-    groups = arrays.grouped(arrays.schedule.turns)
-    counters = [arrays.counter(group) for group in groups]
-    counts = [arrays.count(group) for group in groups]
-    if len(groups) == 1:
+    axes = arrays.schedule.turns
+    counters, counts = [*map(arrays.counter, axes)], [*map(arrays.size, axes)]
+    if len(counters) == 1:
         return tree.Loop(counters[0], ZERO, counts[0], tuple(body))
     start = []
     for i, (counter, count) in enumerate(zip(counters, counts, strict=True)):
@@ -65,7 +64,7 @@ def _rows(arrays: Arrays, nodes: Sequence[Node], phase: int) -> Iterator[tree.St
     body = [statement for node in nodes for statement in nests(arrays, node)]
     if body and arrays.block and phase == MAIN:
         first, last = arrays.bounds(arrays.block, MAIN)
-        yield tree.Loop(arrays.counter(arrays.group(arrays.block)), first, last, tuple(body))
+        yield tree.Loop(arrays.counter(arrays.block), first, last, tuple(body))
     else:
         yield from body
 
@@ -78,7 +77,7 @@ def _main(arrays: Arrays) -> list[tree.Statement]:
     if arrays.block:
         body = [_blocks(arrays, body)]
     for axis in reversed(arrays.schedule.sequence):
-        body = [arrays.loop(arrays.group(axis), body)]
+        body = [arrays.loop(axis, body)]
     return body
 
 
@@ -89,4 +88,4 @@ def _blocks(arrays: Arrays, body: Sequence[tree.Statement]) -> tree.Loop:
     if arrays.bounded:
         for side, limit in zip(("from", "to"), arrays.limits(), strict=True):
             start.append(tree.Let(arrays.edge(side, arrays.bounded).text, "place", limit))
-    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, (arrays.counter((axis,)),))
+    return tree.Loop(first.text, ZERO, size, (*start, *body), arrays.block_size, (arrays.counter(axis),))

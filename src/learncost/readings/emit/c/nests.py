@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.equation.errors import InputError
 from learncost.readings.emit.c import tree
-from learncost.readings.emit.c.arrays import Arrays, Group
+from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.numbers import Numbers
 from learncost.readings.emit.c.schedule import Node, Value
 from learncost.readings.emit.c.tree import ZERO, larger, times
@@ -28,8 +28,8 @@ def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
 def zero(arrays: Arrays, value: Value, axes: Sequence[str], phase: int | None = None) -> tree.Statement:
     """Zeros along these axes of a value, at the present position along the others."""
     statement: tree.Statement = tree.Store(arrays.address(value, arrays.positions), ZERO)
-    for group in reversed(arrays.grouped(axes)):
-        statement = arrays.loop(group, [statement], phase)
+    for axis in reversed(axes):
+        statement = arrays.loop(axis, [statement], phase)
     return statement
 
 
@@ -39,17 +39,17 @@ def _is_here(arrays: Arrays, value: Value, node: Node) -> bool:
     return value.kind != "product" and node == Node(value.at, arrays.schedule.inner(value.space))
 
 
-def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[Group]:
+def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[str]:
     """The loops from the outermost in: the axes of reductions' results first, else as the arrays lie in memory."""
-    inner, space = arrays.schedule.inner, arrays.grouped(node.space)
-    order: list[Group] = []
+    inner, space = arrays.schedule.inner, node.space
+    order: list[str] = []
     for value in sorted(roots, key=lambda value: value.kind not in ("sum", "max")):
-        own = arrays.grouped(inner(value.axes))
+        own = inner(value.axes)
         order += own if value.kind == "max" or len(own) < len(space) else ()
     for value in roots:
         for axes in (value.axes, *(term.loops for term in value.line.right)):
-            order += arrays.grouped(inner(axes))
-    return [group for group in dict.fromkeys((*order, *space)) if group in space]
+            order += inner(axes)
+    return [axis for axis in dict.fromkeys((*order, *space)) if axis in space]
 
 
 def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool) -> Iterator[tree.Statement]:
@@ -58,7 +58,7 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
     for value in roots:
         if value.kind in ("sum", "max"):
-            own = arrays.grouped(arrays.schedule.inner(value.axes))
+            own = arrays.schedule.inner(value.axes)
             if len(own) < len(order) and set(order[: len(own)]) == set(own):
                 outer[value.name] = len(own)
                 continue
@@ -70,18 +70,18 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     numbers = Numbers(arrays, node)
     partial = {value.name: _partial(arrays, value) for value in roots if value.name in outer}
     body: list[tree.Statement] = [tree.Together(tuple(_store(numbers, value, partial) for value in roots))]
-    for i, group in reversed([*enumerate(order)]):
+    for i, axis in reversed([*enumerate(order)]):
         ending = [value for value in roots if outer.get(value.name) == i]
         sums = [partial[value.name] for value in ending]
         first = [tree.Let(s.name, s.type, s.value, s.key, changes=True) for s in sums]
-        loop = arrays.loop(group, body, node.place.phase, independent and i == len(order) - 1)
+        loop = arrays.loop(axis, body, node.place.phase, independent and i == len(order) - 1)
         body = [*first, loop, *(end for value in ending for end in _ends(arrays, value, partial[value.name]))]
     yield from body
 
 
 def _partial(arrays: Arrays, value: Value) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
-    at = tuple(arrays.here(group) for group in arrays.grouped(value.axes))
+    at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
     first = tree.Name("LOWEST") if value.kind == "max" else ZERO
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)

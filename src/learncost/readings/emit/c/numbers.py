@@ -31,30 +31,16 @@ class Numbers:
         value = self.arrays.values.get(operand.name)
         return self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
 
-    def _places(self, axes: Sequence[str | Read], at: Positions) -> list[tuple[int, tree.Expression]]:
-        """An index for every group of axes and for every read one, with how many axes it is for."""
-        result: list[tuple[int, tree.Expression]] = []
-        i = 0
-        while i < len(axes):
-            axis = axes[i]
-            if isinstance(axis, Read):
-                index = self.number(axis.at, at)
-                whole = isinstance(index, tree.Named) and index.type == "place"
-                result.append((1, index if whole else tree.Operation("(place)", (index,))))
-            else:
-                group = self.arrays.group(axis)
-                result.append((len(group), at[group]))
-            i += result[-1][0]
-        return result
+    def _place(self, axis: str | Read, at: Positions) -> tree.Expression:
+        if isinstance(axis, str):
+            return at[axis]
+        index = self.number(axis.at, at)
+        whole = isinstance(index, tree.Named) and index.type == "place"
+        return index if whole else tree.Operation("(place)", (index,))
 
     def inside(self, value: Value, term: Term, at: Positions) -> Positions:
         """Where the axes of a value stand when a term reads it."""
-        result: dict[tuple[str, ...], tree.Expression] = {}
-        i = 0
-        for length, index in self._places(term.axes, at):
-            result[tuple(value.axes[i : i + length])] = index
-            i += length
-        return result
+        return {axis: self._place(read, at) for axis, read in zip(value.axes, term.axes, strict=True)}
 
     def _type(self, kind: str) -> str:
         return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
@@ -73,16 +59,16 @@ class Numbers:
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""
-        store = self.arrays.given(term.name)
-        places = self._places(term.axes, at)
+        store = self.arrays.given(term)
+        places = [self._place(axis, at) for axis in term.axes]
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
         number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
-        key = ("given", term.name, *(index for _, index in places))
+        key = ("given", term.name, *places)
         return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
 
     def made(self, value: Value, at: Positions) -> tree.Named:
         """A value of the kernel at a position: from memory, or computed here."""
-        key = ("made", value.name, *(at[group] for group in self.arrays.grouped(value.axes)))
+        key = ("made", value.name, *(at[axis] for axis in value.axes))
         if key not in self.found:
             loaded = value.kind != "pointwise" or (
                 value.stored and value.reread and self.arrays.schedule.moment(self.node, value)
@@ -95,11 +81,11 @@ class Numbers:
 
     def _computed(self, value: Value, at: Positions) -> tree.Expression:
         """The right side of a pointwise line at a position."""
-        line, left, group = value.line, value.line.left[0], self.arrays.group
+        line, left = value.line, value.line.left[0]
         numbers = [self.number(operand, at) for operand in line.right]
         if left.indexed:  # one number in a row of zeros
             reads = [axis for axis in left.axes if isinstance(axis, Read)]
-            tests = [_equal(at[group(axis.axis)], self.number(axis.at, at)) for axis in reads]
+            tests = [_equal(at[axis.axis], self.number(axis.at, at)) for axis in reads]
             return chosen(joined("&&", tests), numbers[0], ZERO)
         if isinstance(line, Product):
             return times(*numbers)
@@ -114,7 +100,7 @@ class Numbers:
         if line.word == "eye":
             half = len(left.axes) // 2
             pairs = zip(left.axes[:half], left.axes[half:], strict=True)
-            return joined("&&", [_equal(at[group(str(a))], at[group(str(b))]) for a, b in pairs])
+            return joined("&&", [_equal(at[str(a)], at[str(b)]) for a, b in pairs])
         return self._primitive(line.word, numbers)
 
     def _primitive(self, word: str, numbers: list[tree.Expression]) -> tree.Expression:
@@ -130,7 +116,7 @@ class Numbers:
 
     def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
         """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
-        low, up = (tree.Operation("(int)", (at[self.arrays.group(a)],)) for a in (condition.lower, condition.upper))
+        low, up = (tree.Operation("(int)", (at[a],)) for a in (condition.lower, condition.upper))
         tests: list[tree.Expression] = [tree.Operation("<" if condition.strict else "<=", (low, up))]
         if condition.window is not None:
             window = tree.Operation("(int)", (self.arrays.size(condition.window),))

@@ -25,12 +25,12 @@ def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
     found = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
     (row,), (column,), (summed,) = found.rows, found.columns, found.summed
     factors = _Factors(arrays, value.at.phase, line)
-    c = factors.matrix(value.axes, arrays.storage(value), row, column)
+    c = factors.matrix(arrays.storage(value), row, column)
     if c.first.array.type != arrays.real:
         raise InputError(f"a product cannot be stored as {c.first.array.type}, in line: {line}")
     if c.strides[1] != ONE:
         a, b, c, row, column = b, a, c.transposed, column, row
-    types = {arrays.given(term.name).array.type for term in (a, b) if term.name not in arrays.values}
+    types = {arrays.given(term).array.type for term in (a, b) if term.name not in arrays.values}
     cell = "pair" if types == {"bf16"} else "float"  # of arrays in bf16: what the kernel made is rounded too
     tiles, pairs = arrays.tiles, arrays.tiles and cell == "pair"
     first, right = factors.packed(b, summed, column, cell, "strips") if tiles else factors.plain(b, summed, column)
@@ -72,46 +72,30 @@ class _Factors:
 
     def _storage(self, term: Term) -> Storage:
         value = self.arrays.values.get(term.name)
-        return self.arrays.given(term.name) if value is None else self.arrays.storage(value)
+        return self.arrays.given(term) if value is None else self.arrays.storage(value)
 
-    def matrix(self, axes: tuple[str, ...], store: Storage, one: str, two: str, whole: bool = False) -> tree.Matrix:
+    def matrix(self, store: Storage, one: str, two: str, whole: bool = False) -> tree.Matrix:
         """The part of an array that two axes span, all others standing where they are."""
-        arrays = self.arrays
-        kept = [axis for axis in axes if len(store.axes) == len(axes) or axis in store.axes]
-        at: list[tuple[int, tree.Expression]] = []
-        i = 0
-        while i < len(kept):
-            group = arrays.group(kept[i])
-            if kept[i] not in (one, two):
-                if kept[i] == store.block:
-                    raise InputError(f"a product cannot read {store.array.name} row by row")
-                at.append((len(group), arrays.here(group)))
-            elif kept[i] == store.block:
-                at.append((1, arrays.edge("from", store.block)))
-            else:
-                at.append((1, self.bounds(kept[i], whole)[0]))
-            i += at[-1][0]
-        extents = [
-            arrays.block_size if axis == store.block else arrays.size(own)
-            for axis, own in zip(kept, store.axes, strict=True)
-        ]
-        strides = [times(*extents[kept.index(axis) + 1 :]) for axis in (one, two)]
-        return tree.Matrix(arrays.element(store, at), (strides[0], strides[1]))
+        if store.block and store.block not in (one, two):
+            raise InputError(f"a product cannot read {store.array.name} row by row")
+        at = {axis: self.bounds(axis, whole)[0] for axis in (one, two)}
+        first = self.arrays.element(store, [at.get(axis, self.arrays.positions[axis]) for axis in store.axes])
+        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (one, two))
+        strides = [times(*extents) for extents in after]
+        return tree.Matrix(first, (strides[0], strides[1]))
 
     def plain(self, term: Term, one: str, two: str) -> tuple[list[tree.Statement], tree.Matrix]:
         """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
-        arrays, store, axes, whole = self.arrays, self._storage(term), tuple(map(str, term.axes)), self._is_whole(term)
+        arrays, store, whole = self.arrays, self._storage(term), self._is_whole(term)
         if store.array.type == arrays.real:
-            return [], self.along(self.matrix(axes, store, one, two))
-        first, second = kept = tuple(axis for axis in axes if axis in (one, two))
-        room = arrays.room(kept, arrays.block)
-        array = tree.Array(f"{store.array.name}_copy", arrays.real, "scratch", term.name, times(*room))
-        copy = Storage(array, kept, arrays.block if arrays.block in kept else "")
-        source, to = (self.matrix(*each, first, second, whole) for each in ((axes, store), (kept, copy)))
+            return [], self.along(self.matrix(store, one, two))
+        first, second = kept = tuple(axis for axis in store.axes if axis in (one, two))
+        copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, kept)
+        source, to = (self.matrix(each, first, second, whole) for each in (store, copy))
         put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
         rows, columns = (self.extent(axis, whole) for axis in kept)
         loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
-        return self._once(term, loops), self.along(self.matrix(kept, copy, one, two))
+        return self._once(term, loops), self.along(self.matrix(copy, one, two))
 
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
@@ -119,9 +103,9 @@ class _Factors:
         """A factor in rows or strips: what packs it, and where the product begins."""
         arrays, whole = self.arrays, self._is_whole(term)
         one, two = (outer, summed) if form == "rows" else (summed, outer)
-        source = self.along(self.matrix(tuple(map(str, term.axes)), self._storage(term), one, two, whole))
-        name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter((summed,))}"
-        room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer), arrays.block)))
+        source = self.along(self.matrix(self._storage(term), one, two, whole))
+        name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
+        room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer))))
         to = tree.Array(name, cell, "scratch", term.name, room)
         rows, columns = (self.extent(axis, whole) for axis in (one, two))
         first, other = (self.bounds(axis)[0] if whole else ZERO for axis in (summed, outer))

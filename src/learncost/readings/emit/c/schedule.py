@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Product, Term, Word
-from learncost.readings.emit.c.sides import is_library, is_move, sides_within
+from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
 
 BEFORE, MAIN, AFTER = range(3)
@@ -80,6 +80,7 @@ class Schedule:
     turns       the axes whose turns are taken in parallel
     sequence    axes of which a turn takes one place after another, for a library product has two axes and no more
     block       the axis of which a turn takes blocks of so many places (0: all), where there are library products
+    parts       of an axis that stands for several which are always side by side, these
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class Schedule:
         blocks: tuple[str, int] | None,
         outputs: frozenset[str],
         dtypes: Mapping[str, str],
+        parts: Mapping[str, tuple[str, ...]] = {},
     ) -> None:
         self.turns = turns
+        self.parts = parts
         self.outputs = outputs
         self.dtypes = dtypes
         self.block = blocks
@@ -104,6 +107,14 @@ class Schedule:
             self._store(value)
         self.over = self._over()
         self.nodes = sorted({node for value in self.values.values() for node in self._sites(value)})
+
+    def joined(self) -> Schedule:
+        """The same with axes that always stand side by side as one."""
+        products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
+        found = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
+        turns = dict.fromkeys(" ".join(found.get(axis, (axis,))) for axis in self.turns)
+        parts = {" ".join(group): group for group in found.values()}
+        return Schedule(joined(self._lines, found), tuple(turns), self.block, self.outputs, self.dtypes, parts)
 
     # Axes.
 

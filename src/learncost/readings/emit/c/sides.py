@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from learncost.equation.sides import Sides, sides
-from learncost.equation.table import Line, Literal, Product, Read, Word
+from learncost.equation.table import Line, Literal, Operand, Product, Read, Term, Word
 from learncost.readings.emit.c.unify import is_reduction, needs
 
 
@@ -67,4 +68,22 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
         while (after := follower(chain[-1])) and after not in chain:
             chain.append(after)
         result.update(dict.fromkeys(chain, tuple(chain)))
-    return {axis: result.get(axis, (axis,)) for axis in following}
+    return {axis: chain for axis, chain in result.items() if len(chain) > 1}
+
+
+def joined(lines: Sequence[Line], found: Mapping[str, tuple[str, ...]]) -> list[Line]:
+    """The lines with every group of axes as one axis, called as they are together."""
+
+    def axis(one: str | Read) -> str | Read:
+        if isinstance(one, Read):
+            return Read(one.axis, operand(one.at))
+        return " ".join(found.get(one, (one,)))
+
+    def term(old: Term) -> Term:
+        first = (one for one in old.axes if isinstance(one, Read) or found.get(one, (one,))[0] == one)
+        return Term(old.name, tuple(map(axis, first)))
+
+    def operand(old: Operand) -> Operand:
+        return term(old) if isinstance(old, Term) else old
+
+    return [replace(line, left=tuple(map(term, line.left)), right=tuple(map(operand, line.right))) for line in lines]

@@ -300,12 +300,13 @@ def _runs() -> Listed:
 def _peaks() -> Listed:
     from learncost.ledger.memory_measured import measured
 
-    entries: list[Known] = [found.to_dict() | {"shown": found.shown, "said": found.said} for found in measured()]
+    of = {found.name: found for found in measured()}
+    entries: list[Known] = [found.to_dict() for found in of.values()]
     columns: dict[str, Cell] = {
         "training step on one GPU": _field("name"),
         "published": _field("published"),
-        "predicted": _field("shown"),
-        "ratio": _field("said"),
+        "predicted": lambda one: of[one["name"]].shown,
+        "ratio": lambda one: of[one["name"]].said,
         "what is assumed, as the source does not say it": lambda one: "; ".join(one["assumed"]),
     }
     return Listed(entries, columns)

@@ -85,7 +85,7 @@ def test_fp32_is_fp32_goes_on_where_it_stopped_and_gives_its_memory_away():
 def test_what_it_does_not_have():
     with pytest.raises(InputError, match="--engine jax keeps weights in fp32, and bf16-pure has them in bf16"):
         engine(MODELS["gpt2"], options(engine="jax", dtype="bf16-pure"))
-    with pytest.raises(InputError, match="programs have fp32, fp64, bf16, and no int8-256"):
-        engine(MODELS["gpt2"], options(engine="numpy", dtype="fp32-8bit-states"))
+    with pytest.raises(InputError, match="--engine jax keeps states as they are"):
+        engine(MODELS["gpt2"], options(engine="jax", dtype="fp32-8bit-states"))
     with pytest.raises(InputError, match="leave --plan out"):
         engine(MODELS["gpt2"], options(engine="jax", plan="flash"))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from learncost.engines import bfloat16
+from learncost.engines import bfloat16, eight_bits
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BLOCKS
 from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.training.engines import engine
@@ -24,6 +25,7 @@ WAYS = [
     {"dtype": "nf4", "lora": "all-linear", "train_layers": "last 1", "accumulate": 2, "clip": 1.0},
     {"dtype": "bf16"},
     {"dtype": "bf16-pure"},
+    {"dtype": "bf16-8bit-states"},
 ]
 
 
@@ -98,10 +100,10 @@ def test_a_merged_checkpoint_is_one_of_the_plain_model(text, tmp_path, capsys):
     assert Folder(tmp_path / "run").options().lora == "all-linear"
 
 
-@pytest.mark.parametrize("name", ["nf4", "bf16-pure"])
+@pytest.mark.parametrize("name", ["nf4", "bf16-pure", "fp32-8bit-states"])
 def test_torch_takes_the_steps_of_numpy(name, text):
     pytest.importorskip("torch")
-    way = {"dtype": name, "lora": None if name == "bf16-pure" else "all-linear", "plan": None}
+    way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None}
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, 20, (2, 8)), rng.integers(0, 20, (2, 8))
@@ -129,6 +131,28 @@ def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch)
     assert found[0] == found[1]
 
 
+def test_states_in_eight_bits_are_those_of_dynamic_tree_quantization():
+    """Dettmers et al. 2022, section 2.2 and figure 2: 256 levels over seven decades; a scale for each block of 256."""
+    for signed in (True, False):
+        levels = eight_bits.levels(signed)
+        assert len(levels) == len(np.unique(levels)) == 256
+        assert {0, 1} <= {*levels}
+        assert (levels.min() < 0) == signed
+        assert 0.1e-6 < np.abs(levels[levels != 0]).min() < 1e-6
+    kind = BLOCKS["int8-256"]
+    state = np.random.default_rng(2).normal(size=(2, 4, 1100)).astype(np.float32) ** 3
+    found = eight_bits.rounded(state, kind, turns=2)
+    for turn in range(2):  # each turn's weight has blocks of its own
+        row, made = state[turn].ravel(), found[turn].ravel()
+        for begin in range(0, row.size, 256):
+            block, own = row[begin : begin + 256], made[begin : begin + 256]
+            levels = eight_bits.levels(True) * np.abs(block).max()
+            near = [min(levels, key=lambda level, number=number: abs(level - number)) for number in block[::50]]
+            np.testing.assert_allclose(own[::50], near, rtol=1e-5, atol=1e-12)
+    few = state[0, :1, :100]
+    assert eight_bits.rounded(few, kind) is few
+
+
 def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     types = pytest.importorskip("ml_dtypes")
     numbers = np.random.default_rng(1).normal(size=3584) * 10.0 ** np.arange(-20, 36, 1 / 64)
@@ -143,7 +167,7 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even():
     ("way", "said"),
     [
         ({"dtype": "nf4"}, "none is frozen"),
-        ({"dtype": "bf16-8bit-states"}, "programs have fp32, fp64, bf16, and no int8-256"),
+        ({"dtype": "fp16"}, "programs have fp32, fp64, bf16, and no fp16"),
         ({"lora_rank": "4"}, "lora_rank belongs to low-rank paths"),
         ({"lora": "nothing"}, "has no weights called 'nothing'"),
         ({"lora": "embeddings"}, "it cannot be merged"),

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.bfloat16 import kept, rounded, widened
+from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.weights import generator, shape
 from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.same import Same
-from learncost.equation.table import Line, Table
+from learncost.equation.table import Line, Repeat, Table
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
@@ -165,6 +166,10 @@ class Core:
         new = {name: values[made] for name, made in table.renewed.items()}
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
+        if (kind := BLOCKS.get(self.precision.states)) is not None:
+            stacks = {outer for line in table.lines if isinstance(line, Repeat) for _, outer in line.each}
+            for name, array in self.state.items():  # in place: a tensor may lie there
+                array[...] = eight_bits(array, kind, len(array) if table.values[name].of in stacks else 1)
         self.steps += 1
 
     def _keep(self, arrays: Values) -> Values:

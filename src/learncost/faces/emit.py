@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from learncost import __version__
 from learncost.equation.errors import InputError
-from learncost.equation.precision import either, precision_of
+from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
 from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.layers.derive import derive
@@ -126,6 +126,8 @@ def emit(
         raise InputError(
             f"emit writes a step that trains all weights, and {kind.name} is of frozen ones: learncost train"
         )
+    if dtype is not None and precision_of(dtype).states in BLOCKS:
+        raise InputError(f"emit writes states as they are, and {dtype} rounds them between steps: learncost train")
     rounds = dtype is not None and precision_of(dtype).values == "bf16"
     read_off = [name for name, value in shape.items() if value is not None and not (name == "dtype" and rounds)]
     if backend != IN_PLACE and read_off:

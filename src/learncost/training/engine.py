@@ -10,7 +10,7 @@ from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import EmittedTraining
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.equation.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
@@ -133,7 +133,12 @@ class NumPyEngine:
 
     @property
     def says(self) -> str:
-        return f"engine {self.name}{_bf16_kept() if self._training.low else ''}"
+        return f"engine {self.name}{_bf16_kept() if self._training.low else ''}{self._states}"
+
+    @property
+    def _states(self) -> str:
+        eight = self._training.precision.states in BLOCKS
+        return ", states rounded to 8 bits after every step and kept in fp32" if eight else ""
 
     @property
     def memory(self) -> int | None:

@@ -11,7 +11,7 @@ import numpy as np
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
-from learncost.equation.precision import precision_of
+from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
@@ -68,6 +68,10 @@ class JaxEngine(NumPyEngine):
         except ImportError:
             raise InputError("--engine jax needs JAX: pip install 'learncost[jax]'") from None
         kind = precision_of(options.dtype)
+        if kind.states in BLOCKS:
+            raise InputError(
+                f"--engine jax keeps states as they are, and {kind.name} rounds them: choose torch or numpy"
+            )
         if kind.values == "bf16" and not kind.masters:
             raise InputError(
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"

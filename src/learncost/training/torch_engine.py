@@ -12,6 +12,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
+from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.same import Same
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration
@@ -96,6 +97,8 @@ class TorchEngine(NumPyEngine):
         except ImportError:
             raise InputError("--engine torch needs PyTorch: pip install 'learncost[torch]'") from None
         _check_device(options)
+        if options.device != "cpu" and precision_of(options.dtype).states in BLOCKS:
+            raise InputError(f"--device {options.device} keeps states as they are, and {options.dtype} rounds them")
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
@@ -114,7 +117,7 @@ class TorchEngine(NumPyEngine):
     @property
     def says(self) -> str:
         """How the steps run that were taken: under which plan, with which kernels."""
-        return f"engine torch, {self._training.says}"
+        return f"engine torch, {self._training.says}{self._states}"
 
     @property
     def memory(self) -> int | None:

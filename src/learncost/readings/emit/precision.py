@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.precision import Precision, precision_of
+from learncost.equation.precision import BLOCKS, Precision, precision_of
 from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
 from learncost.equation.value import Value
 from learncost.layers.names import scores, written_once
@@ -77,7 +77,8 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
 
 def check_runs(kind: Precision) -> None:
     """Raise `InputError` for a precision with types that programs do not compute in or keep."""
-    own = (kind.weights, kind.gradients, kind.values, kind.states, kind.masters, kind.loss)
+    states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
+    own = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
     if wrong := next((name for name in own if name and name not in COMPUTED), None):
         raise InputError(
             f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to memory, fit and cost alone"
@@ -88,7 +89,7 @@ def _pure(table: Table, kind: Precision) -> set[str]:
     """What is in bf16 where weights are: not single numbers, constants, scores of the loss and what makes it."""
     states = table.renewed.keys() & {*table.inputs}
     wide = scores(table) | (table.constants - states)
-    if kind.states == "fp32":
+    if kind.states != "bf16":
         wide |= states | {table.renewed[name] for name in states}
     axes = dict(table.axes)
     for line in table.lines:

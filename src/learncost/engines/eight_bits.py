@@ -1,0 +1,48 @@
+"""The optimizer's states in 8 bits: rounded, after every step, to codes and a scale for each block of a weight's state.
+
+Dettmers et al. 2022, 8-bit optimizers via block-wise quantization, section 2.2: dynamic tree quantization, whose levels
+have up to seven bits of exponent. Arrays stay fp32 here, so that any engine reads them: they hold what 8 bits can say.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.precision import Blocks
+
+EXPONENTS = 7
+
+
+@cache
+def levels(signed: bool) -> Any:
+    """What the 256 codes stand for, in order: linear between powers of ten, 0 and 1; negative ones where `signed`."""
+    found = [0.0, 1.0]
+    for place in range(EXPONENTS):
+        boundaries = np.linspace(0.1, 1, 2 ** (place if signed else place + 1) + 1)
+        means = 10.0 ** (place - EXPONENTS + 1) * (boundaries[:-1] + boundaries[1:]) / 2
+        found += [*means, *(-means if signed else ())]
+    return np.sort(np.array(found))
+
+
+def rounded(array: Any, kind: Blocks, turns: int = 1) -> Any:
+    """A state whose blocks have a code a number and a scale each; of fewer numbers than `kind.least`, as it is.
+
+    turns   how many weights the state is of, one after the other
+    """
+    rows = np.asarray(array, np.float32).reshape(turns, -1)
+    size = rows.shape[1]
+    if size < kind.least:
+        return array
+    blocks = -(-size // kind.block)
+    padded = np.zeros((turns, blocks * kind.block), np.float32)
+    padded[:, :size] = rows
+    cut = padded.reshape(turns, blocks, kind.block)
+    scales = np.abs(cut).max(axis=2, keepdims=True)
+    parts = np.divide(cut, scales, out=np.zeros_like(cut), where=scales > 0)
+    known = levels(bool(rows.min() < 0))
+    codes = np.searchsorted((known[1:] + known[:-1]) / 2, parts)
+    found = (known[codes] * scales).astype(np.float32).reshape(turns, -1)[:, :size]
+    return found.reshape(array.shape).astype(array.dtype)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -20,11 +22,14 @@ from learncost.layers.layer import named
 from learncost.proof.sample import small_sizes
 from learncost.readings.emit.c import source
 from learncost.readings.emit.c.c99 import C99
+from learncost.readings.emit.c.printer import number
+from learncost.readings.emit.c.tree import Expression, Name, Operation
 
 pytestmark = needs_compiler
 
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Werror", "-O0", "-fPIC", "-shared")
 LAYERS = ("attention", "restricted_attention", "gated_feed_forward", "norm", "loss", "embedding", "convolution")
+SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 ATTENTION = ["R", "S", "P", "A", "dP", "dV", "dS", "dR", "dQ", "dK"]
 
 
@@ -79,3 +84,21 @@ def test_lines_of_layers_in_c99_give_what_the_interpreter_gives(dtype: str, tmp_
     for case in cases:
         case.compare(kernels)
         case.compare(kernels, matched(case.function.shares))
+
+
+def test_brackets_stand_where_they_are_needed() -> None:
+    """Random sums, differences and products: their text means what the tree says, with no more brackets than that."""
+    random = Random(0)
+
+    def tree(depth: int) -> tuple[Expression, int]:
+        if depth == 0 or random.random() < 0.2:
+            value = random.randrange(1, 9)
+            return Name(str(value)), value
+        sign = random.choice("+-*")
+        parts = [tree(depth - 1) for _ in range(random.randrange(2, 4))]
+        return Operation(sign, tuple(part for part, _ in parts)), reduce(SIGNS[sign], (value for _, value in parts))
+
+    for _ in range(300):
+        expression, value = tree(4)
+        assert eval(number(expression)) == value
+    assert number(Operation("*", (Operation("+", (Name("i"), Name("j"))), Name("k")))) == "(i + j) * k"

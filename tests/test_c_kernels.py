@@ -245,6 +245,20 @@ def test_a_condition_on_keys_and_a_bias():
     check([Case(table.lines, table.axes, {"A"}, sizes, tag, dtype, **more) for dtype in ("fp64",)])
 
 
+def test_a_sum_lies_where_its_row_was_read():
+    """Rows that are read as a whole before anything is written there; in the other order they have to stay."""
+    axes = {"G": ("B", "d"), "W": ("t", "d", "d"), "T": ("B", "t")}
+    first = [parse_line("E[B t d] = G[B d'] W[t d' d]"), parse_line("F[B d] = T[B t] E[B t d]")]
+    again = [*first, parse_line("H[B d] = F[B d] G[B d]")]
+    sizes = {**SIZES, "t": 3}
+    rows = Kernel("mixed", ("B",))
+    mixed = Case(first, axes, {"F"}, sizes, rows)
+    kept = Case(again, axes, {"F", "H"}, sizes, replace(rows, name="kept"))
+    assert ("G", "F") in mixed.function.shares
+    assert ("G", "H") in kept.function.shares
+    check([mixed, kept])
+
+
 def test_refusals():
     """Lines that cannot be one function are refused, with the line."""
     axes = {"X": ("B", "d"), "s": (), "Y": ("B", "d"), "Z": ("B", "B")}

@@ -23,13 +23,10 @@ class _Use(NamedTuple):
 
 def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]:
     """Pairs, by their names in the table, where every element is read for the last time before it is written."""
-    uses = [*_uses((routine.before, routine.turns), ())]
-    return tuple(
-        (read.of, value.name)
-        for read in routine.arrays("read")
-        for value in arrays.values.values()
-        if value.output and _is_alike(arrays, read.of, value.name) and _is_in_time(read.of, value.name, uses)
-    )
+    made = [value.name for value in arrays.values.values() if value.output]
+    pairs = [(read.of, name) for read in routine.arrays("read") for name in made if _is_alike(arrays, read.of, name)]
+    uses = [*_uses((routine.before, routine.turns), ())] if pairs else []
+    return tuple(pair for pair in pairs if _is_in_time(*pair, uses))
 
 
 def _is_alike(arrays: Arrays, one: str, two: str) -> bool:

@@ -244,7 +244,7 @@ class Lifetimes:
                     if outer in wholes:
                         array.part = (wholes[outer], turn.number)
                         self._touch(array)
-                    elif not array.given and array.part is None:
+                    elif not (array.given or array.part or self._of_another(array, outer, stacks)):
                         array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
             carried = {carry.start: scope[carry.end] for carry in repeat.carry}
             for found in carried.values():
@@ -253,6 +253,10 @@ class Lifetimes:
         names |= stacks
         names |= wholes
         names |= {carry.final: carried[carry.start] for carry in repeat.carry}
+
+    def _of_another(self, array: Array, outer: str, stacks: Mapping[str, Stack]) -> bool:
+        """Whether it is in another stack of the same repeat, as what left a turn and goes into the next one is."""
+        return array.stack is not None and array.stack[0] != outer and array.stack[0] in stacks
 
     def _skip(self, repeat: Repeat, turn: Turn, scope: Names, stacks: Mapping[str, Stack]) -> Names:
         """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""

@@ -87,7 +87,7 @@ KINDS = {
 }
 """By transformers' model type. The first eleven are those of the table in docs/memory.md."""
 
-SHAPES = {"loss": (4, 64, 8000), "block": (8, 256, 256), "optimizer": (1, 16, 2000)}
+SHAPES = {"loss": (4, 64, 8000), "block": (4, 128, 256), "optimizer": (1, 16, 2000)}
 """What is the worst moment: sequences, tokens of each, tokens that there are."""
 SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (False, True), "both": (True, True)}
 """Whether blocks run again, and whether paths of low rank alone learn."""

@@ -1,13 +1,15 @@
 """What PyTorch's autograd takes for plain modules: predicted from the tables, and what its allocator hands out."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import learncost as lc
-from allocator import most
+from allocator import most, scratch
 from learncost.bench.torch_models import module
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
@@ -146,3 +148,29 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
         run_step(tape, own.table, sizes, asked)
         peaks.append(tape.account.peak)
     assert peaks[0] == peaks[1]
+
+
+def peaks():
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+    import peaks
+
+    return peaks
+
+
+TRANSFORMERS = [
+    (model, dtype, setting)
+    for model in ("gpt2", "llama", "bert", "mixtral", "falcon", "t5", "gemma2", "qwen3", "gpt_neox")
+    for dtype in ("fp32", "bf16")
+    for setting in ("plain", "checkpoints", "lora", "both")
+]
+
+
+@pytest.mark.parametrize(("model", "dtype", "setting"), sampled(TRANSFORMERS, 18, lambda case: case[2]))
+def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator(monkeypatch, model, dtype, setting):
+    own = peaks()
+    monkeypatch.setitem(own.SHAPES, "block", (2, 128, 200))
+    case = model, "block", dtype, setting, "fused"
+    measured = most(lambda: own.train(*case))
+    more = scratch() if dtype == "bf16" else 0
+    assert -0.02 * measured < measured - own.predicted(*case) < 0.02 * measured + more

@@ -191,6 +191,7 @@ class Scope:
         for find in (
             self._linear,
             self._convolution,
+            self._embedding,
             self._norm,
             self._loss,
             self._rotary,

@@ -14,6 +14,7 @@ import pytest
 import learncost as lc
 from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
+from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.faces.command import main
 from learncost.ledger.memory_fit import fit, largest_batch
@@ -30,6 +31,7 @@ import json, resource, sys
 import numpy as np
 from learncost.engines.emitted import Emitted
 from learncost.equation.count import base
+from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.procedures.procedure import step
@@ -263,3 +265,11 @@ def test_several_lengths_are_one_table(capsys):
 
 
 NARROW = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 64}
+
+
+def test_without_frozen_weights_only_inference_is_quantized():
+    found = lc.fit("gpt2", "2MB", seq_len=8, precision="nf4", procedures="inference,bp", **NARROW)
+    assert {row.procedure for row in found.rows} == {"inference"}
+    assert "none is frozen" in " ".join(found.advice)
+    with pytest.raises(InputError, match="has no weights called 'nothing'"):
+        lc.fit("gpt2", "2MB", seq_len=8, lora="nothing", **NARROW)

@@ -383,7 +383,12 @@ class Asked:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
         found: list[Way] = []
         refused: dict[str, None] = {}
-        whole = self.run(procedure, "")
+        try:
+            whole = self.run(procedure, "")
+        except InputError as error:
+            if precision_of(self.dtype).quantized and all(one is None for one in self.learns):
+                return [], [str(error)]  # nothing is frozen, but in inference
+            raise
         for plan in self.plans(procedure):
             run = replace(whole, plan=plan)
             try:
@@ -465,7 +470,8 @@ class Asked:
         """With something else; None where that was said, or says nothing about the procedure."""
         ((name, value),) = change.items()
         if name == "dtype":
-            return None if self.dtype in (value, "int8") else replace(self, dtype=value)
+            narrow = self.dtype in (value, "int8") or precision_of(self.dtype).quantized
+            return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
             return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
         if procedure not in ("bp", "recompute") or any(one is not None for one in self.learns):

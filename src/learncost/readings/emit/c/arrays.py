@@ -70,7 +70,7 @@ class Arrays:
                 self.names.of(name)
         given = {name for value in values for name in value.line.reads if name not in self.values}
         self.parameters = {self.names.of(name) for name in given | schedule.outputs}
-        known = {axis for value in values for axis in (*value.line.loops, *value.axes)}
+        known = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
         self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in known}  # where loops stand
         self.bounded, self._conditions = self._bounding(lines)
 

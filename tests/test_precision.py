@@ -104,6 +104,12 @@ def test_frozen_weights_in_four_bits_are_counted_as_they_are_packed():
     assert plain.peak > small.peak > double.peak
 
 
+def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
+    found, usual = (lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("nf4-fp16", "nf4"))
+    assert found.split["weights"] == usual.split["weights"]
+    assert found.split["master weights"] == 4 * lc.cost("gpt2", seq_len=16, **LORA, **SMALL).trained_parameters
+
+
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
     found = lc.memory("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
     quantized = {name.removesuffix(".codes") for name in (held.name for held in found.witnesses) if "codes" in name}

@@ -209,6 +209,12 @@ PRECISIONS: dict[str, Precision] = {
             "bf16", "bf16", "bf16", "fp32", "", "fp32", _QLORA, "nf4-64-double", ("qlora",),
         ),
         Precision(
+            "nf4-fp16", "as nf4, in fp16 with fp32 master weights",
+            "fp16", "fp16", "fp16", "fp32", "fp32", "fp32",
+            "bitsandbytes, bnb_4bit_compute_dtype=float16, for GPUs without bf16; what learns as in " + _MIXED,
+            "nf4-64",
+        ),
+        Precision(
             "int4-frozen", "bf16, frozen matrices of the blocks in int4 with an fp16 scale for 128",
             "bf16", "bf16", "bf16", "fp32", "", "fp32", BLOCKS["int4-128"].source, "int4-128",
         ),

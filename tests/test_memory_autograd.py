@@ -116,7 +116,7 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
         ("gpt2", {"plan": "flash"}, "knows no plans"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
-        ("gpt2", {"module": "keras"}, "transformers, plain"),
+        ("gpt2", {"module": "keras"}, "transformers, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "lion"}, "sgd, momentum, adamw"),
         ("gpt2", {"batch_size": 4, "accumulate": 2}, "--accumulate"),
         ("gpt2", {"budget": "1MB"}, "too few"),

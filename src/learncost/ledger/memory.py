@@ -202,7 +202,8 @@ def memory(
         default autograd where it has an answer, else table. The result's `engine` and `convention` say what was taken
         and what is counted of it.
     module
-        Whose code autograd trains: transformers, the default, or plain, a module that is written as for speed.
+        Whose code autograd trains: transformers, the default; transformers-reentrant, with checkpoints by
+        use_reentrant=True; or plain, a module that is written as for speed.
     mode
         How pepita and mempepita update: paper, or stable, which `learncost train` runs.
 

@@ -50,7 +50,7 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         kind.weight,
         frozenset(model.learning),
         frozenset(name for name in model.masks if model.table.values[name].role == "mask"),
-        "frames" if recompute else "",
+        module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         way.adamw if step.optimizer.name == "adamw" else "",
     )

@@ -179,10 +179,11 @@ class Scope:
             elif line.name not in done:
                 waiting.append(call := self._call(line))
                 done |= {name for own in call.lines for name in own.makes}
+        waiting = _late(waiting)
         while waiting:  # a call may begin before what its later lines read is there
             ready = next(call for call in waiting if not made.intersection(call.reads))
             waiting.remove(ready)
-            made -= set(ready.makes if isinstance(ready, Repeat) else (n for own in ready.lines for n in own.makes))
+            made -= set(_made(ready))
             yield ready
 
     def _call(self, line: Line) -> Call:
@@ -446,3 +447,26 @@ def _other(line: Line, name: str) -> str:
 
 def _reads_at(line: Line, name: str) -> bool:
     return any(term.indexed for term in line.right if term.name == name)
+
+
+def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
+    """Embeddings, and what is made of them alone, stand before who first reads them: a decoder's after the encoder."""
+    makers = {name: place for place, call in enumerate(calls) for name in _made(call)}
+    early: set[int] = set()
+    for place, call in enumerate(calls):
+        reads = {makers[name] for name in call.reads if name in makers}
+        if isinstance(call, Embedding) or (isinstance(call, Single | Norm | Dropout) and reads and reads <= early):
+            early.add(place)
+    at = list(range(len(calls)))
+    readers: dict[int, list[int]] = {}
+    for place, call in enumerate(calls):
+        for name in call.reads:
+            if name in makers:
+                readers.setdefault(makers[name], []).append(place)
+    for place in sorted(early, reverse=True):
+        at[place] = min((at[reader] for reader in readers.get(place, ())), default=place)
+    return [calls[place] for place in sorted(range(len(calls)), key=lambda place: (at[place], place))]
+
+
+def _made(call: Call | Repeat) -> list[str]:
+    return list(call.makes) if isinstance(call, Repeat) else [name for line in call.lines for name in line.makes]

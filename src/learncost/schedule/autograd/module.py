@@ -101,6 +101,7 @@ class Module:
     name = "plain"
     said = "a plain module: products of one input as one, fused attention, norms and activations, no cache"
     gathers = True
+    checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
         """Which products of one value are one: all that have the same path of low rank. `weights` as the model's."""
@@ -222,6 +223,14 @@ class Transformers(Module):
         return x.apply(written if written in POINTWISE else word)
 
 
+class Reentrant(Transformers):
+    """The same under PyTorch's older checkpoints."""
+
+    name = "transformers-reentrant"
+    said = f"{Transformers.said}, with checkpoints by use_reentrant=True"
+    checkpoint = "reentrant"
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
     bias = mask
@@ -271,7 +280,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
     return weights.matmul(v.contiguous(), scores.results)
 
 
-MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Module)}
+MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Reentrant, Module)}
 """Whose code is assumed, by name."""
 USUAL_MODULE = Transformers.name
 

@@ -206,12 +206,14 @@ class Tape:
         for value in found:
             if value.node:
                 value.node.gradients[value.result] = gradients.pop(0)
+        outputs = [value.room for value in found]  # CheckpointFunction.backward has them to its end
         del found, value
         gradients.clear()
         for one in detached:
             one.node = None
         detached.clear()
         self._backward()
+        del outputs
         self._nodes, self.label = before, label
         return [leaf.gradients[0] if leaf else None for leaf in leaves]
 

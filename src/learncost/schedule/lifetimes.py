@@ -247,9 +247,6 @@ class Lifetimes:
                     elif not (array.given or array.part or self._of_another(array, outer, stacks)):
                         array.stack = (outer, axes.get(outer) or (repeat.count, *array.axes))
             carried = {carry.start: scope[carry.end] for carry in repeat.carry}
-            for found in carried.values():
-                for array in _arrays(found):
-                    self._touch(array)
         names |= stacks
         names |= wholes
         names |= {carry.final: carried[carry.start] for carry in repeat.carry}
@@ -260,6 +257,9 @@ class Lifetimes:
 
     def _skip(self, repeat: Repeat, turn: Turn, scope: Names, stacks: Mapping[str, Stack]) -> Names:
         """What turns that are not walked keep, and hand on: as the turn before them did, whose names are `scope`."""
+        for carry in repeat.carry:
+            for array in _arrays(scope[carry.end]):
+                self._touch(array)
         kept = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
         # Where what goes into a turn is kept, and what leaves it too, the one is what left the turn before.
         again = {

@@ -171,6 +171,8 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     own = peaks()
     monkeypatch.setitem(own.SHAPES, "block", (2, 128, 200))
     case = model, "block", dtype, setting, "fused"
-    measured = most(lambda: own.train(*case))
+    measured = min(
+        most(lambda: own.train(*case)) for _ in range(2)
+    )  # what the collector has not given back comes on top
     more = scratch() if dtype == "bf16" else 0
     assert -0.02 * measured < measured - own.predicted(*case) < 0.02 * measured + more

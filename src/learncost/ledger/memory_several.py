@@ -14,9 +14,12 @@ EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and s
 """The parts of a peak that every runner tells apart; of the others some tell the sum alone."""
 ELSE = "all else"
 
-RULE_OF = {"new weights and states": "new weights and states", "gradients": "gradients"} | {
-    "activations": "kept for backward", "workspace": "temporaries",
-}  # fmt: skip
+RULE_OF = {
+    "new weights and states": "new weights and states",
+    "gradients": "gradients",
+    "activations": "kept for backward",
+    "workspace": "temporaries",
+}
 """Which rule of the runners a part of the peak follows."""
 
 

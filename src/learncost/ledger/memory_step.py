@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from learncost.equation.count import Count, base, shape_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import Precision
-from learncost.equation.table import Line, Repeat, Statement, Table, each_line, walk
+from learncost.equation.table import Line, Repeat, Table, each_line, walk
 from learncost.layers.names import scores
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.run import Run
@@ -84,7 +84,8 @@ class Step:
             self.plan = planner(part, self.sizes(), _NAMES[kind.value], room, self.widths)
         self._levels_of = partial(_levels, structure, procedure, mode, self.plan, self.accumulate > 1, kind)
         self.table = _under_plan(structure, procedure, mode, self.plan, self.accumulate > 1)
-        self._counts = tuple(sorted({base(count).partition("/")[0] for count in _counts(self.table.lines)} - {""}))
+        counts = {count for _, turns in walk(self.table.lines) for count in turns if not count.isdigit()}
+        self._counts = tuple(sorted({base(count).partition("/")[0] for count in counts}))
 
     def at(self, batch: int, length: int | None = None) -> Step:
         """The same for another batch, or another length, under the plan that the planner takes for it.
@@ -155,15 +156,6 @@ def _levels(
     widths = _widths(structure, _step(structure, procedure, mode), kind)
     found = levels(table, dict(turns), _NAMES[kind.value], widths)
     return tuple({frozenset(level.terms.items()): level for level in found}.values())
-
-
-def _counts(lines: Iterable[Statement]) -> Iterator[str]:
-    """The counts of repeats that are sizes, or parts of them."""
-    for line in lines:
-        if isinstance(line, Repeat):
-            if not line.count.isdigit():
-                yield line.count
-            yield from _counts(line.lines)
 
 
 def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:

@@ -18,7 +18,7 @@ import numpy as np
 from learncost.equation.count import Count, base, checked_sizes, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
-from learncost.equation.table import Line, Repeat, Statement, Table, Word
+from learncost.equation.table import Line, Table, Word
 from learncost.equation.table import walk as each
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
@@ -145,7 +145,7 @@ def live(
         table = derive(table)
     if isinstance(table, Derived):
         table = table.step
-    counts = {line.count for line in _repeats(table.lines)}
+    counts = {count for _, turns in each(table.lines) for count in turns}
     if several := sorted(count for count in counts if not isinstance(_turns(count, sizes), int | None)):
         raise InputError(f"live takes one number of turns for a repeat: {several[0]} may be no array")
     walk = _Walk(table, rules, sizes)
@@ -169,13 +169,6 @@ def levels(
     """
     walk = _Walk(table, rules, sizes)
     return tuple(walk.levels(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {}))
-
-
-def _repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:
-    for line in lines:
-        if isinstance(line, Repeat):
-            yield line
-            yield from _repeats(line.lines)
 
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:

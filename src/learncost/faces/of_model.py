@@ -13,8 +13,8 @@ from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.ledger.run import Run, shown_layer
-from learncost.ledger.sheet import Readable, Sheet, number
 from learncost.ledger.sheet import Row as Cells
+from learncost.ledger.sheet import Sheet, Shown, number
 from learncost.ledger.show import convention
 from learncost.models.wording import nearest
 from learncost.procedures.procedure import MACRO_OPERATIONS
@@ -53,7 +53,7 @@ class LayerFormula:
 
 
 @dataclass(frozen=True, repr=False)
-class ModelFormulas(Readable):
+class ModelFormulas(Shown):
     """The formulas of a model's layers in one step, and their values at the model's sizes.
 
     Attributes
@@ -130,15 +130,6 @@ class ModelFormulas(Readable):
             "names": dict(self.names),
             "rows": [row.to_dict() for row in self.rows],
         }
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
-
-    def _repr_html_(self) -> str:
-        return self.sheet.html()
 
 
 def _said(count: Count, value: int) -> str:

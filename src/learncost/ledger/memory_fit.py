@@ -16,7 +16,7 @@ from learncost.ledger.memory_types import bytes_of, said_bytes
 from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
-from learncost.ledger.sheet import Readable, Row, Sheet, number, size_of
+from learncost.ledger.sheet import Row, Sheet, Shown, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
@@ -86,7 +86,7 @@ class Fitting:
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(Readable):
+class Fit(Shown):
     """What fits a device's memory, and what to change for what does not.
 
     Attributes
@@ -212,15 +212,6 @@ class Fit(Readable):
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
             parts.append("under plans, as it knows none")
         return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
-
-    def _repr_html_(self) -> str:
-        return self.sheet.html()
 
 
 def fit(

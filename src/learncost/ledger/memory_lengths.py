@@ -12,7 +12,7 @@ from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_runner import largest, longest
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.runners import TABLE
-from learncost.ledger.sheet import Readable, Row, Sheet
+from learncost.ledger.sheet import Row, Sheet, Shown
 from learncost.models.sizes import check_size
 
 
@@ -32,7 +32,7 @@ class FitAtLengths:
 
 
 @dataclass(frozen=True, repr=False)
-class Lengths(Readable):
+class Lengths(Shown):
     """What fits a device's memory at several lengths of sequences.
 
     Attributes
@@ -101,15 +101,6 @@ class Lengths(Readable):
             under = f" under {best.plan}" if best.plan else ""
             return f"The longest sequence that fits has {best.longest:,} tokens: {best.procedure}{under}."
         return "" if any(batch for row in self.rows for batch in row.batches) else "Nothing fits at these lengths."
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
-
-    def _repr_html_(self) -> str:
-        return self.sheet.html()
 
 
 def lengths_of(given: object) -> tuple[int, ...] | None:

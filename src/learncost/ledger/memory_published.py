@@ -13,7 +13,7 @@ from learncost.books.formula import Reading, value
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.run import prepare
-from learncost.ledger.sheet import Readable, Row, Sheet, number
+from learncost.ledger.sheet import Row, Sheet, Shown, number
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead
 from learncost.models.model import Model
@@ -99,7 +99,7 @@ class Activations:
 
 
 @dataclass(frozen=True, repr=False)
-class PublishedMemory(Readable):
+class PublishedMemory(Shown):
     """The memory for activations of one sequence under every procedure, in elements: a publication's and the exact."""
 
     model: str
@@ -142,15 +142,6 @@ class PublishedMemory(Readable):
             f"What it miscounts: {'; '.join(own.miscounts)}. Mended: with the right number of probabilities of both.",
             "Exactly: the most that grows with the batch at any line of the step, as learncost memory has it.",
         )
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
-
-    def _repr_html_(self) -> str:
-        return self.sheet.html()
 
 
 def published_memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -24,6 +25,24 @@ class Readable:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class Shown(Readable, ABC):
+    """A result that is shown as its sheet: on a terminal, as text, in a notebook."""
+
+    @property
+    @abstractmethod
+    def sheet(self) -> Sheet:
+        """What is shown."""
+
+    def __rich__(self) -> Sheet:
+        return self.sheet
+
+    def __str__(self) -> str:
+        return str(self.sheet)
+
+    def _repr_html_(self) -> str:
+        return self.sheet.html()
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.run import check_probability, possible, rows_of
-from learncost.ledger.sheet import Readable, Sheet
 from learncost.ledger.sheet import Row as Cells
+from learncost.ledger.sheet import Sheet, Shown
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
 from learncost.models.families import FAMILIES
@@ -60,7 +60,7 @@ class Series:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Readable):
+class Sweep(Shown):
     """Configurations with their counts, as arrays. Counts are float64 and exact below 2^53, which every row says.
 
     Attributes
@@ -139,15 +139,6 @@ class Sweep(Readable):
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
         return Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left)
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
-
-    def _repr_html_(self) -> str:
-        return self.sheet.html()
 
     def to_dict(self) -> dict[str, Any]:
         """The columns as lists; counts are whole numbers."""

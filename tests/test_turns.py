@@ -16,9 +16,9 @@ def draw(*shape):
     return generator.standard_normal(shape)
 
 
-def check(text, arrays, foreign):
+def check(text, arrays, foreign, **called):
     """Values and gradients against torch, the price against a count, every table through `live`."""
-    layer = lc.layer(text)
+    layer = lc.layer(text, called)
     table = layer.table
     outputs = [name.partition(".")[0] for name in table.outputs]
     values = lc.run(layer, arrays)
@@ -131,6 +131,75 @@ def test_own_weights_stand_beside_slices_and_the_stack_of_a_stack():
         return {"K": torch.stack(outer)}
 
     check(text, {"X": draw(N, 2, B, D), "h": draw(B, D), "W": draw(N, D)}, foreign)
+
+
+LSTM = """lstm(X h c; W U b) -> Y h c
+  G[M B a e] = X[B M d] W[d a e]
+  I[M B a e] = G[M B a e] + b[a e]
+  repeat M carry h c each x=I keep H=h shared U:
+    R[B a e'] = h[B e] U[e a e']
+    S[B a e] = R[B a e] + x[B a e]
+    i[B e] = sigmoid(S[B a=0[] e])
+    f[B e] = sigmoid(S[B a=1[] e])
+    g[B e] = tanh(S[B a=2[] e])
+    o[B e] = sigmoid(S[B a=3[] e])
+    C[B e] = f[B e] c[B e]
+    D[B e] = i[B e] g[B e]
+    c[B e] = C[B e] + D[B e]
+    t[B e] = tanh(c[B e])
+    h[B e] = o[B e] t[B e]
+  Y[B M e] = H[M B e]"""
+
+
+def test_layers_with_repeats_are_called_and_run_backwards_in_a_repeat():
+    """Two bidirectional layers of PyTorch's LSTM, the two directions added."""
+    text = """stack(X h c) -> X Z
+  repeat n carry X keep Z=z:
+    F[B M e] z[B e] cf[B e] = forth(X, h, c; forth, d = e')
+    G[B M e] hb[B e] cb[B e] = back(X, h, c; back, d = e')
+    X[B M e] = F[B M e] + G[B M e]"""
+    layers = {"forth": lc.layer(LSTM), "back": lc.layer(LSTM.replace("repeat M", "repeat M backwards"))}
+    assert "repeat M backwards carry" in str(layers["back"].table)
+
+    def foreign(X, h, c, **weights):
+        last = []
+        for turn in range(2):
+            lstm = torch.nn.LSTM(D, D, batch_first=True, bidirectional=True, dtype=torch.float64)
+            own = {}
+            for name, end in (("forth", "l0"), ("back", "l0_reverse")):
+                own[f"weight_ih_{end}"] = weights[f"{name}.W"][turn].flatten(1).T
+                own[f"weight_hh_{end}"] = weights[f"{name}.U"][turn].flatten(1).T
+                own[f"bias_ih_{end}"] = weights[f"{name}.b"][turn].flatten()
+                own[f"bias_hh_{end}"] = torch.zeros(4 * D, dtype=torch.float64)
+            start = torch.stack([h, h]), torch.stack([c, c])
+            both, (states, _) = torch.func.functional_call(lstm, own, (X, start))
+            X = both[..., :D] + both[..., D:]
+            last.append(states[0])
+        return {"X": X, "Z": torch.stack(last)}
+
+    shapes = {"W": (2, D, 4, D), "U": (2, D, 4, D), "b": (2, 4, D)}
+    arrays = {f"{name}.{weight}": draw(*shape) for name in layers for weight, shape in shapes.items()}
+    check(text, {"X": draw(B, N, D), "h": draw(B, D), "c": draw(B, D)} | arrays, foreign, **layers)
+
+
+def test_a_call_names_the_count_and_two_calls_may_share_stacks():
+    deep = lc.layer("""deep(X; W) -> X
+  repeat n carry X:
+    H[B d'] = X[B d] W[d d']
+    X[B d] = tanh(H[B d])""")
+
+    def foreign(X, w):
+        for weight in (*w, *w):
+            X = torch.tanh(X @ weight)
+        return {"X": X}
+
+    text = """twice(X; w) -> X
+  X[B d] = deep(X; w, n = m)
+  X[B d] = deep(X; w, n = m)"""
+    check(text, {"X": draw(B, D), "w": draw(N, D, D)}, foreign, deep=deep)
+    assert lc.layer(text, {"deep": deep}).table.axes["w"] == ("m", "d", "d'")
+    with pytest.raises(lc.NotationError, match="deep has no axis k; it has B, d, n"):
+        lc.layer(text.replace("n = m", "k = m"), {"deep": deep})
 
 
 NETWORK = """network(X h targets share; W U V) -> loss

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isinf
 
 from learncost.equation.errors import NotationError, advice, header_advice, in_two_lines
-from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
+from learncost.equation.table import Carry, Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b))|(?P<name>[^\W\d][\w.]*'*)|(?P<mark><=|[^\w\s]))"
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
 _REPEAT = re.compile(
-    r"^repeat\s+(\w+)\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
+    r"^repeat\s+(\w+)(\s+backwards)?\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
     r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
 )
 _WHERE = re.compile(r"\swhere\s")
@@ -48,15 +48,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Block:
-    """A repeat before its names are bound. `each` and `keep` are pairs of a new name and what it is made of."""
+    """A repeat before its names are bound. `each` and `keep` are pairs of a new name and what it is made of.
+
+    own   weights of which every turn has its own; None: all but those `shared` and those read around it
+    """
 
     count: str
-    carry: tuple[str, ...]
+    carry: tuple[Carry, ...]
     each: tuple[tuple[str, str], ...]
     keep: tuple[tuple[str, str], ...]
     shared: tuple[str, ...]
     lines: tuple[Parsed, ...]
     text: str
+    backwards: bool = False
+    own: tuple[str, ...] | None = None
 
 
 Parsed = Line | Call | Block
@@ -111,9 +116,11 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
         match = _REPEAT.match(text)
         if not match:
             raise NotationError(
-                "a repeat is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon", text
+                "a repeat is written `repeat COUNT carry X:`, with `each y=Y keep Z=z shared W` before the colon, "
+                "and `repeat COUNT backwards` where its last turn is the first to run",
+                text,
             )
-        count, carry, each, keep, shared = match.groups()
+        count, backwards, carry, each, keep, shared = match.groups()
         if int(count) < 1 if count.isdecimal() else not count.isidentifier():
             raise NotationError(f"a repeat of {count} cannot run: how often is a size or a number from 1", text)
         pairs = _pairs(each, text), _pairs(keep, text)
@@ -125,7 +132,9 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             body.append(rest.pop(0))
         if not body:
             raise NotationError("a repeat needs an indented body", text)
-        result.append(Block(count, split_names(carry), *pairs, split_names(shared), parse_lines(body), text))
+        handed = tuple(Carry(name, name, name, name) for name in split_names(carry))
+        shares = split_names(shared)
+        result.append(Block(count, handed, *pairs, shares, parse_lines(body), text, bool(backwards)))
     return tuple(result)
 
 

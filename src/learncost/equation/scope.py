@@ -39,13 +39,13 @@ Check = Callable[[Line], Line]
 class Expanded:
     """What stands for a call of a layer.
 
-    lines    its lines, under the caller's names and axes
+    lines    its lines and repeats, under the caller's names and axes
     weights  those that it brings along
     drawn    inputs that it brings along: masks
     roles    of the caller's names, what the layer knows of them beside their axes
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[Parsed, ...]
     weights: tuple[str, ...]
     drawn: tuple[str, ...]
     roles: Mapping[str, Value]
@@ -136,6 +136,7 @@ class _Scope:
         self.given = frozenset((*header.inputs, *header.weights))
         self.weights = list(header.weights)
         self.drawn: list[str] = []
+        self.stacked: dict[str, None] = {}  # weights of which the turns of a repeat before have each their own
         self.called: dict[str, str] = {}  # of a weight that a call brings along: what the call gives, one name for all
         self.roles: dict[str, Value] = {}
         self.check = check
@@ -167,7 +168,7 @@ class _Scope:
             elif isinstance(line, Line):
                 result.append(self.line(line))
             else:
-                result.extend(map(self.line, self.call(line)))
+                result.extend(self.statements(self.call(line)))
         return tuple(result)
 
     def hint(self, name: str) -> str:
@@ -175,7 +176,7 @@ class _Scope:
         near = next((known for known in self.current if known.lower() == name.lower()), None)
         return f"; there is {near}" if near else "; an input or a weight stands in the header, name(inputs; weights)"
 
-    def call(self, call: Call) -> tuple[Line, ...]:
+    def call(self, call: Call) -> tuple[Parsed, ...]:
         if self.expand is None:
             raise NotationError(f"no layer is called {call.layer!r} here", call.text)
         for name in call.arguments:
@@ -268,57 +269,74 @@ class _Scope:
                 self.meet(axis.at, line, index=True)
 
     def repeat(self, block: Block) -> Repeat:
-        for name in block.carry:
-            if name not in self.current:
-                raise NotationError(f"{name} is carried but not defined before", block.text)
+        for handed in block.carry:
+            if handed.initial not in self.current:
+                raise NotationError(f"{handed.initial} is carried but not defined before", block.text)
         outer, outer_axes = dict(self.current), dict(self.axes)
-        starts = {name: outer[name] for name in block.carry}
+        shared = frozenset(block.shared) | self.outside
         slices = self.slices(block)
+        starts = [self.start(handed) for handed in block.carry]
+        own = [name for name in self.stacked if self.is_own(name, block, shared)]
+        self.axes |= {name: self.axes[name][1:] for name in own if self.axes[name][:1] == (block.count,)}
         outside = self.outside
         self.outside |= _read_outside(block.lines)  # what these lines read is shared by the turns of repeats within
         lines = self.statements(block.lines)
         self.outside = outside
-        ends = {name: self.current[name] for name in block.carry}
-        for name in block.carry:
-            if ends[name] == starts[name]:
-                raise NotationError(f"{name} is carried but never assigned", block.text)
-            if starts[name] not in self.axes:
-                raise NotationError(f"{name} is carried but never read as it comes in", block.text)
-            if _bases(self.axes[ends[name]]) != _bases(self.axes[starts[name]]):
-                raise NotationError(
-                    f"{name} enters a turn as {' '.join(self.axes[starts[name]])} and leaves it as "
-                    f"{' '.join(self.axes[ends[name]])}",
-                    block.text,
-                )
-        inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts.values()}
+        carry = [self.handed(handed, start, outer, block) for handed, start in zip(block.carry, starts, strict=True)]
+        inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts}
         read = dict.fromkeys(name for line in lines for name in line.reads)
-        shared = frozenset(block.shared) | self.outside
         brought = (name for name in read if name in (*self.weights, *self.drawn))
-        each = tuple(name for name in brought if not {name, self.called.get(name)} & shared)
+        each = tuple(name for name in brought if self.is_own(name, block, shared))
         for name in each:
             inner_axes[name] = self.axes[name]
         kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]
-        self.current, self.axes = outer, outer_axes
+        self.current = outer | {name: name for name in each if name not in outer}
+        self.axes = outer_axes
         values = self.valued(inner_axes)
         self.stacks(slices, inner_axes, block)
         for name in read:
             if name in self.given and name not in self.axes:
                 self.axes[name] = (block.count, *inner_axes[name]) if name in each else inner_axes[name]
-                if name not in each and name not in starts.values():
+                if name not in each and name not in starts:
                     values.pop(name, None)
-        carry = []
-        for name in block.carry:
-            initial = self.current[name]
-            self.current[name] = self.version(name)
-            self.axes[self.current[name]] = self.axes[initial]
-            carry.append(Carry(starts[name], ends[name], initial, self.current[name]))
+        self.stacked |= dict.fromkeys(each)
+        for place, handed in enumerate(block.carry):
+            final = self.current[handed.final] = self.version(handed.final)
+            self.axes[final] = self.axes.setdefault(carry[place].initial, inner_axes[starts[place]])
+            carry[place] = replace(carry[place], final=final)
         keep = []
         for new, inside in kept:
             self.current[new] = self.version(new)
             self.axes[self.current[new]] = (block.count, *inner_axes[inside])
             keep.append((inside, self.current[new]))
         pairs = (*((n, n) for n in each), *slices)
-        return Repeat(block.count, lines, values, tuple(carry), pairs, tuple(keep))
+        return Repeat(block.count, lines, values, tuple(carry), pairs, tuple(keep), block.backwards)
+
+    def is_own(self, name: str, block: Block, shared: frozenset[str]) -> bool:
+        """Whether every turn has a weight, or a mask, of its own."""
+        return not {name, self.called.get(name)} & shared if block.own is None else name in block.own
+
+    def start(self, handed: Carry) -> str:
+        """The name inside of what a turn is handed: that of what the first one is, or one of its own."""
+        initial = self.current[handed.initial]
+        if handed.start == handed.initial:
+            return initial
+        start = self.current[handed.start] = self.version(handed.start)
+        if initial in self.axes:
+            self.axes[start] = self.axes[initial]
+        return start
+
+    def handed(self, handed: Carry, start: str, outer: Mapping[str, str], block: Block) -> Carry:
+        """What goes from turn to turn; it must be read and assigned inside, with the axes that it came in with."""
+        name, end = handed.initial, self.current.get(handed.end, start)
+        if end == start:
+            raise NotationError(f"{name} is carried but never assigned", block.text)
+        if start not in self.axes:
+            raise NotationError(f"{name} is carried but never read as it comes in", block.text)
+        if _bases(self.axes[end]) != _bases(self.axes[start]):
+            first, last = " ".join(self.axes[start]), " ".join(self.axes[end])
+            raise NotationError(f"{name} enters a turn as {first} and leaves it as {last}", block.text)
+        return Carry(start, end, outer[name], handed.final)
 
     def slices(self, block: Block) -> tuple[tuple[str, str], ...]:
         """`each x=X`: x is a new name inside, a turn's slice of the stack X."""

@@ -329,6 +329,37 @@ class Repeat:
         names += [name for line in self.lines for name in line.reads if name not in inside]
         return tuple(dict.fromkeys(names))
 
+    def renamed(self, names: Mapping[str, str]) -> Repeat:
+        """The same under other names of the scope around it; its own stay."""
+        inside = self.inside
+        free = {name: new for name, new in names.items() if name not in inside}
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return replace(
+            self,
+            lines=tuple(line.renamed(free) for line in self.lines),
+            carry=tuple(Carry(c.start, c.end, new(c.initial), new(c.final)) for c in self.carry),
+            each=tuple((own, new(stack)) for own, stack in self.each),
+            keep=tuple((own, new(stack)) for own, stack in self.keep),
+        )
+
+    def with_own(self, names: Mapping[str, str]) -> Repeat:
+        """The same with other names of its own; those around it stay."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return replace(
+            self,
+            lines=tuple(line.renamed(names) for line in self.lines),
+            values={new(name): value for name, value in self.values.items()},
+            carry=tuple(Carry(new(c.start), new(c.end), c.initial, c.final) for c in self.carry),
+            each=tuple((new(own), stack) for own, stack in self.each),
+            keep=tuple((new(own), stack) for own, stack in self.keep),
+        )
+
     def part(self, inside: str, stack: Sequence[str]) -> int:
         """How many slices of a stack of these axes a turn has together under a name; 0: one, without the first axis."""
         own = self.axes.get(inside, ())

@@ -13,8 +13,18 @@ from learncost.equation.count import base
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Call, parse_header, parse_lines, split_names
 from learncost.equation.scope import Axes, Expanded, bind
-from learncost.equation.table import Line, Literal, Repeat, Statement, Table, Term, Word, each_line, walk
-from learncost.equation.value import DRAWN
+from learncost.equation.table import (
+    Line,
+    Literal,
+    Repeat,
+    Statement,
+    Table,
+    Term,
+    Word,
+    each_line,
+    walk,
+)
+from learncost.layers.called import expanded
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable
 from learncost.vocabulary import canonical, entries, entry, plain
@@ -128,7 +138,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     header = parse_header(lines[0] if lines else "")
     if unknown := set(constants) - set(header.inputs):
         raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
-    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_expand, layers or {}), constants)
+    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_called, layers or {}), constants)
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
     made = {term.name for line, _ in walk(table.lines) for term in line.left}
@@ -228,86 +238,9 @@ def _check_word(line: Line) -> Line:
     return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
 
 
-def _expand(layers: Mapping[str, Layer], call: Call, known: Axes) -> Expanded:
-    """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
-
-    What is a constant to the called layer is one to the caller, where it is an input.
-    """
-    called = layers[call.layer] if call.layer in layers else named(call.layer, call.text)
-    table = marked(called)
-    drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
-    inputs = tuple(name for name in table.inputs if name not in drawn)
-    if len(call.arguments) != len(inputs):
-        raise NotationError(f"{called.name} takes {len(inputs)} inputs, not {len(call.arguments)}", call.text)
-    if len(call.left) != len(table.outputs):
-        raise NotationError(f"{called.name} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
-    weights, prefix = _weight_names(call, table.weights)
-    masks = {name: f"{prefix}.{name}" for name in drawn}
-    given = dict(zip(inputs, call.arguments, strict=True))
-    names = given | weights | masks
-    names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    lines = []
-    axes = _axis_names(call, table, known, given | weights | masks)
-    for line in table.lines:
-        if not isinstance(line, Line):
-            raise NotationError(f"{called.name} has a repeat and cannot be called", call.text)
-        for term in line.left:
-            names.setdefault(term.name, f"{prefix}.{term.name}")
-        moved = line.renamed(names, axes)
-        binding = tuple((own, base(axes.get(now, now))) for own, now in line.tag.binding)
-        where = tuple(c for c in call.where if c.axes <= set(moved.loops))
-        tag = replace(line.tag, binding=binding)
-        lines.append(replace(moved, where=(*moved.where, *where), tag=tag))
-    for condition in call.where:
-        if not any(condition in line.where for line in lines):
-            raise NotationError(f"where {condition}: no line of {called.name} has both axes", call.text)
-    roles = {names[name]: table.values[name] for name in (*drawn, *inputs) if name in table.constants}
-    roles = {name: replace(value, of=names.get(value.of, value.of)) for name, value in roles.items()}
-    return Expanded(tuple(lines), tuple(weights.values()), tuple(masks.values()), roles)
-
-
-def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str]:
-    """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
-
-    Drawn masks are always named by the prefix: the call's left where it has no other.
-    """
-    prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
-    if len(call.weights) == len(own):
-        return dict(zip(own, call.weights, strict=True)), prefix
-    if len(call.weights) == 1:
-        return {name: f"{prefix}.{name}" for name in own}, prefix
-    raise NotationError(f"{call.layer} has {len(own)} weights: give one prefix or as many names", call.text)
-
-
-def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str]) -> dict[str, str]:
-    """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
-    axes = dict(call.axes)
-    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    for inner, outer in given.items():
-        if inner in table.axes and outer in known:
-            pairs.append((table.axes[inner], known[outer]))
-    pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
-    for inner_axes, outer_axes in pairs:
-        if len(inner_axes) != len(outer_axes):
-            raise NotationError(
-                f"{call.layer} expects the axes {' '.join(inner_axes)}, not {' '.join(outer_axes)}", call.text
-            )
-        for inner_axis, outer_axis in zip(inner_axes, outer_axes, strict=True):
-            if base(axes.setdefault(inner_axis, outer_axis)) != base(outer_axis):
-                raise NotationError(
-                    f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
-                )
-    own = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
-    taken: dict[str, str] = {}
-    for axis in own:
-        name = axes.get(axis, axis)
-        if (first := taken.setdefault(name, axis)) != axis:
-            raise NotationError(
-                f"axes {first} and {axis} of {call.layer} would both be {name}: call one by another name, "
-                f"as in `; ..., {axis} = {name}'`",
-                call.text,
-            )
-    return axes
+def _called(layers: Mapping[str, Layer], call: Call, known: Axes) -> Expanded:
+    """What stands for a call of one of the layers, or of one that ships."""
+    return expanded(marked(layers[call.layer] if call.layer in layers else named(call.layer, call.text)), call, known)
 
 
 # The registry: a file `name.table` beside this one holds one layer.

@@ -95,7 +95,7 @@ def _versions(
             result.append(
                 replace(
                     line,
-                    lines=tuple(one.renamed(shared) if isinstance(one, Line) else one for one in body),
+                    lines=tuple(one.renamed(shared) for one in body),
                     values={**line.values, **inner},
                     carry=tuple(
                         Carry(c.start, c.end, read.get(c.initial, c.initial), made.get(c.final, c.final))
@@ -116,18 +116,7 @@ def _told_apart(line: Repeat) -> Repeat:
     """The repeat, its own names other than those of the totals that it hands out."""
     finals = {carry.final for carry in line.carry}
     names = {name: f"{name}:turn" for name in line.inside & finals}
-    if not names:
-        return line
-    return replace(
-        line,
-        lines=tuple(one.renamed(names) if isinstance(one, Line) else one for one in line.lines),
-        values={names.get(name, name): own for name, own in line.values.items()},
-        carry=tuple(
-            Carry(names.get(c.start, c.start), names.get(c.end, c.end), c.initial, c.final) for c in line.carry
-        ),
-        each=tuple((names.get(inside, inside), outer) for inside, outer in line.each),
-        keep=tuple((names.get(inside, inside), outer) for inside, outer in line.keep),
-    )
+    return line.with_own(names) if names else line
 
 
 def scores(table: Table) -> set[str]:

@@ -100,7 +100,7 @@ def _pair(
     for name in read:
         if name in inside and name not in dict(forward.each):
             sources[name] = kept.setdefault(name, f"{name}*")
-            values[sources[name]] = Value((forward.count, *own[name].axes), "kept", name)
+            values.setdefault(sources[name], Value((forward.count, *own[name].axes), "kept", name))
         if name in sources:
             each.append((name, sources[name]))
     needed = elsewhere | {outer for _, outer in each}

@@ -23,7 +23,7 @@ from learncost.equation.table import (
 )
 from learncost.equation.value import Role, Value, axes_of
 from learncost.layers.reach import Reach
-from learncost.layers.spelling import differentiable, operand, spell
+from learncost.layers.spelling import differentiable, operand, primed, spell
 from learncost.vocabulary import entry
 
 
@@ -188,7 +188,7 @@ class Reverse:
         found, target = entry(line.word), operand(line, i)
         second: dict[str, str] = {}
         for axis in line.axes:
-            second[axis] = _second(axis, (*line.loops, *second.values()))
+            second[axis] = primed(axis, (*line.loops, *second.values()))
         reads = found.jacobian_reads()
         right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
@@ -320,11 +320,3 @@ class Reverse:
                 line = replace(line, left=(*line.left, *terms), gives=(*line.gives, *more))
             result.append(line)
         return tuple(result)
-
-
-def _second(axis: str, taken: Iterable[str]) -> str:
-    taken = set(taken)
-    second = axis + "'"
-    while second in taken:
-        second += "'"
-    return second

@@ -27,6 +27,15 @@ def differentiable(line: Line) -> list[int]:
     return terms
 
 
+def primed(axis: str, taken: Iterable[str]) -> str:
+    """A second axis of an axis's size, beside those that are there."""
+    taken = set(taken)
+    axis += "'"
+    while axis in taken:
+        axis += "'"
+    return axis
+
+
 def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tuple[str, ...]:
     """The axes of a body's line (`_`, `n`, `n'`) as the word's line has them."""
     result: list[str] = []

@@ -1,0 +1,136 @@
+"""A call of a layer: its lines under the caller's names and axes, its repeats with their stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from learncost.equation.count import base
+from learncost.equation.errors import NotationError
+from learncost.equation.parse import Block, Call, Parsed
+from learncost.equation.scope import Axes, Expanded
+from learncost.equation.table import Carry, Condition, Line, Repeat, Statement, Table, walk, windows
+from learncost.equation.value import DRAWN
+from learncost.layers.spelling import primed
+
+
+def expanded(table: Table, call: Call, known: Axes) -> Expanded:
+    """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
+
+    What is a constant to the called layer is one to the caller, where it is an input.
+    """
+    drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
+    inputs = tuple(name for name in table.inputs if name not in drawn)
+    if len(call.arguments) != len(inputs):
+        raise NotationError(f"{table.title} takes {len(inputs)} inputs, not {len(call.arguments)}", call.text)
+    if len(call.left) != len(table.outputs):
+        raise NotationError(f"{table.title} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
+    weights, prefix = _weight_names(call, table.weights)
+    masks = {name: f"{prefix}.{name}" for name in drawn}
+    given = dict(zip(inputs, call.arguments, strict=True))
+    names = given | weights | masks
+    names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
+    moved = _Moved(call, prefix, _axis_names(call, table, known, given | weights | masks))
+    lines = moved.statements(table.lines, names)
+    for condition in call.where:
+        if condition not in moved.restricted:
+            raise NotationError(f"where {condition}: no line of {table.title} has both axes", call.text)
+    roles = {names[name]: table.values[name] for name in (*drawn, *inputs) if name in table.constants}
+    roles = {name: replace(value, of=names.get(value.of, value.of)) for name, value in roles.items()}
+    return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles)
+
+
+@dataclass
+class _Moved:
+    """The lines of a called layer as they go to the caller; `restricted` are the call's conditions that lines took."""
+
+    call: Call
+    prefix: str
+    axes: Mapping[str, str]
+    restricted: set[Condition] = field(default_factory=set)
+
+    def statements(self, lines: Iterable[Statement], names: dict[str, str]) -> tuple[Parsed, ...]:
+        """Lines under the caller's names; `names` receives those of what they make."""
+        result: list[Parsed] = []
+        for line in lines:
+            names |= {name: self.own(name) for name in line.makes if name not in names}
+            result.append(self.block(line, names) if isinstance(line, Repeat) else self.line(line, names))
+        return tuple(result)
+
+    def own(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    def line(self, line: Line, names: Mapping[str, str]) -> Line:
+        moved = line.renamed(names, self.axes)
+        binding = tuple((own, base(self.axes.get(now, now))) for own, now in line.tag.binding)
+        where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
+        self.restricted.update(where)
+        return replace(moved, where=(*moved.where, *where), tag=replace(line.tag, binding=binding))
+
+    def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:
+        """A repeat, whose own names are told apart from those of what the call is given."""
+        own = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
+        slices = [(inside, outer) for inside, outer in repeat.each if inside != outer]
+        inner = {**names} | {name: self.own(name) for name in repeat.inside if (name, name) not in repeat.each}
+        return Block(
+            base(self.axes.get(repeat.count, repeat.count)),
+            tuple(Carry(inner[c.start], inner[c.end], names[c.initial], names[c.final]) for c in repeat.carry),
+            tuple((inner[inside], names[outer]) for inside, outer in slices),
+            tuple((names[outer], inner[inside]) for inside, outer in repeat.keep),
+            (),
+            self.statements(repeat.lines, inner),
+            self.call.text,
+            repeat.reverse,
+            own,
+        )
+
+
+def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str]:
+    """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
+
+    Drawn masks are always named by the prefix: the call's left where it has no other.
+    """
+    prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
+    if len(call.weights) == len(own):
+        return dict(zip(own, call.weights, strict=True)), prefix
+    if len(call.weights) == 1:
+        return {name: f"{prefix}.{name}" for name in own}, prefix
+    raise NotationError(f"{call.layer} has {len(own)} weights: give one prefix or as many names", call.text)
+
+
+def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str]) -> dict[str, str]:
+    """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
+    axes = dict(call.axes)
+    pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    for inner, outer in given.items():
+        if inner in table.axes and outer in known:
+            pairs.append((table.axes[inner], known[outer]))
+    pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
+    for inner_axes, outer_axes in pairs:
+        if len(inner_axes) != len(outer_axes):
+            raise NotationError(
+                f"{call.layer} expects the axes {' '.join(inner_axes)}, not {' '.join(outer_axes)}", call.text
+            )
+        for inner_axis, outer_axis in zip(inner_axes, outer_axes, strict=True):
+            if base(axes.setdefault(inner_axis, outer_axis)) != base(outer_axis):
+                raise NotationError(
+                    f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
+                )
+    own = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
+    sizes = dict.fromkeys(base(axis) for value in table.known.values() for axis in value.axes)
+    sizes |= dict.fromkeys((*windows(table.lines), *(turn for _, turns in walk(table.lines) for turn in turns)))
+    if unknown := [axis for axis, _ in call.axes if base(axis) not in sizes]:
+        raise NotationError(f"{call.layer} has no axis {unknown[0]}; it has {', '.join(sizes)}", call.text)
+    for axis in own:
+        if axis not in axes and axis != base(axis) and base(axis) in axes:  # a second one of a size that is known
+            axes[axis] = primed(base(axes[base(axis)]), axes.values())
+    taken: dict[str, str] = {}
+    for axis in own:
+        name = axes.get(axis, axis)
+        if (first := taken.setdefault(name, axis)) != axis:
+            raise NotationError(
+                f"axes {first} and {axis} of {call.layer} would both be {name}: call one by another name, "
+                f"as in `; ..., {axis} = {name}'`",
+                call.text,
+            )
+    return axes

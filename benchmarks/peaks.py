@@ -32,7 +32,7 @@ from learncost.models.configuration import configure
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from allocator import most
+from allocator import apart
 from low_rank import adapt
 
 WIDTH = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3}
@@ -97,7 +97,7 @@ OPTIMIZERS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop"
 
 @dataclass(frozen=True)
 class Peak:
-    """A case, and its peaks in bytes."""
+    """A case, and its peaks in bytes; `measured` without the buffers of products' kernels, `whole` with them."""
 
     model: str
     dtype: str
@@ -105,10 +105,16 @@ class Peak:
     shape: str
     predicted: int
     measured: int
+    whole: int
 
     @property
     def ratio(self) -> float:
         return self.predicted / self.measured
+
+    @property
+    def buffers(self) -> float:
+        """The share of the whole peak that kernels' own buffers are."""
+        return self.whole / self.measured - 1
 
 
 def keys_of(name: str, shape: str) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> No
     """Two steps as a user of transformers writes them."""
     checkpoints, lora = SETTINGS[setting]
     config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
-    module = getattr(transformers, KINDS[name].architecture)(config).to(DTYPES[dtype][0])
+    module = getattr(transformers, KINDS[name].architecture)._from_config(config, dtype=DTYPES[dtype][0])
     if lora:
         adapt(module, KINDS[name].lora.split(","))
     module.train()
@@ -169,7 +175,8 @@ def peaks(names: list[str], dtypes: list[str], settings: list[str], optimizer: s
             for setting in settings:
                 for shape in SHAPES if setting == "plain" else ("block",):
                     own = name, shape, dtype, setting, optimizer
-                    yield Peak(name, dtype, setting, shape, predicted(*own), most(partial(train, *own)))
+                    whole, measured = apart(partial(train, *own))
+                    yield Peak(name, dtype, setting, shape, predicted(*own), measured, whole)
 
 
 def worst(found: list[Peak], chosen: Callable[[Peak], bool]) -> str:
@@ -196,7 +203,7 @@ def main() -> None:
         found.append(one)
         print(
             f"{one.model:12} {one.dtype} {one.setting:11} {one.shape:9} {one.predicted:13,} {one.measured:13,} "
-            f"{one.ratio:.3f}",
+            f"{one.ratio:.3f} buffers {one.buffers:.1%}",
             file=sys.stderr,
             flush=True,
         )

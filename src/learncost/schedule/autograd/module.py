@@ -13,6 +13,7 @@ from learncost.equation.errors import named_one
 from learncost.equation.table import Word
 from learncost.schedule.autograd.calls import Projection
 from learncost.schedule.autograd.operators import (
+    BOOLEAN,
     POINTWISE,
     Tensor,
     cat,
@@ -26,10 +27,9 @@ COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
 """transformers' activations that are made of several operators (`transformers/activations.py`)."""
 
 
-BOOLEAN = 1
-"""Bytes of torch.bool."""
 Masks = Callable[[int], Tensor]
-"""The mask of a kind of attention with so many bytes an element, which all layers of that kind share."""
+"""The mask of a kind of attention with so many bytes an element, which all layers of that kind share; one of booleans
+is for every sequence where keys are left out, else one for all."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scores:
     """What attention is given beside queries, keys and values.
 
     groups    heads of queries for one of keys and values, of which there are `heads`
-    elements  of all scores, of the result, and of the rows
+    elements  of all scores, of the result, of the rows, and of a mask for every sequence
     causal    later positions are left out; `windowed`: those far before too; `padded`: some keys
     added     what is added to the scores
     cached    whether keys and values are of the positions that look at them
@@ -49,6 +49,7 @@ class Scores:
     elements: int
     results: int
     rows: int
+    masked: int
     causal: bool
     windowed: bool
     padded: bool
@@ -80,6 +81,8 @@ class Module:
                  their last product reads until their norm is done
     checkpointed whether blocks run again
     grouped      how keys that several heads share reach them: sdpa, or broadcast
+    masks        needed, or always: a causal mask is made even where the fused kernel knows it
+    routing      in which type a token's shares of its experts are: own, or float
     buffers      bytes that a module has beside weights: positions' angles, masks
     """
 
@@ -96,6 +99,8 @@ class Module:
     checkpointed: bool = False
     holds: str = ""
     grouped: str = "sdpa"
+    masks: str = "needed"
+    routing: str = "own"
     buffers: int = 0
 
     name = "plain"
@@ -141,6 +146,10 @@ class Module:
 
     def activated(self, x: Tensor, word: str) -> Tensor:
         return x.apply(word)
+
+    def routed(self, shares: Tensor) -> Tensor:
+        """A token's shares of its experts, as what these make is multiplied by them."""
+        return shares.in_float() if self.routing == "float" else shares
 
     def loss(self, scores: Tensor, targets: Tensor | None) -> Tensor:
         return cross_entropy(scores.in_float() if self.upcast else scores, targets)
@@ -211,9 +220,10 @@ class Transformers(Module):
         scores = replace(scores, added=[one.copied() for one in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
             return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
-        mask = masks(BOOLEAN).to(q.width) if scores.windowed or scores.padded else None
+        made = scores.windowed or scores.padded or (scores.causal and self.masks == "always")
+        mask = masks(BOOLEAN).copied(scores.masked, q.width) if made else None  # convert_boolean_attn_mask
         if broadcast:
-            return _math(q, k, v, scores, mask).transpose().contiguous()
+            return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()
         return _sdpa(q, k, v, scores, mask).transpose().contiguous()
 
     def activated(self, x: Tensor, word: str) -> Tensor:
@@ -244,17 +254,27 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) 
     return _math(q, k, v, scores, bias)
 
 
-def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None) -> Tensor:
-    """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`)."""
-    width = q.width
-    q, k, v = q.in_float(), k.in_float(), v.in_float()
-    shares = (q * 0.5).contiguous().matmul((k * 0.5).repeated(scores.groups).contiguous(), scores.elements)
+def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None, broadcast: bool = False) -> Tensor:
+    """`_scaled_dot_product_attention_math` (`aten/src/ATen/native/transformers/attention.cpp`).
+
+    Its names hold operands in float, keys and values repeated, and scaled queries to its end. Keys that are broadcast
+    are spread by the product.
+    """
+    width, spread = q.width, scores.groups if broadcast else 1
+    query, key, value = q.in_float(), k.in_float(), v.in_float()
+    scaled = query * 0.5
+    if not broadcast:
+        key, value = key.repeated(scores.groups), value.repeated(scores.groups)
+    shares = scaled.contiguous().matmul((key * 0.5).repeated(spread).contiguous(), scores.elements)
     if bias:
         shares = shares.add_(bias)
     shares = shares.apply("safe_softmax")
     if scores.dropped:
         shares = shares.dropout()
-    return shares.matmul(v.repeated(scores.groups).contiguous(), scores.results).to(width)
+    told = shares.to(width)
+    result = shares.matmul(value.repeated(spread).contiguous(), scores.results).to(width)
+    del told, query
+    return result
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None, in_float: bool = True) -> Tensor:

@@ -15,6 +15,8 @@ from learncost.schedule.autograd.tape import Gradients, Tape, Value
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
+BOOLEAN = 1
+"""Bytes of torch.bool."""
 INTEGER = 8
 """Bytes of torch.int64."""
 
@@ -25,11 +27,13 @@ class Row:
 
     keeps   "operand", "result", "both", or ""
     before  how many the forward makes beside the result
+    tested  whether its result is, into booleans, while the operand is there
     """
 
     keeps: str = ""
     beside: int = 0
     before: int = 0
+    tested: bool = False
 
 
 POINTWISE = {
@@ -51,7 +55,7 @@ POINTWISE = {
     "log_sigmoid": Row("both"),  # log_sigmoid_backward(grad, self, buffer)
     "softmax": Row("result"),
     "log_softmax": Row("result"),
-    "safe_softmax": Row("result", before=1),  # _safe_softmax: rows without a key are zeros
+    "safe_softmax": Row("result", tested=True),  # _safe_softmax: rows without a key are zeros
     "bloom_gelu": Row("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
 }
 """By name. A word of the vocabulary that is here is this operator; one that is not is taken to keep its operand."""
@@ -107,39 +111,46 @@ class Tensor:
             turned=x.turned,
         )
         del before
+        tests = tape.new(elements, BOOLEAN) if row.tested else None
+        del tests
         return Tensor(tape, result)
 
     def to(self, width: int) -> Tensor:
         """Another type; itself where it has that."""
-        return self if width == self.width else self._copied(self.elements, width, self.value.turned)
+        return self if width == self.width else self.copied(self.elements, width, self.value.turned)
 
     def in_float(self) -> Tensor:
         return self.to(FLOAT) if self.width < FLOAT else self
 
-    def _copied(self, elements: int, width: int = 0, turned: bool = False) -> Tensor:
+    def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> Tensor:
         """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
         x, tape = self.value, self.tape
         own, before = x.width, x.elements
+        elements = elements or before
         (result,) = tape.run(
             (x,), ((elements, width or own),), lambda _: (tape.new(before, own, turned),), turned=turned
         )
         return Tensor(tape, result)
 
-    def copied(self) -> Tensor:
-        return self._copied(self.elements)
-
     def repeated(self, times: int) -> Tensor:
         """`repeat_kv`: every head as often, in a copy."""
-        return self if times == 1 else self._copied(self.elements * times)
+        return self if times == 1 else self.copied(self.elements * times)
 
     def contiguous(self) -> Tensor:
-        return self._copied(self.elements) if self.value.turned else self
+        return self.copied(self.elements) if self.value.turned else self
 
     def mean(self, rows: int) -> Tensor:
         """Over all but so many rows."""
         x, tape = self.value, self.tape
         elements, width = x.elements, x.width
         (result,) = tape.run((x,), ((rows, width),), lambda _: (tape.new(elements, width),))
+        return Tensor(tape, result)
+
+    def viewed(self) -> Tensor:
+        """A view of another shape; its gradient is copied, being spread."""
+        x, tape = self.value, self.tape
+        elements, width = x.elements, x.width
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), views=x.room)
         return Tensor(tape, result)
 
     def sum(self, rows: int) -> Tensor:
@@ -255,11 +266,17 @@ def _settled(tape: Tape, gradient: Value, elements: int, width: int) -> Value:
     return gradient if gradient.width == width else tape.new(elements, width, gradient.turned)
 
 
+def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Value]:
+    """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`)."""
+    return [tape.new(elements, width) for elements, own in sizes if own < width]
+
+
 def _times(one: Tensor, two: Tensor) -> Tensor:
     """A product by elements, the smaller spread: each is kept for the other's gradient."""
     tape, operands = one.tape, (one.value, two.value)
     elements, width = max(one.elements, two.elements), max(one.width, two.width)
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    own = [(each.elements, each.width) for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> list[Value | None]:
@@ -267,17 +284,23 @@ def _times(one: Tensor, two: Tensor) -> Tensor:
         assert whole
         laid = whole.turned
         del whole
-        found = [tape.new(elements, width, laid) if needed else None for _, _, needed in sizes]
+        found: list[Value | None] = [None, None]
+        for number in (1, 0):  # the second operand's first, as Functions.cpp has it
+            copies = _alike(tape, [own[1 - number]], width) if sizes[number][2] else []
+            found[number] = tape.new(elements, width, laid) if sizes[number][2] else None
+            del copies
         gradients.clear()
-        for number, (own, kind, _) in enumerate(sizes):
+        for number, (size, kind, _) in enumerate(sizes):
             gradient = found[number]
             found[number] = None
-            found[number] = _settled(tape, gradient, own, kind) if gradient else None
+            found[number] = _settled(tape, gradient, size, kind) if gradient else None
             del gradient
         return found
 
     keeps = [kept for kept, (_, _, needed) in zip(operands[::-1], sizes, strict=True) if needed]
+    copies = _alike(tape, own, width)
     (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
+    del copies
     return Tensor(tape, result)
 
 
@@ -293,7 +316,9 @@ def _plus(one: Tensor, two: Tensor, room: Room | None = None) -> Tensor:
         assert whole
         return [_settled(tape, whole, own, kind) if needed else None for own, kind, needed in sizes]
 
+    copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
     (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)
+    del copies
     return Tensor(tape, result)
 
 

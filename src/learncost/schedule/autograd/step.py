@@ -27,7 +27,7 @@ from learncost.schedule.autograd.calls import (
     Single,
 )
 from learncost.schedule.autograd.module import Module, Scores
-from learncost.schedule.autograd.operators import INTEGER, Tensor, cat, linear
+from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
 from learncost.schedule.autograd.tape import Node, Tape, Value
 
 Values = dict[str, Tensor]
@@ -88,6 +88,7 @@ class _Step:
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
+    tokens: str = ""
 
     @cached_property
     def cuts(self) -> int:
@@ -127,11 +128,12 @@ class _Step:
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
 
-    def embeds(self, found: Tensor) -> None:
-        """What an embedding makes stays until the model returns; under checkpoints it has a gradient in any case."""
+    def embeds(self, weight: str, found: Tensor) -> None:
+        """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
+        self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
             self.embedded.append(found)
-        if self.asked.checkpoint and not found.learns:  # enable_input_require_grads
+        if self.asked.checkpoint and not found.learns and weight == self.tokens:  # enable_input_require_grads
             found.value.node = Node(None)
             self.inputs.append(found)
 
@@ -316,6 +318,7 @@ class _Scope:
             elements=scores,
             results=count(last.left[0].declared),
             rows=scores // length,
+            masked=masks,
             causal=bool(first.where),
             windowed=any(size_of(window, self.step.sizes) < length for window in windows),
             padded=call.padded,
@@ -329,7 +332,8 @@ class _Scope:
         )
 
         def mask(width: int) -> Tensor:
-            return self.step.mask((masks, width, *first.where), masks, width)
+            elements = masks if call.padded or width > BOOLEAN else count((place,)) * length
+            return self.step.mask((masks, width, *first.where), elements, width)
 
         return self.step.asked.module.attended(q, k, self._found(call.values, values), told, mask)
 
@@ -358,7 +362,10 @@ class _Scope:
         return self._found(call.value, values).dropout()
 
     def _experts(self, call: Experts, values: Values) -> Tensor:
-        """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back."""
+        """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back.
+
+        Python's names hold the sorted tokens to the end.
+        """
         count, tape = self.step.count, self.step.tape
         shares = self._found(call.shares, values)
         order = Tensor(tape, tape.new(shares.elements, INTEGER))
@@ -368,7 +375,7 @@ class _Scope:
         parts = linear(rows, self._leaf(*(line.right[1].name for line in call.inward)), sum(sizes)).split(sizes)
         local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
         left = Counter(name for line in call.lines for name in line.reads)
-        del rows, parts
+        del parts
         for line in call.lines[:-1]:
             if line == call.outward:
                 local[line.name] = linear(local[line.right[0].name], self._leaf(line.right[1].name), selected)
@@ -381,9 +388,12 @@ class _Scope:
                 if not left[name]:
                     local.pop(name, None)
         (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
-        result = local.pop(last) * shares.gather(order, shares.elements)
+        width = local[last].width
+        result = local.pop(last) * self.step.asked.module.routed(shares).gather(order, shares.elements)
         local.clear()
-        return result.gather(order, selected).sum(count(call.makes[0].declared))
+        result = result.gather(order, selected).viewed().sum(count(call.makes[0].declared)).to(width)
+        del rows
+        return result
 
     def _single(self, call: Single, values: Values) -> Tensor:
         return self._line(call.lines[0], values)
@@ -392,7 +402,7 @@ class _Scope:
         found = self._operand(call.lines[0].right[0], values)
         if len(call.lines) > 1:
             found = found * 1.0
-        self.step.embeds(found)
+        self.step.embeds(self.weights[call.lines[0].right[0].name][0], found)
         return found
 
     def _line(self, line: Line, values: Values) -> Tensor:

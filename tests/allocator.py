@@ -6,7 +6,6 @@ import re
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-
 PRODUCT = re.compile(r"aten::(addmm|mm|baddbmm|bmm|\w*flash_attention\w*|mkldnn_\w+|convolution_backward|\w*conv2d\w*)")
 """Operators whose kernels take buffers for themselves."""
 

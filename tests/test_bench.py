@@ -11,7 +11,6 @@ from learncost.bench import rounds
 from learncost.bench.check import TOLERANCES, difference
 from learncost.bench.process import Process, SideError
 from learncost.bench.result import Bench, Case, Memory, SideFound
-from learncost.bench.show import as_text
 from learncost.bench.subject import Subject, shapes, subjects
 from learncost.faces.command import main
 from learncost.training.memory import forget_highest, highest
@@ -186,7 +185,7 @@ def test_a_side_that_does_something_else_is_not_timed(processes: type[Pretended]
     assert engine.rounds == []
     assert engine.left_out == "it does something else: losses 0.0e+00, gradients 1.0e-03 (W) from those of eager"
     assert found.exit_code == 1
-    assert "engine is left out" in as_text(found)
+    assert "engine is left out" in str(found)
     assert len(found.cases[0].sides["jax"].rounds) == 2
 
 
@@ -210,7 +209,7 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
     # 9 turns before the rounds and 4 in each: the second one breaks off after two.
     assert [len(side.rounds) for side in found.cases[0].sides.values()] == [2, 2, 1, 1]
     assert found.cases[0].over_peers("engine") == pytest.approx(2.0)
-    assert "Interrupted" in as_text(found)
+    assert "Interrupted" in str(found)
     assert processes.alive == []
 
 
@@ -246,7 +245,7 @@ def test_the_table() -> None:
     found = case(engine=[0.003], eager=[0.004], floor=[0.002])
     found.sides["engine"].memory = Memory(300 * MIB, 100 * MIB, "process")
     machine = {"processor": "P", "cores": 2, "memory_bytes": 2**34, "system": "S", "python": "3", "compiler": None}
-    shown = as_text(Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]))
+    shown = str(Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]))
     lines: dict[str, list[str]] = {}
     for first, *cells in (line.split() for line in shown.splitlines() if line.strip()):  # a wide table is in blocks
         lines.setdefault(first, []).extend(cells)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import learncost as lc
 from learncost.equation.count import Count
 from learncost.faces.command import main
-from learncost.ledger import show_comparison as show
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.procedures.procedure import PROCEDURES
 
@@ -162,11 +161,11 @@ def test_the_screen_fits(model, batch):
 
 def test_other_formats():
     found = lc.compare("gpt2", "bp,pepita")
-    rows = list(csv.DictReader(io.StringIO(show.as_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
     totals = {(r["price_book"], r["procedure"]): int(r["flops"]) for r in rows if r["macro_operation"] == "total"}
     assert totals["run", "pepita"] == found.costs["run"]["pepita"].total.flops
-    assert f"{found.costs['run']['bp'].total.flops:,}" in show.as_markdown(found)
-    assert show.as_latex(found).count(r"\begin{tabular}") == 3
+    assert f"{found.costs['run']['bp'].total.flops:,}" in found.show("md")
+    assert found.show("latex").count(r"\begin{tabular}") == 3
     assert found._repr_html_().count("<table>") == 3
 
 

@@ -13,7 +13,6 @@ from learncost.contest.contest import contest
 from learncost.contest.entrant import Setting, Training, costs, entrants
 from learncost.contest.images import mlp, vit
 from learncost.contest.problem import Examples
-from learncost.contest.show import as_text
 from learncost.contest.trial import Outcome, search
 from learncost.engines.core import Prepared
 
@@ -166,7 +165,7 @@ def test_a_divergence_is_said():
     steps = {one.diverged for one in lost.results[0].outcomes}
     assert all(1 <= step <= 30 for step in steps)
     assert [one.after for one in lost.results[0].outcomes] == [None, None]
-    assert "2 of 2, step 1" in as_text(lost)
+    assert "2 of 2, step 1" in str(lost)
     data = lost.to_dict()
     json.dumps(data, allow_nan=False)
     assert [one["diverged_at_step"] for one in data["results"][0]["trainings"]] == [1, 1]
@@ -197,7 +196,7 @@ def test_a_contest_that_is_stopped_has_what_was_done():
     assert found.stopped
     assert found.exit_code == 130
     assert [len(result.outcomes) for result in found.results] == [1, 1, 0, 0, 0, 0, 0]
-    assert "Stopped before the end" in as_text(found)
+    assert "Stopped before the end" in str(found)
     json.dumps(found.to_dict())
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.faces.command import main
-from learncost.ledger import show
 from learncost.ledger.sheet import joules_of, rounded, seconds_of, size_of
 from learncost.models.configuration import configure
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
@@ -253,7 +252,7 @@ def test_the_command_prints_the_same_ledger(by, capsys):
 @pytest.mark.parametrize("by", BY)
 def test_csv_has_every_row_exactly(by):
     found = lc.cost("gpt3-175b", batch_size=10**9, by=by)
-    rows = list(csv.DictReader(io.StringIO(show.as_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
     assert sum(int(row["flops"]) for row in rows) == found.total.flops
     assert len(rows) == len(found.rows)
 
@@ -264,7 +263,7 @@ def test_csv_has_every_row_exactly(by):
 )
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_table_fits_its_width(model, batch, by, width):
-    text = show.as_text(lc.cost(model, "mempepita", "paper", batch, seq_len=500, by=by, tokens=10**12), width)
+    text = lc.cost(model, "mempepita", "paper", batch, seq_len=500, by=by, tokens=10**12).text(width)
     assert all(len(line) <= width for line in text.splitlines() if "training" not in line)
     assert "1 MACC = 2 FLOPs; price book: paper" in text
     assert "parameters. Counted: " in text
@@ -272,9 +271,9 @@ def test_the_table_fits_its_width(model, batch, by, width):
 
 def test_the_table_says_when_it_is_rounded():
     found = lc.cost("gpt3-175b", batch_size=10**12)
-    assert "Rounded to fit" in show.as_text(found)
-    assert "Rounded to fit" not in show.as_text(found, 400)
-    assert f"{found.total.flops:,}" in show.as_text(found, 400)
+    assert "Rounded to fit" in str(found)
+    assert "Rounded to fit" not in found.text(400)
+    assert f"{found.total.flops:,}" in found.text(400)
 
 
 @pytest.mark.parametrize(
@@ -359,9 +358,9 @@ def test_html_is_a_small_self_contained_table(tmp_path):
 
 def test_markdown_and_latex_have_every_row():
     found = lc.cost("gpt2")
-    markdown = show.as_markdown(found)
+    markdown = found.show("md")
     assert sum(line.startswith("|") for line in markdown.splitlines()) == len(found.rows) + 3
-    latex = show.as_latex(found)
+    latex = found.show("latex")
     assert latex.count("\\\\\n") == len(found.rows) + 2
     assert "feed\\_forward" in latex
     assert f"{found.total.flops:,}" in markdown

@@ -10,7 +10,6 @@ import pytest
 import learncost as lc
 from learncost.faces.rules import rules as command
 from learncost.ledger.rules import rules
-from learncost.ledger.show_rules import as_csv, as_html, as_markdown, as_text
 from learncost.ledger.thumbs import evaluate, thumbs
 from learncost.models.configuration import configure
 
@@ -57,7 +56,7 @@ def test_every_kind_of_block_is_held_against_the_rules(model):
         blocks = configure(model).sizes["num_hidden_layers"]
         inside = [row.flops for row in ledger.rows if row.macro_operation == "forward" and row.block]
         assert sum(own.values()) * blocks == sum(inside)
-    as_text(found)
+    str(found)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -183,7 +182,7 @@ def test_a_partly_filled_step():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_text_fits_80_columns(model):
-    text = as_text(rules(model, tokens=10**18, **MODELS[model]))
+    text = str(rules(model, tokens=10**18, **MODELS[model]))
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -192,12 +191,11 @@ def test_formats(capsys):
     data = json.loads(command("gpt2", json=True))
     assert data == json.loads(json.dumps(found.to_dict()))
     assert data["rules"][0]["cases"][0]["relative_error"] == found.rules[0].cases[0].error
-    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
     assert len(rows) == sum(len(rule.cases) for rule in found.rules)
-    assert str(found) == as_text(found)
-    assert as_markdown(found).count("###") == len(found.rules)
-    assert as_html(found).count("<table>") == len(found.rules)
-    assert command("gpt2", format="md") == as_markdown(found)
+    assert found.show("md").count("\n| --- |") == len(found.rules)
+    assert found._repr_html_().count("<table>") == len(found.rules)
+    assert command("gpt2", format="md") == found.show("md")
 
 
 @pytest.mark.parametrize(

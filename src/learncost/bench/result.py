@@ -10,7 +10,7 @@ from typing import Any
 from learncost.bench.check import Difference
 from learncost.bench.sides import ENGINE, FLOOR
 from learncost.bench.subject import Subject
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 
 PARAMETER_BYTES = 12
 """A parameter's weight and two moments of AdamW, in fp32."""
@@ -120,8 +120,10 @@ class Case:
 
 
 @dataclass(repr=False)
-class Bench(Readable):
+class Bench(Shown):
     """All cases, with the machine they were measured on; `interrupted` before the end."""
+
+    room = "learncost.bench.show"
 
     machine: Mapping[str, Any]
     rounds: int
@@ -139,18 +141,3 @@ class Bench(Readable):
         """Everything, as JSON can hold it."""
         cases = [case.to_dict() for case in self.cases]
         return {"machine": self.machine, "rounds": self.rounds, "interrupted": self.interrupted, "cases": cases}
-
-    def __rich__(self) -> Any:
-        from learncost.bench.show import bench_table
-
-        return bench_table(self)
-
-    def __str__(self) -> str:
-        from learncost.bench.show import as_text
-
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.bench.show import as_html
-
-        return as_html(self)

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator
-from html import escape
-from typing import TYPE_CHECKING
-
 from learncost.bench.machine import described
 from learncost.bench.result import Bench, Case, SideFound
 from learncost.bench.sides import ENGINE, FLOOR
-from learncost.ledger.sheet import WIDTH, Row, Sheet, significant, styled
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
+from learncost.ledger.sheet import WIDTH, Row, Sheet, significant
 
 COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", "beyond MiB", "of leanest peer")
 
 _MIB = 2**20
 
 
-class BenchTable:
-    """The renderable of rich."""
-
-    def __init__(self, found: Bench) -> None:
-        self.found = found
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.found, options.max_width))
-
-
-def bench_table(found: Bench) -> BenchTable:
-    """The measurement for rich."""
-    return BenchTable(found)
-
-
-def as_text(found: Bench, width: int = WIDTH) -> str:
-    """The measurement as plain text."""
-    return "\n".join(line for line, _ in _lines(found, width))
-
-
-def as_markdown(found: Bench) -> str:
-    """The measurement as tables of Markdown."""
-    return "\n\n".join([*(_sheet(case).markdown() for case in found.cases), *_notes(found)])
-
-
-def as_html(found: Bench) -> str:
-    """The measurement as tables for a notebook."""
-    notes = "".join(f"<div>{escape(note)}</div>" for note in _notes(found))
-    return f'<div class="learncost">{"".join(_sheet(case).html() for case in found.cases)}{notes}</div>'
+def sheets(found: Bench, width: int = WIDTH) -> tuple[Sheet, ...]:
+    """A table a case; what goes for all of them stands below."""
+    return *map(_sheet, found.cases), Sheet("", (), (), _notes(found))
 
 
 def _notes(found: Bench) -> tuple[str, ...]:
@@ -63,15 +28,6 @@ _METHOD = (
     "beyond: of the peak, what is neither the runtime after its imports nor weights and the optimizer's state. floor: "
     "the step's matrix products alone, causal ones in half, and a copy of the bytes that AdamW moves.",
 )
-
-
-def _lines(found: Bench, width: int) -> Iterator[tuple[str, str]]:
-    for case in found.cases:
-        yield from _sheet(case).lines(width)
-        yield "", ""
-    for note in _notes(found):
-        for part in textwrap.wrap(note, width, break_on_hyphens=False):
-            yield part, "dim"
 
 
 def _sheet(case: Case) -> Sheet:

@@ -17,7 +17,7 @@ from learncost.contest.entrant import Entrant, Setting, Training, costs
 from learncost.contest.problem import RATES
 from learncost.contest.trial import CHOOSING, Outcome, Search, StoppedError, outcome, search
 from learncost.equation.errors import InputError
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 
 
 class Report(Protocol):
@@ -56,8 +56,10 @@ class Result:
 
 
 @dataclass(repr=False)
-class Contest(Readable):
+class Contest(Shown):
     """What was asked for, and a result for each entrant; `stopped` before the end."""
+
+    room = "learncost.contest.show"
 
     setting: Setting
     budget: Budget
@@ -74,21 +76,6 @@ class Contest(Readable):
         from learncost.contest.show import as_dict
 
         return as_dict(self)
-
-    def __rich__(self) -> Any:
-        from learncost.contest.show import ContestTable
-
-        return ContestTable(self)
-
-    def __str__(self) -> str:
-        from learncost.contest.show import as_text
-
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.contest.show import sheets
-
-        return "".join(sheet.html() for sheet in sheets(self))
 
 
 def contest(

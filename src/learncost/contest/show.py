@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from math import isfinite
 from statistics import fmean, median, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learncost.contest.contest import Contest, Result
 from learncost.contest.trial import Outcome
-from learncost.ledger.sheet import WIDTH, Row, Sheet, size_of, styled
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
+from learncost.ledger.sheet import WIDTH, Row, Sheet, size_of
 
 SCHEMA = 1
 
 _UNKNOWN = "-"
 
 
-class ContestTable:
-    """The two tables for rich."""
-
-    def __init__(self, found: Contest) -> None:
-        self.found = found
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.found, options.max_width))
-
-
-def as_text(found: Contest, width: int = WIDTH) -> str:
-    """The tables as plain text."""
-    return "\n".join(line for line, _ in _lines(found, width))
-
-
-def as_markdown(found: Contest) -> str:
-    """The tables in Markdown."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(found))
-
-
-def _lines(found: Contest, width: int) -> Iterator[tuple[str, str]]:
-    for place, sheet in enumerate(sheets(found)):
-        yield from chain([("", "")] if place else [], sheet.lines(width))
-
-
-def sheets(found: Contest) -> tuple[Sheet, Sheet]:
+def sheets(found: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
     """What was learned, and what it took."""
     return _learned(found), _taken(found)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from learncost.bench.result import Bench
 from learncost.bench.rounds import bench as measure
-from learncost.bench.show import as_markdown
 from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
 from learncost.equation.errors import InputError
@@ -71,7 +70,7 @@ def bench(
         found = measure(cases, peers(against), _whole("--rounds", rounds), say)
     if file is not None:
         write_json(file, found.to_dict())
-    return found if wanted == "table" else Text(str(written(found, wanted, {"md": as_markdown})), found.exit_code)
+    return found if wanted == "table" else Text(str(written(found, wanted)), found.exit_code)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
-from learncost.ledger import show_comparison as show
 from learncost.ledger.compare import Comparison
 from learncost.ledger.compare import compare as compute
 
@@ -103,5 +102,4 @@ def compare(
         precision=precision,
         **refuse_unknown(sizes, OWN),
     )
-    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
-    return written(found, wanted, writers)
+    return written(found, wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.ledger import show_complexity as show
 from learncost.ledger.complexity import Complexity
 from learncost.ledger.complexity import complexity as compute
 
@@ -59,5 +58,4 @@ def complexity(
         window=window,
         **refuse_unknown(sizes, OWN),
     )
-    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
-    return written(found, wanted, writers)
+    return written(found, wanted)

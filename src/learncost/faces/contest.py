@@ -14,7 +14,6 @@ from learncost.contest.contest import Contest, Report
 from learncost.contest.contest import contest as compete
 from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
-from learncost.contest.show import as_markdown
 from learncost.equation.errors import InputError, named_one
 from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
 from learncost.models.sizes import check_size
@@ -131,7 +130,7 @@ def contest(
 
 def _shown(found: Contest, wanted: str) -> Contest | str | int:
     """What is printed. A text has no exit code of its own: that of a contest that was stopped is printed here."""
-    result = written(found, wanted, {"md": as_markdown})
+    result = written(found, wanted)
     if not found.stopped or isinstance(result, Contest):
         return result
     print(result)

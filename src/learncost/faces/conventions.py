@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from learncost.equation.errors import InputError
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.ledger import show_conventions
 from learncost.ledger.conventions import Conventions
 from learncost.ledger.conventions import conventions as compute
 from learncost.ledger.memory_measured import Peaks, measured_of
@@ -57,8 +56,7 @@ def conventions(
         told: Peaks | PublishedMemory = Peaks(model, runs)
         if not runs:
             told = published_memory(model, seq_len, target_len, **refuse_unknown(sizes, OWN))
-        return written(told, wanted, {"md": lambda told: told.sheet.markdown()})
+        return written(told, wanted)
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, batch_size, seq_len, target_len, mine, **refuse_unknown(sizes, OWN))
-    writers = {"csv": show_conventions.as_csv, "md": show_conventions.as_markdown}
-    return written(found, wanted, writers)
+    return written(found, wanted)

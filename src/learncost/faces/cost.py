@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.ledger import show
 from learncost.ledger.cost import cost as compute
 from learncost.ledger.record import Cost
 
@@ -123,5 +122,4 @@ def cost(
         precision=precision,
         **refuse_unknown(sizes, OWN),
     )
-    writers = {"csv": show.as_csv, "md": show.as_markdown, "latex": show.as_latex}
-    return written(found, wanted, writers)
+    return written(found, wanted)

@@ -115,4 +115,4 @@ def fit(
         target_len=target_len,
         **refuse_unknown(sizes, OWN),
     )
-    return written(found, wanted, {"md": lambda fit: fit.sheet.markdown()})
+    return written(found, wanted)

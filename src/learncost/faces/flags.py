@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as to_json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
 from learncost.equation.errors import InputError
+from learncost.ledger.sheet import Shown
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
@@ -57,17 +57,9 @@ def chosen(format: str, json: bool, formats: Iterable[str]) -> str:
     return "json" if json else format
 
 
-class Found(Protocol):
-    """What a command found: it has a form for programs, and shows itself as a table."""
-
-    def to_dict(self) -> dict[str, Any]: ...
+Some = TypeVar("Some", bound=Shown)
 
 
-Some = TypeVar("Some", bound=Found)
-
-
-def written(found: Some, wanted: str, writers: Mapping[str, Callable[[Some], str]]) -> Some | str:
-    """What was found in the format that is wanted: JSON, what one of the writers makes of it, or itself, a table."""
-    if wanted == "json":
-        return to_json.dumps(found.to_dict(), indent=2)
-    return writers[wanted](found) if wanted in writers else found
+def written(found: Some, wanted: str) -> Some | str:
+    """What was found in the format that is wanted, or itself, which shows itself as a table."""
+    return found if wanted == "table" else found.show(wanted)

@@ -154,8 +154,7 @@ def formulas(
     if isinstance(found, ModelFormulas):
         if wanted == "mathml":
             raise InputError("a model's formulas are written as table, md, latex or json")
-        writers = {"md": lambda one: one.sheet.markdown(), "latex": lambda one: one.sheet.latex()}
-        return written(found, wanted, writers)
+        return written(found, wanted)
     if wanted == "md":
         raise InputError("a layer's formulas are written as table, latex, mathml or json")
     return found if wanted in ("table", "text") else found.show(wanted)

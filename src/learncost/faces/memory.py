@@ -129,10 +129,4 @@ def memory(
         lora_alpha=lora_alpha,
         **refuse_unknown(sizes, OWN),
     )
-    return written(found, wanted, {"md": _markdown})
-
-
-def _markdown(found: Memory | Several) -> str:
-    from learncost.ledger.show_memory import beside, sheet
-
-    return (beside(found) if isinstance(found, Several) else sheet(found)).markdown()
+    return written(found, wanted)

@@ -13,8 +13,8 @@ from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.ledger.run import Run, shown_layer
+from learncost.ledger.sheet import WIDTH, Sheet, Shown, number
 from learncost.ledger.sheet import Row as Cells
-from learncost.ledger.sheet import Sheet, Shown, number
 from learncost.ledger.show import convention
 from learncost.models.wording import nearest
 from learncost.procedures.procedure import MACRO_OPERATIONS
@@ -99,8 +99,7 @@ class ModelFormulas(Shown):
         """MACCs and FLOPs of all rows."""
         return total(row.maccs for row in self.rows), total(row.flops for row in self.rows)
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row for each macro-operation, and in it the layers."""
         rows = []
         for macro in dict.fromkeys(row.macro_operation for row in self.rows):
@@ -116,7 +115,7 @@ class ModelFormulas(Shown):
         heading = f"{self.model}, formulas of one step of {self.procedure}" + (f": {self.layer}" if self.layer else "")
         letters = legend(self.total, self.sizes, self.names)
         notes = (*([f"{letters}."] if letters else []), f"{convention(self.price_book)}.")
-        return Sheet(heading, ("", "", "formula = value"), tuple(rows), notes, frozenset({0, 1, 2}))
+        return (Sheet(heading, ("", "", "formula = value"), tuple(rows), notes, frozenset({0, 1, 2})),)
 
     def to_dict(self) -> dict[str, Any]:
         """The formulas as data."""

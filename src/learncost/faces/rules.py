@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.ledger import show_rules as show
 from learncost.ledger.rules import rules as compute
 from learncost.ledger.thumbs import Rules
 
@@ -38,5 +37,4 @@ def rules(
     """
     wanted = chosen(format, json, ("table", "json", "csv", "md"))
     found = compute(model, tokens, batch_size, seq_len, target_len, **refuse_unknown(sizes, OWN))
-    writers = {"csv": show.as_csv, "md": show.as_markdown}
-    return written(found, wanted, writers)
+    return written(found, wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.hardware import show
 from learncost.hardware.run_cost import RunCost
 from learncost.hardware.run_cost import run_cost as compute
 
@@ -153,4 +152,4 @@ def run_cost(
         lora_rank=lora_rank,
         **refuse_unknown(sizes, OWN),
     )
-    return written(found, wanted, {"md": lambda run: show.sheet(run).markdown()})
+    return written(found, wanted)

@@ -18,7 +18,7 @@ from learncost.hardware import given, grid, products
 from learncost.ledger.cost import cost
 from learncost.ledger.record import Cost
 from learncost.ledger.run import check_tokens
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.models.numbers import counted
 from learncost.models.wording import shown
@@ -39,7 +39,7 @@ TOTALS = {
 
 
 @dataclass(frozen=True, repr=False)
-class RunCost(Readable):
+class RunCost(Shown):
     """What a whole training run takes, figure by figure.
 
     Attributes
@@ -67,6 +67,8 @@ class RunCost(Readable):
     >>> run.price_usd is None, "price" in run.unknown
     (True, True)
     """
+
+    room = "learncost.hardware.show"
 
     step: Cost
     device: Device
@@ -123,21 +125,6 @@ class RunCost(Readable):
             "flops_by_price_book": dict(self.beside),
             "total_by": self.total_by,
         }
-
-    def __rich__(self) -> Any:
-        from learncost.hardware.show import sheet
-
-        return sheet(self)
-
-    def __str__(self) -> str:
-        from learncost.hardware.show import sheet
-
-        return sheet(self).text()
-
-    def _repr_html_(self) -> str:
-        from learncost.hardware.show import sheet
-
-        return sheet(self).html()
 
 
 def run_cost(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from learncost.devices.figure import Figure
 from learncost.hardware.published import PublishedRun
 from learncost.hardware.run_cost import TOTALS, RunCost
-from learncost.ledger.sheet import Row, Sheet, joules_of, seconds_of, significant
+from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, seconds_of, significant
 from learncost.ledger.show import convention
 
 _NAMES = {
@@ -32,7 +32,7 @@ _COUNTS = ("", "FLOP", "h", "PF/s-days", "1/s")
 _ANSWERS = ("time", "energy", "co2", "price")
 
 
-def sheet(run: RunCost) -> Sheet:
+def sheets(run: RunCost, width: int = WIDTH) -> tuple[Sheet]:
     """The figures with their intervals and labels, what is asked in bold; where each is from stands underneath."""
     rows = []
     for name, figure in run.figures.items():
@@ -42,7 +42,7 @@ def sheet(run: RunCost) -> Sheet:
         rows.append(Row((_named(name), write(figure.value), between, figure.label), style))
     rows += [Row((_named(name), "-", "", "")) for name in run.unknown]
     columns = ("", "value", "interval", "label")
-    return Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3}))
+    return (Sheet(_title(run), columns, tuple(rows), _notes(run), frozenset({0, 3})),)
 
 
 def _named(name: str) -> str:

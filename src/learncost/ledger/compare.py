@@ -14,7 +14,7 @@ from learncost.equation.precision import either
 from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.record import Cost
 from learncost.ledger.run import Run, possible, prepare
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES, instead
@@ -65,7 +65,7 @@ class Overtaking:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Readable):
+class Comparison(Shown):
     """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
 
     Attributes
@@ -93,6 +93,8 @@ class Comparison(Readable):
     >>> sorted(found.costs)
     ['paper', 'run']
     """
+
+    room = "learncost.ledger.show_comparison"
 
     price_book: str
     costs: Mapping[str, Mapping[str, Cost]]
@@ -141,21 +143,6 @@ class Comparison(Readable):
         ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
         own = ("optimizer", "total", "macro_operations", "training")
         return {key: whole[key] for key in own if key in whole} | {"ratio_to_bp": ratios}
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_comparison import comparison_table
-
-        return comparison_table(self)
-
-    def __str__(self) -> str:
-        from learncost.ledger.show_comparison import as_text
-
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show_comparison import as_html
-
-        return as_html(self)
 
 
 def compare(

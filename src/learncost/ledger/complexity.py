@@ -17,7 +17,7 @@ from learncost.equation.table import walk
 from learncost.layers.layer import Layer, named
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
 from learncost.readings.price import parameters
@@ -134,11 +134,13 @@ def _signs(stretch: Stretch) -> dict[str, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class Complexity(Readable):
+class Complexity(Shown):
     """The kinds of layer side by side, one sequence each, and the lengths where their costs cross.
 
     `sizes` holds what was given, by letter; with it counts are numbers where every letter is known.
     """
+
+    room = "learncost.ledger.show_complexity"
 
     kinds: tuple[Kind, ...]
     crossings: tuple[Crossing, ...]
@@ -174,21 +176,6 @@ class Complexity(Readable):
             "crossings": [crossing.to_dict(self.sizes) for crossing in self.crossings],
             "source": VASWANI,
         }
-
-    def __str__(self) -> str:
-        from learncost.ledger.show_complexity import as_text
-
-        return as_text(self)
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_complexity import ComplexityTable
-
-        return ComplexityTable(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show_complexity import sheets
-
-        return "".join(sheet.html() for sheet in sheets(self))
 
 
 # Which tables, and what the source says of them; every count is read off the table.

@@ -16,7 +16,7 @@ from learncost.ledger.mine import mine as held_against
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
 from learncost.ledger.run import Run, prepare
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Book, Row
 
@@ -73,7 +73,7 @@ class Convention:
 
 
 @dataclass(frozen=True, repr=False)
-class Conventions(Readable):
+class Conventions(Shown):
     """What all price books and counters say of one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
@@ -109,6 +109,8 @@ class Conventions(Readable):
     'price book nanogpt is a formula of language models with their head'
     """
 
+    room = "learncost.ledger.show_conventions"
+
     model: str
     batch_size: int
     seq_len: int
@@ -136,21 +138,6 @@ class Conventions(Readable):
         own = {name: getattr(self, name) for name in names}
         found = {"schema": SCHEMA, **own, "price_books": books, "counters": [one.to_dict() for one in self.counters]}
         return found if self.mine is None else {**found, "mine": self.mine.to_dict()}
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_conventions import conventions_table
-
-        return conventions_table(self)
-
-    def __str__(self) -> str:
-        from learncost.ledger.show_conventions import as_text
-
-        return as_text(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show_conventions import as_html
-
-        return as_html(self)
 
 
 def conventions(

@@ -13,7 +13,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
@@ -22,7 +22,7 @@ from learncost.readings.live import Held, Moment
 
 
 @dataclass(frozen=True, repr=False)
-class Memory(Readable):
+class Memory(Shown):
     """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
 
     Attributes
@@ -86,6 +86,8 @@ class Memory(Readable):
     ('wte', (50257, 768))
     """
 
+    room = "learncost.ledger.show_memory"
+
     model: str
     procedure: str
     plan: str
@@ -132,21 +134,6 @@ class Memory(Readable):
             for one in self.curve
         ]
         return result
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_memory import sheet
-
-        return sheet(self)
-
-    def __str__(self) -> str:
-        from learncost.ledger.show_memory import sheet
-
-        return str(sheet(self))
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show_memory import sheet
-
-        return sheet(self).html()
 
 
 _FIELDS = (

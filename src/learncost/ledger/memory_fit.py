@@ -16,7 +16,7 @@ from learncost.ledger.memory_types import bytes_of, said_bytes
 from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
-from learncost.ledger.sheet import Row, Sheet, Shown, number, size_of
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
@@ -142,8 +142,7 @@ class Fit(Shown):
         ]
         return {name: getattr(self, name) for name in names} | {"rows": rows, "advice": list(self.advice)}
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan."""
         several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
         shown = [
@@ -163,7 +162,7 @@ class Fit(Shown):
         left = frozenset(
             place for place, name in enumerate(columns) if name in ("procedure", "plan", "run by", "most is")
         )
-        return Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer)
+        return (Sheet(title, columns, tuple(rows), (*self.advice, self._rule), left, self.answer),)
 
     @property
     def answer(self) -> str:

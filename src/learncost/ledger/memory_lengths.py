@@ -12,7 +12,7 @@ from learncost.ledger.memory_inference import NAME
 from learncost.ledger.memory_runner import largest, longest
 from learncost.ledger.memory_types import said_bytes
 from learncost.ledger.runners import TABLE
-from learncost.ledger.sheet import Row, Sheet, Shown
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.sizes import check_size
 
 
@@ -72,8 +72,7 @@ class Lengths(Shown):
         ]
         return {name: getattr(self, name) for name in names} | {"rows": rows, "refused": list(self.refused)}
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan, a column a length."""
         columns = ("procedure", "plan", *(f"{length:,}" for length in self.seq_lens), "longest")
         rows = []
@@ -89,8 +88,10 @@ class Lengths(Shown):
         told = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
             told.append("recompute is checkpointing: what a block made is made again in the backward pass, not kept.")
-        return Sheet(
-            title, columns, tuple(rows), (*learns, " ".join(told), *self.refused), frozenset({0, 1}), self.answer
+        return (
+            Sheet(
+                title, columns, tuple(rows), (*learns, " ".join(told), *self.refused), frozenset({0, 1}), self.answer
+            ),
         )
 
     @property

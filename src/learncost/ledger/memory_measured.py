@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from learncost.ledger.memory import Memory, memory
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.numbers import BYTES
 
 OUT = "OOM"
@@ -92,8 +92,8 @@ def measured() -> tuple[Measured, ...]:
     return tuple(Measured(**{**run, "assumed": tuple(run["assumed"])}) for run in tomllib.loads(text)["run"])
 
 
-@dataclass(frozen=True)
-class Peaks:
+@dataclass(frozen=True, repr=False)
+class Peaks(Shown):
     """The published peaks of a model, beside those predicted."""
 
     model: str
@@ -103,8 +103,7 @@ class Peaks:
         """As the JSON has it."""
         return {"model": self.model, "measured": [run.to_dict() for run in self.runs]}
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a run; what is assumed of it and what is left out stands below."""
         rows = tuple(Row((run.name, run.published, run.shown, run.said)) for run in self.runs)
         notes: dict[str, list[str]] = {}
@@ -113,13 +112,7 @@ class Peaks:
             notes.setdefault(f"{run.source}. Assumed: {'; '.join(run.assumed)}.{left}", []).append(run.name)
         columns = ("", "published", "predicted", "ratio")
         told = tuple(f"{', '.join(names)}: {text}" for text, names in notes.items())
-        return Sheet(f"{self.model}, peak memory of training steps on one GPU", columns, rows, told)
-
-    def __rich__(self) -> Sheet:
-        return self.sheet
-
-    def __str__(self) -> str:
-        return str(self.sheet)
+        return (Sheet(f"{self.model}, peak memory of training steps on one GPU", columns, rows, told),)
 
 
 def measured_of(model: str) -> tuple[Measured, ...]:

@@ -13,7 +13,7 @@ from learncost.books.formula import Reading, value
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.run import prepare
-from learncost.ledger.sheet import Row, Sheet, Shown, number
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number
 from learncost.models.configuration import Configuration
 from learncost.models.families import instead
 from learncost.models.model import Model
@@ -118,8 +118,7 @@ class PublishedMemory(Shown):
         ]
         return {"model": self.model, "seq_len": self.seq_len, "target_len": self.target_len, **told, "elements": rows}
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure; shares are of backpropagation's."""
         names = ("published", "mended", "exact")
         base = {name: getattr(self.rows[0], name) for name in names}
@@ -133,7 +132,7 @@ class PublishedMemory(Shown):
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
         title = f"{self.model}, memory for activations of one sequence of {self.seq_len:,}{sides} tokens, in elements"
         columns = ("", "as published", "of bp", "mended", "of bp", "exactly", "of bp")
-        return Sheet(title, columns, tuple(rows), self._notes())
+        return (Sheet(title, columns, tuple(rows), self._notes()),)
 
     def _notes(self) -> tuple[str, ...]:
         own = self.convention

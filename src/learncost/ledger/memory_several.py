@@ -8,6 +8,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.ledger.memory import Memory, memory
+from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 
 EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
@@ -35,9 +36,11 @@ class Difference:
     rules: Mapping[str, tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Several:
+@dataclass(frozen=True, repr=False)
+class Several(Shown):
     """What a step takes by each of several procedures, or of several runners: `by` says which."""
+
+    room = "learncost.ledger.show_memory"
 
     memories: tuple[Memory, ...]
     by: str = "procedure"
@@ -56,14 +59,6 @@ class Several:
         }
         engines = {one.engine: one.to_dict() for one in self.memories}
         return {"engines": engines, "differences": {"from": first.engine, "by_engine": parts}}
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_memory import beside
-
-        return beside(self)
-
-    def __str__(self) -> str:
-        return str(self.__rich__())
 
 
 def differences(one: Memory, other: Memory) -> Iterator[Difference]:

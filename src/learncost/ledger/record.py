@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 
 if TYPE_CHECKING:
     from learncost.ledger.timing import RowTime, Timing
@@ -100,7 +100,7 @@ class Cache:
 
 
 @dataclass(frozen=True, repr=False)
-class Cost(Readable):
+class Cost(Shown):
     """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
     All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and
@@ -170,6 +170,8 @@ class Cost(Readable):
     >>> step.to_dict()["model"]
     'gpt2'
     """
+
+    room = "learncost.ledger.show"
 
     model: str
     procedure: str
@@ -244,18 +246,3 @@ class Cost(Readable):
         if self.training is not None:
             result["training"] = self.training
         return result
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show import cost_table
-
-        return cost_table(self)
-
-    def __str__(self) -> str:
-        from learncost.ledger.show import as_text
-
-        return str(as_text(self))
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show import as_html
-
-        return str(as_html(self))

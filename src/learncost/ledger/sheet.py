@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import re
 import textwrap
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from learncost.equation.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -17,7 +24,17 @@ WIDTH = 80
 """Columns of text where nothing says how many there are."""
 
 _GAP = "  "
+_SEPARATED = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 _NARROW = 16  # a column of words is not made narrower
+
+
+FORMATS = ("table", "json", "csv", "md", "latex", "html")
+"""What every answer can be written as."""
+
+SPELLED = {"text": "table", "markdown": "md"}
+"""What formats are called, too."""
+
+_ENDLESS = 10**6
 
 
 class Readable:
@@ -27,22 +44,79 @@ class Readable:
         return str(self)
 
 
-class Shown(Readable, ABC):
-    """A result that is shown as its sheet: on a terminal, as text, in a notebook."""
+class Shown(Readable):
+    """An answer: fields, and the sheets that show them. All forms in which it is read or written come from these."""
 
-    @property
-    @abstractmethod
-    def sheet(self) -> Sheet:
-        """What is shown."""
+    room: ClassVar[str] = ""
+    """The module that makes the sheets, by a function `sheets(answer, width)`; it is imported when they are wanted.
 
-    def __rich__(self) -> Sheet:
-        return self.sheet
+    Where a file holds something else than a screen, it has `tables(answer)` for Markdown and LaTeX and
+    `records(answer)`, rows for CSV.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data, as the JSON has it."""
+        raise NotImplementedError
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        """What is shown, one below the other, where there are as many columns."""
+        made: tuple[Sheet, ...] = self._by("sheets")(self, width)
+        return made
+
+    def _by(self, name: str) -> Any:
+        return getattr(import_module(self.room), name, None) if self.room else None
+
+    def _tables(self) -> tuple[Sheet, ...]:
+        own = self._by("tables")
+        return own(self) if own else self.sheets(_ENDLESS)
+
+    def _csv(self) -> str:
+        own = self._by("records")
+        return _records(own(self)) if own else "\n".join(sheet.csv() for sheet in self._tables())
+
+    def show(self, format: str = "table") -> str:
+        """The answer as table, json, csv, md, latex or html."""
+        match SPELLED.get(format, format):
+            case "table":
+                return str(self)
+            case "json":
+                return json.dumps(self.to_dict(), indent=2)
+            case "csv":
+                return self._csv()
+            case "md":
+                return "\n\n".join(sheet.markdown() for sheet in self._tables())
+            case "latex":
+                return "\n\n".join(sheet.latex() for sheet in self._tables())
+            case "html":
+                return self._repr_html_()
+        raise InputError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+
+    def _lines(self, width: int) -> Iterator[tuple[str, str]]:
+        for place, sheet in enumerate(self.sheets(width)):
+            yield from chain([("", "")] if place else [], sheet.lines(width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from styled(self._lines(options.max_width))
+
+    def text(self, width: int = WIDTH) -> str:
+        """The answer as plain text, no line longer than the width."""
+        return "\n".join(line for line, _ in self._lines(width))
 
     def __str__(self) -> str:
-        return str(self.sheet)
+        return self.text()
 
     def _repr_html_(self) -> str:
-        return self.sheet.html()
+        return "".join(sheet.html() for sheet in self.sheets(_ENDLESS))
+
+
+def _records(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as comma-separated values; numbers in full."""
+    rows, text = list(rows), io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -99,7 +173,7 @@ class Sheet:
                 yield from self._row(Row(self.columns, "dim"), widths, places)
             for row in self.rows:
                 yield from self._row(row, widths, places)
-        if self.notes:
+        if self.notes and (self.title or self.columns):
             yield "", ""
         for note in self.notes:
             for part in textwrap.wrap(note, width, break_on_hyphens=False):
@@ -174,12 +248,13 @@ class Sheet:
             body.append(line.replace("<tr>", '<tr style="font-weight:bold">') if row.style == "bold" else line)
         notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
         told = f"<div>{escape(self.answer)}</div>" if self.answer else ""
-        return (
-            '<div class="learncost">'
-            f'<table><caption style="text-align:left">{escape(self.title)}{told}</caption>'
-            f"<thead>{cells('th', self.columns)}</thead><tbody>{''.join(body)}</tbody></table>"
-            f'<div style="font-size:smaller">{notes}</div></div>'
-        )
+        table = f"<div>{escape(self.title)}{told}</div>"
+        if self.columns:
+            table = (
+                f'<table><caption style="text-align:left">{escape(self.title)}{told}</caption>'
+                f"<thead>{cells('th', self.columns)}</thead><tbody>{''.join(body)}</tbody></table>"
+            )
+        return f'<div class="learncost">{table}<div style="font-size:smaller">{notes}</div></div>'
 
     def markdown(self) -> str:
         """The sheet as a table of GitHub's Markdown."""
@@ -189,11 +264,23 @@ class Sheet:
 
         rules = ["---" if place in self.left else "---:" for place in range(len(self.columns))]
         rows = [[f"**{cell}**" if row.style == "bold" and cell else cell for cell in row.cells] for row in self.rows]
-        table = "\n".join([line(self.columns), line(rules), *map(line, rows)])
-        return "\n\n".join(part for part in (f"**{self.title}**", self.answer, table, "\n".join(self.notes)) if part)
+        table = "\n".join([line(self.columns), line(rules), *map(line, rows)]) if self.columns else ""
+        title = f"**{self.title}**" if self.title else ""
+        return "\n\n".join(part for part in (title, self.answer, table, "\n".join(self.notes)) if part)
+
+    def csv(self) -> str:
+        """The sheet as comma-separated values, numbers without separators."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for cells in (self.columns, *(row.cells for row in self.rows)):
+            if any(cells):
+                writer.writerow(cell.replace(",", "") if _SEPARATED.fullmatch(cell) else cell for cell in cells)
+        return text.getvalue()
 
     def latex(self) -> str:
         """The sheet as a tabular that needs no package; the title and the notes are comments."""
+        if not self.columns:
+            return "\n".join(f"% {text}" for text in (self.title, *self.notes) if text)
         align = "".join("l" if place in self.left else "r" for place in range(len(self.columns)))
         lines = [f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\hline"]
         lines += [_latex_line(self.columns), r"\hline"] if any(self.columns) else []

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from learncost.books.book import BOOKS, every
-from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
     from learncost.ledger.record import Cache, Cost, LedgerRow
     from learncost.ledger.timing import Timing
 
@@ -23,53 +18,22 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-class CostTable:
-    """The renderable of rich: as many columns as fit."""
-
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(sheet(self.cost, options.max_width).lines(options.max_width))
+def tables(cost: Cost) -> tuple[Sheet, ...]:
+    """A row a row of the ledger."""
+    return (_flat(cost),)
 
 
-def cost_table(cost: Cost) -> CostTable:
-    """The ledger for rich."""
-    return CostTable(cost)
+def records(cost: Cost) -> list[dict[str, Any]]:
+    """The ledger's rows; counts are whole numbers."""
+    return [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
 
 
-def as_text(cost: Cost, width: int = WIDTH) -> str:
-    """The ledger as plain text."""
-    return sheet(cost, width).text(width)
-
-
-def as_html(cost: Cost) -> str:
-    """The ledger as a self-contained piece of HTML."""
-    return sheet(cost, 10**6).html()
-
-
-def as_markdown(cost: Cost) -> str:
-    """The ledger as a table of Markdown, a row a row of the ledger."""
-    return _flat(cost).markdown()
-
-
-def as_latex(cost: Cost) -> str:
-    """The ledger as a tabular of LaTeX, a row a row of the ledger."""
-    return _flat(cost).latex()
-
-
-def as_csv(cost: Cost) -> str:
-    """The ledger's rows as CSV; counts are whole numbers without separators."""
-    rows = [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, tuple(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def sheet(cost: Cost, width: int = WIDTH) -> Sheet:
+def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet]:
     """The ledger by macro-operation, with totals; it leaves columns out, then digits, until it fits the width."""
+    return (_fitting(cost, width),)
+
+
+def _fitting(cost: Cost, width: int) -> Sheet:
     moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
     timed = _timed(cost)
     for columns in ((*moved, "share"), moved, ()):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded
 from learncost.ledger.show import active, convention, learning, title, words
 from learncost.procedures.procedure import MACRO_OPERATIONS
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
     from learncost.ledger.compare import Comparison, Overtaking
+    from learncost.ledger.record import Amount
 
 _JACOBIANS = (
     "The paper charges backpropagation with explicit Jacobians (of softmax and of normalization), which real "
@@ -24,52 +19,14 @@ _JACOBIANS = (
 )
 
 
-class ComparisonTable:
-    """The renderable of rich."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.comparison = comparison
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.comparison, options.max_width))
-
-
-def comparison_table(comparison: Comparison) -> ComparisonTable:
-    """The comparison for rich."""
-    return ComparisonTable(comparison)
-
-
-def as_text(comparison: Comparison, width: int = WIDTH) -> str:
-    """The comparison as plain text."""
-    return "\n".join(line for line, _ in _lines(comparison, width))
-
-
-def as_html(comparison: Comparison) -> str:
-    """The comparison as self-contained HTML."""
-    return "".join(sheet.html() for sheet in sheets(comparison, 10**6))
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """The comparison as tables of Markdown."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(comparison, 10**6))
-
-
-def as_latex(comparison: Comparison) -> str:
-    """The comparison as tabulars of LaTeX."""
-    return "\n\n".join(sheet.latex() for sheet in sheets(comparison, 10**6))
-
-
-def as_csv(comparison: Comparison) -> str:
-    """Every macro-operation under every book by every procedure; counts are whole numbers without separators."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("price_book", "procedure", "macro_operation", "passes", "maccs", "flops"))
+def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Every macro-operation under every book by every procedure; counts are whole numbers."""
     for book, costs in comparison.costs.items():
         for procedure, cost in costs.items():
-            for macro, (passes, amount) in cost.macro_operations.items():
-                writer.writerow((book, procedure, macro, passes, amount.maccs, amount.flops))
-            writer.writerow((book, procedure, "total", "", cost.total.maccs, cost.total.flops))
-    return text.getvalue()
+            macros: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
+            for macro, (passes, amount) in macros.items():
+                own = {"price_book": book, "procedure": procedure, "macro_operation": macro, "passes": passes}
+                yield own | amount.to_dict()
 
 
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -79,11 +36,6 @@ def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
         _ratios(comparison),
         *((_crossings(comparison),) if comparison.overtaking else ()),
     )
-
-
-def _lines(comparison: Comparison, width: int) -> Iterator[tuple[str, str]]:
-    for place, sheet in enumerate(sheets(comparison, width)):
-        yield from chain([("", "")] if place else [], sheet.lines(width))
 
 
 def _macro_operations(comparison: Comparison, width: int) -> Sheet:

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count
 from learncost.ledger.complexity import VASWANI
 from learncost.ledger.letters import text
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded, styled
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, rounded
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
     from learncost.ledger.complexity import Complexity, Crossing, Kind
 
 
-class ComplexityTable:
-    """The renderable of rich."""
-
-    def __init__(self, complexity: Complexity) -> None:
-        self.complexity = complexity
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.complexity, options.max_width))
-
-
-def as_text(complexity: Complexity, width: int = WIDTH) -> str:
-    """The comparison as plain text."""
-    return "\n".join(line for line, _ in _lines(complexity, width))
-
-
-def as_markdown(complexity: Complexity) -> str:
-    """The comparison as tables of Markdown."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(complexity))
-
-
-def as_latex(complexity: Complexity) -> str:
-    """The comparison as tabulars of LaTeX."""
-    return "\n\n".join(sheet.latex() for sheet in sheets(complexity))
-
-
-def as_csv(complexity: Complexity) -> str:
-    """One line a layer: expressions of Python, and numbers where all sizes are given."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
+def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
+    """One row a layer: expressions of Python, and numbers where all sizes are given."""
     names = ("name", "maccs", "parameters", "order", "sequential_operations", "maximum_path_length")
-    writer.writerow((*names, "maccs_at_sizes", "parameters_at_sizes"))
     for row in complexity.to_dict()["layers"]:
         at = row["at"] or {}
-        writer.writerow((*(row[name] or "" for name in names), at.get("maccs", ""), at.get("parameters", "")))
-    return made.getvalue()
+        numbers = {f"{name}_at_sizes": at.get(name, "") for name in ("maccs", "parameters")}
+        yield {name: row[name] or "" for name in names} | numbers
 
 
-def sheets(complexity: Complexity) -> tuple[Sheet, ...]:
+def sheets(complexity: Complexity, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Costs in letters; attention product by product; where costs cross; the numbers, where sizes are given."""
     own = (_costs(complexity), _heads(complexity), _crossings(complexity))
     return (*own, _numbers(complexity)) if complexity.sizes else own
-
-
-def _lines(complexity: Complexity, width: int) -> Iterator[tuple[str, str]]:
-    for place, sheet in enumerate(sheets(complexity)):
-        yield from chain([("", "")] if place else [], sheet.lines(width))
 
 
 def _name(kind: Kind) -> tuple[str, int]:

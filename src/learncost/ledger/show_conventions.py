@@ -2,79 +2,46 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from learncost.ledger.conventions import YARDSTICK, Conventions
-from learncost.ledger.sheet import WIDTH, Row, Sheet, number, significant, styled
+from learncost.ledger.conventions import YARDSTICK, Conventions, Counts
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, significant
 
 _NAMES = 36  # columns that names are given, which are broken where they are longer
+_COLUMNS = (
+    *("kind", "name", "what", "forward_maccs", "forward_flops", "maccs", "flops"),
+    *("attention_by_matmul", "attention_fused"),
+)
 MATCHES = 8
 """Ways of counting that are shown; the JSON has all."""
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.text import Text
-
     from learncost.ledger.mine import Mine
 
 
-class ConventionsTable:
-    """The renderable of rich."""
-
-    def __init__(self, found: Conventions) -> None:
-        self.found = found
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from styled(_lines(self.found, options.max_width))
-
-
-def conventions_table(found: Conventions) -> ConventionsTable:
-    """The conventions for rich."""
-    return ConventionsTable(found)
-
-
-def as_text(found: Conventions, width: int = WIDTH) -> str:
-    """The conventions as plain text."""
-    return "\n".join(line for line, _ in _lines(found, width))
-
-
-def as_html(found: Conventions) -> str:
-    """The conventions as self-contained HTML."""
-    return "".join(sheet.html() for sheet in sheets(found, 10**6))
-
-
-def as_markdown(found: Conventions) -> str:
-    """The conventions as tables of Markdown."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(found, 10**6))
-
-
-def as_csv(found: Conventions) -> str:
+def records(found: Conventions) -> Iterator[dict[str, Any]]:
     """Books, the reasons of their differences, counters: a row each, with whole numbers."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = ("forward_maccs", "forward_flops", "maccs", "flops", "attention_by_matmul", "attention_fused")
-    writer.writerow(("kind", "name", "what", *columns))
+
+    def row(kind: str, name: str, what: str, counts: Counts | None = None, *attention: int) -> dict[str, Any]:
+        amounts = (counts.forward, counts.whole) if counts else ()
+        values = [value for amount in amounts for value in (amount.maccs, amount.flops)] or [""] * 4
+        return dict(zip(_COLUMNS, (kind, name, what, *values, *(attention or ("", ""))), strict=True))
+
     for one in found.conventions:
-        rows = [("price book", one.refused or one.book.title, one.counts)]
-        rows += [("difference", reason.what, reason.amount) for reason in one.reasons]
-        for kind, what, counts in rows:
-            amounts = (counts.forward, counts.whole) if counts else ()
-            values = [value for amount in amounts for value in (amount.maccs, amount.flops)] or [""] * 4
-            writer.writerow((kind, one.book.name, what, *values, "", ""))
-    for place, way in enumerate(found.mine.matches if found.mine else ()):
-        writer.writerow(("mine", found.mine.number.text if found.mine else "", f"{place + 1}: {way.text}", *[""] * 6))
+        yield row("price book", one.book.name, one.refused or one.book.title, one.counts)
+        yield from (row("difference", one.book.name, reason.what, reason.amount) for reason in one.reasons)
+    if found.mine:
+        for place, way in enumerate(found.mine.matches, 1):
+            yield row("mine", found.mine.number.text, f"{place}: {way.text}")
     for counter in found.counters:
-        own = (counter.name, f"{counter.unit}, {counter.version}: {counter.rule}")
-        writer.writerow(("counter", *own, *[""] * 4, counter.by_matmul, counter.fused))
-    return text.getvalue()
+        what = f"{counter.unit}, {counter.version}: {counter.rule}"
+        yield row("counter", counter.name, what, None, counter.by_matmul, counter.fused)
 
 
-def sheets(found: Conventions, width: int) -> tuple[Sheet, ...]:
+def sheets(found: Conventions, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Whose number it is, where one is given; else what counters say, what every book says, and why."""
     if found.mine is not None:
         return (_mine(found, found.mine),)
@@ -105,13 +72,6 @@ def _mine(found: Conventions, mine: Mine) -> Sheet:
         )
     notes.append(f"A step is {_sequences(found)}. Counted: {found.counted}. Without --mine every convention is shown.")
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes))
-
-
-def _lines(found: Conventions, width: int) -> Iterator[tuple[str, str]]:
-    for place, sheet in enumerate(sheets(found, width)):
-        if place:
-            yield "", ""
-        yield from sheet.lines(width)
 
 
 def _fitting(make: Callable[[Callable[[int], str]], Sheet], width: int) -> Sheet:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from learncost.equation.precision import precision_of
+from learncost.ledger.memory import Memory
 from learncost.ledger.memory_types import said_bytes
-from learncost.ledger.sheet import Row, Sheet, number, size_of
+from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.procedures.optimizer import state_of
 
 if TYPE_CHECKING:
-    from learncost.ledger.memory import Memory
     from learncost.ledger.memory_several import Several
 
 SHOWN = 8
 """Witnesses in the table; --json has them all."""
 
 
-def sheet(memory: Memory) -> Sheet:
+def sheets(found: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:
+    """A step by itself, or several beside each other."""
+    return (_alone(found) if isinstance(found, Memory) else _beside(found),)
+
+
+def _alone(memory: Memory) -> Sheet:
     """The split, the largest witnesses, and the highest level of every macro-operation."""
     rows = [Row(("at the peak", "", number(memory.peak), size_of(memory.peak)), "bold")]
     for name, size in memory.split.items():
@@ -39,7 +44,7 @@ def sheet(memory: Memory) -> Sheet:
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
-def beside(found: Several) -> Sheet:
+def _beside(found: Several) -> Sheet:
     """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
     memories, by_engine = found.memories, found.by == "engine"
     first = memories[0]

@@ -20,8 +20,8 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.grid import Grid, grid_of
 from learncost.ledger.run import check_probability, possible, rows_of
+from learncost.ledger.sheet import WIDTH, Sheet, Shown
 from learncost.ledger.sheet import Row as Cells
-from learncost.ledger.sheet import Sheet, Shown
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
 from learncost.models.families import FAMILIES
@@ -130,15 +130,14 @@ class Sweep(Shown):
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    @property
-    def sheet(self) -> Sheet:
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """The first rows; `frame` and `write` have all."""
         columns = {name: values[:SHOWN] for name, values in self.columns.items()}
         whole = zip(*(values.tolist() for values in columns.values()), strict=True)
         rows = tuple(Cells(tuple(map(_cell, row))) for row in whole)
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
-        return Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left)
+        return (Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left),)
 
     def to_dict(self) -> dict[str, Any]:
         """The columns as lists; counts are whole numbers."""

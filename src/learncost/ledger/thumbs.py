@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learncost.equation.count import Count, total
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import Shown
 
 Number = int | Fraction
 
@@ -80,7 +80,7 @@ class Rule:
 
 
 @dataclass(frozen=True, repr=False)
-class Rules(Readable):
+class Rules(Shown):
     """Rules of thumb held against a model at the sizes of one step, and against GPT-3, which some of them are about.
 
     Attributes
@@ -108,6 +108,8 @@ class Rules(Readable):
     (1024, 124439808)
     """
 
+    room = "learncost.ledger.show_rules"
+
     model: str
     batch_size: int
     seq_len: int
@@ -124,21 +126,6 @@ class Rules(Readable):
         names = ("model", "batch_size", "seq_len", "target_len", "tokens", "parameters")
         own = {name: getattr(self, name) for name in names}
         return {"schema": 1, **own, "rules": [rule.to_dict() for rule in self.rules]}
-
-    def __str__(self) -> str:
-        from learncost.ledger.show_rules import as_text
-
-        return as_text(self)
-
-    def __rich__(self) -> Any:
-        from learncost.ledger.show_rules import rules_table
-
-        return rules_table(self)
-
-    def _repr_html_(self) -> str:
-        from learncost.ledger.show_rules import as_html
-
-        return as_html(self)
 
 
 @cache

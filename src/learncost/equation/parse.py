@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 
+from learncost.equation.affine import Affine, Part, total
 from learncost.equation.errors import NotationError, advice, header_advice, in_two_lines
 from learncost.equation.table import Carry, Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
@@ -285,12 +286,47 @@ class _Reader:
         axes: list[str | Read] = []
         while not self.take("]"):
             axis = self.name()
-            axes.append(Read(axis, self.operand()) if self.take("=") else axis)
+            axes.append(Read(axis, self.place()) if self.take("=") else axis)
         term = Term(name, tuple(axes))
         plain = [axis for axis in axes if isinstance(axis, str)]
         if len(set(plain)) < len(plain):
             raise _RefusedError(*twice(term))
         return term
+
+    def place(self) -> Term | Affine:
+        """Where an axis is read: at an index, `T[B M]`, or at a place that positions on axes give, `2 i + u - 1`."""
+        if self.kind() == "name" and self.value(1) == "[":
+            return self.term()
+        held = self.take("(")
+        parts = [self.part(-1 if self.take("-") else 1)]
+        if parts[0].factor >= 0 and self.peek == "[":  # a fixed place is written as a number, 0[]
+            self.expect("[")
+            self.expect("]")
+        while self.peek in ("+", "-") or (self.kind() == "number" and self.value().startswith("-")):
+            sign = -1 if self.take("-") else 1
+            if sign > 0:
+                self.take("+")
+            parts.append(self.part(sign))
+        if held:
+            self.expect(")")
+        return Affine(total(parts))
+
+    def part(self, sign: int) -> Part:
+        """A whole number, sizes and an axis, multiplied: `2 i`, `#k h`, `1`."""
+        factor, sizes, axis = sign, [], ""
+        number = self.kind() == "number"
+        if number:
+            value = self.number()
+            if value != int(value):
+                raise _RefusedError(f"a place on an axis has whole numbers, not {value:g}")
+            factor *= int(value)
+        while self.take("#"):
+            sizes.append(self.name())
+        if self.kind() == "name" and self.value(1) not in ("=", "["):
+            axis = self.name()
+        if not number and not sizes and not axis:
+            raise _RefusedError("a place on an axis is written as in y=2 i + u - 1, or as an index T[B M]")
+        return Part(factor, tuple(sizes), axis)
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
         if self.kind() == "name":

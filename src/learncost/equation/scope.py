@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Block, Call, Header, Parsed, twice
@@ -102,7 +103,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
             line = axes.get(name) or counts[name]
             raise NotationError(f"{name} is {what} and a name of the header: call one otherwise", str(line))
     for line, _ in every:
-        sizes = {base(size) for term in _operands(line) if isinstance(term, Literal) for size in term.sizes}
+        sizes = {base(size) for term in _operands(line) if not isinstance(term, Term) for size in term.sizes}
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""
@@ -115,7 +116,7 @@ def _labels(line: Line) -> Iterator[str]:
         yield from (axis.axis for axis in term.axes if isinstance(axis, Read))
 
 
-def _operands(line: Line) -> Iterator[Operand]:
+def _operands(line: Line) -> Iterator[Operand | Affine]:
     """Everything on the right, and what indices read."""
     yield from line.right
     for term in (*line.left, *_terms(line)):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 from typing import TypeAlias
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base, size_of
 from learncost.equation.sides import Sides, sides
 from learncost.equation.value import FIXED, Value, axes_of
@@ -14,10 +16,10 @@ from learncost.equation.value import FIXED, Value, axes_of
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An axis read at an index, `v=T[B M]`: axis v of the term at the positions that T holds."""
+    """An axis read at an index, `v=T[B M]`, or at a place, `y=i + 1`: there it is read, not along all of it."""
 
     axis: str
-    at: Term | Literal
+    at: Term | Affine
 
     def __str__(self) -> str:
         return f"{self.axis}={self.at}"
@@ -63,7 +65,15 @@ class Term:
         )
 
     def __str__(self) -> str:
-        return f"{self.name}[{' '.join(map(str, self.axes))}]"
+        return f"{self.name}[{' '.join(_spelt(self.axes))}]"
+
+
+def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
+    """The axes as they are written; a place in parentheses where the axis behind it would be read as a part of it."""
+    for axis, behind in zip_longest(axes, axes[1:]):
+        at = axis.at if isinstance(axis, Read) else None
+        held = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
+        yield f"{axis.axis}=({at})" if held and isinstance(axis, Read) else str(axis)
 
 
 @lru_cache(maxsize=4096)
@@ -487,9 +497,9 @@ def each_line(lines: Iterable[Statement], change: Callable[[Line], Iterable[Line
     return tuple(result)
 
 
-def terms_of(operand: Operand) -> Iterator[Term]:
+def terms_of(operand: Operand | Affine) -> Iterator[Term]:
     """A term and those that it is read at; of a number none."""
-    if isinstance(operand, Literal):
+    if not isinstance(operand, Term):
         return
     yield operand
     for axis in operand.axes:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from learncost.equation.affine import Affine
 from learncost.equation.table import (
+    Axis,
     Condition,
     Line,
     Literal,
@@ -194,6 +196,8 @@ class _Lowering:
                 return line
         if not any(term.indexed for term in line.right):
             return line
+        if isinstance(line, Word) and line.word != "inside" and (beyond := entry(line.word).outside):
+            line = replace(line, right=tuple(_with_outside(term, beyond) for term in line.right))
         right = tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
         return replace(line, right=right)
 
@@ -430,6 +434,19 @@ class _Lowering:
                 if condition.axes <= set(term.loops) and self.outside.known(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
+
+
+def _with_outside(term: Operand, number: float) -> Operand:
+    """The operand with that number beyond the ends of the axes that it is read at places of."""
+    if not isinstance(term, Term) or not term.indexed:
+        return term
+    return Term(term.name, tuple(_at_with_outside(axis, number) for axis in term.axes))
+
+
+def _at_with_outside(axis: Axis, number: float) -> Axis:
+    if isinstance(axis, Read) and isinstance(axis.at, Affine):
+        return Read(axis.axis, replace(axis.at, outside=number))
+    return axis
 
 
 def _inside(where: Iterable[Condition], loops: Iterable[str]) -> tuple[Condition, ...]:

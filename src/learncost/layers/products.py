@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from learncost.equation.count import ZERO, Count, base, total
 from learncost.equation.sides import sides
-from learncost.equation.table import Condition, Line, Product, Repeat, Statement, Table, Term, Word, each_line
+from learncost.equation.table import Condition, Line, Product, Read, Repeat, Statement, Table, Term, Word, each_line
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
@@ -165,8 +166,12 @@ class Scores:
 
 
 def direct(term: Term) -> tuple[str, ...]:
-    """The axes that a term has itself, those of its indices aside."""
-    return tuple([axis for axis in term.axes if isinstance(axis, str)])
+    """The axes that a term has itself, those of its indices aside; positions that give a place are its own."""
+    axes = (
+        (() if isinstance(axis.at, Term) else axis.at.loops) if isinstance(axis, Read) else (axis,)
+        for axis in term.axes
+    )
+    return tuple(dict.fromkeys(chain.from_iterable(axes)))
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, walk
@@ -94,7 +95,7 @@ def _repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:
             yield from _repeats(line.lines)
 
 
-def _slots(terms: Iterable[Operand]) -> Iterator[tuple[str, int, str]]:
+def _slots(terms: Iterable[Operand | Affine]) -> Iterator[tuple[str, int, str]]:
     """Every axis of the terms and of their indices: the value's name, the place, and what the line calls it."""
     for term in terms:
         for place, axis in enumerate(term.axes):

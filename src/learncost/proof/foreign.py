@@ -7,10 +7,11 @@ body only of a word that the library does not know.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import size_of
 from learncost.equation.table import (
     Condition,
@@ -18,10 +19,12 @@ from learncost.equation.table import (
     Literal,
     Operand,
     Product,
+    Read,
     Repeat,
     Statement,
     Sum,
     Table,
+    Term,
     Word,
 )
 from learncost.layers.lower import lower
@@ -118,7 +121,8 @@ class _Translation:
             result = self.product(line, values)
             return (self.scattered(line, result, values),)
         loops = tuple(dict.fromkeys(axis for term in line.right for axis in term.loops))
-        operands = [self.spread(term, values, loops) for term in line.right]
+        outside = entry(line.word).outside if isinstance(line, Word) and line.word != "inside" else 0.0
+        operands = [self.spread(term, values, loops, outside) for term in line.right]
         mask = self.mask(line.where, loops)
         if isinstance(line, Sum):
             result = sum(sign * operand for sign, operand in zip(line.signs, operands, strict=True))
@@ -189,6 +193,8 @@ class _Translation:
         term = line.left[0]
         if not term.indexed:
             return result
+        for inside in self.beyond(term, term.loops):
+            result = self.library.where(inside, result, 0.0)
         shape = [self.size(axis) for axis in term.declared]
         return self.library.scattered(shape, self.places(term, values, term.loops), result)
 
@@ -226,15 +232,35 @@ class _Translation:
 
     # Moves.
 
-    def read(self, term: Operand, values: Mapping[str, Tensor]) -> Tensor:
+    def read(self, term: Operand, values: Mapping[str, Tensor], outside: float = 0.0) -> Tensor:
         if not term.indexed:
             return values[term.name]
-        return values[term.name][self.places(term, values, term.loops)]
+        found = values[term.name][self.places(term, values, term.loops)]
+        for inside in self.beyond(term, term.loops):
+            found = self.library.where(inside, found, outside)
+        return found
 
-    def spread(self, term: Operand, values: Mapping[str, Tensor], loops: tuple[str, ...]) -> Tensor:
+    def place(self, at: Affine, loops: tuple[str, ...]) -> Tensor:
+        """A place as positions give it, over the axes wanted."""
+        return sum(
+            part.times(self.sizes)
+            * (self.aligned(self.library.arange(self.size(part.axis)), (part.axis,), loops) if part.axis else 1)
+            for part in at.parts
+        )
+
+    def beyond(self, term: Operand, loops: tuple[str, ...]) -> Iterator[Tensor]:
+        """Of the axes that may be read beyond their ends, where that is not so."""
+        for axis in term.axes:
+            if isinstance(axis, Read) and isinstance(axis.at, Affine) and axis.at.loops:
+                place = self.place(axis.at, loops)
+                yield (place >= 0) & (place < self.size(axis.axis))
+
+    def spread(
+        self, term: Operand, values: Mapping[str, Tensor], loops: tuple[str, ...], outside: float = 0.0
+    ) -> Tensor:
         if isinstance(term, Literal):
             return self.filled(term.number(self.sizes), ())
-        return self.aligned(self.read(term, values), term.loops, loops)
+        return self.aligned(self.read(term, values, outside), term.loops, loops)
 
     def filled(self, number: float, axes: tuple[str, ...]) -> Tensor:
         return self.library.full([self.size(axis) for axis in axes], number)
@@ -254,9 +280,12 @@ class _Translation:
         for axis in term.axes:
             if isinstance(axis, str):
                 places.append(self.aligned(self.library.arange(self.size(axis)), (axis,), loops))
-            elif isinstance(axis.at, Literal):
-                places.append(int(axis.at.number(self.sizes)))
+            elif isinstance(axis.at, Affine):
+                place = self.place(axis.at, loops)
+                inside = (place >= 0) & (place < self.size(axis.axis)) if axis.at.loops else True
+                places.append(place * inside)
             else:
+                assert isinstance(axis.at, Term)
                 places.append(self.aligned(self.read(axis.at, values), axis.at.loops, loops))
         return tuple(places)
 

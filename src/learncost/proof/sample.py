@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.table import Line, Literal, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
+from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
 
 Array = Any
 
@@ -18,16 +19,30 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
     least = dict.fromkeys(_names(table), smallest)
     for line, _ in walk(table.lines):
         for read in _reads(line):
-            if isinstance(read.at, Literal) and base(read.axis) in least:
+            if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:
                 axis = base(read.axis)
-                least[axis] = max(least[axis], int(read.at.value) + 1)
+                least[axis] = max(least[axis], sum(part.factor for part in read.at.parts if not part.sizes) + 1)
     sizes: dict[str, int] = {}
     for axis, low in least.items():
         size = low
         while size in sizes.values():
             size += 1
         sizes[axis] = size
+    for axis, least_size in _covered(table, sizes):
+        while sizes[axis] < least_size or [*sizes.values()].count(sizes[axis]) > 1:
+            sizes[axis] += 1
     return sizes
+
+
+def _covered(table: Table, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Axes that a word reads at places, as long as the places reach: no maximum is taken where nothing is."""
+    for line, _ in walk(table.lines):
+        if not isinstance(line, Word) or not line.axes:
+            continue
+        for read in _reads(line):
+            if isinstance(read.at, Affine) and not read.at.sizes:
+                last = {axis: size_of(axis, sizes) - 1 for axis in read.at.loops}
+                yield base(read.axis), int(read.at.number(sizes, last)) + 1
 
 
 def _names(table: Table) -> list[str]:
@@ -47,7 +62,7 @@ def _names(table: Table) -> list[str]:
 def _reads(line: Line) -> list[Read]:
     found: list[Read] = []
 
-    def visit(term: Operand) -> None:
+    def visit(term: Operand | Affine) -> None:
         for axis in term.axes:
             if isinstance(axis, Read):
                 found.append(axis)

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-_MOVES = frozenset(("broadcast_to", "reshape", "shape", "ndim", "size", "stack", "transpose", "zeros_like"))
+_MOVES = frozenset(
+    ("broadcast_to", "concatenate", "reshape", "shape", "ndim", "size", "stack", "transpose", "zeros_like")
+)
 
 
 class Tally(np.ndarray[Any, Any]):

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import ZERO, Count, least, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
@@ -33,7 +34,7 @@ from learncost.equation.table import (
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
-from learncost.layers.products import Scores, direct, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
+from learncost.layers.products import Scores, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
 from learncost.vocabulary import entry
 
 
@@ -298,8 +299,8 @@ def _places(axes: tuple[Axis, ...]) -> Count:
     return Count.of((*direct, *(least(axis, own) for axis, own in reads if own)))
 
 
-def _touched(operand: Operand) -> list[Term]:
-    if isinstance(operand, Literal):
+def _touched(operand: Operand | Affine) -> list[Term]:
+    if not isinstance(operand, Term):
         return []
     if not operand.indexed:
         return [operand]
@@ -370,7 +371,7 @@ def _scattered(lines: Iterable[Line]) -> Count:
             continue
         if not left.indexed:
             products.add(line.name)
-        elif set(left.loops) - set(direct(left)):
+        elif {*left.loops}.difference(axis for axis in left.axes if isinstance(axis, str)):
             found += Count.of(left.loops)
     return found
 

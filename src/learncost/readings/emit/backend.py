@@ -36,6 +36,54 @@ def erf(X):
         erf = np.frompyfunc(math.erf, 1, 1)
     return np.asarray(erf(X), X.dtype)'''
 
+_TAKEN = '"""X at places along an axis; where a place is beyond the ends of the axis, a number."""'
+_LAID = '"""X, added along an axis at places of an axis of this size; what is beyond its ends falls away."""'
+TAKEN = f"""\
+def taken(X, axis, places, outside=0.0):
+    {_TAKEN}
+    inside = (places >= 0) & (places < X.shape[axis])
+    X = X.take(np.where(inside, places, 0), axis)
+    X[(*[slice(None)] * axis, ~inside)] = outside
+    return X"""
+LAID = f"""\
+def laid(X, axis, places, size):
+    {_LAID}
+    before, after = X.shape[:axis], X.shape[axis + np.ndim(places) :]
+    places = np.where((places >= 0) & (places < size), places, size)
+    X = X.reshape(*before, *np.shape(places), *after)
+    total = np.zeros((*before, size + 1, *after), X.dtype)
+    for turn in np.ndindex(places.shape[1:]):  # along the first axis no two places are the same
+        total[(*[slice(None)] * axis, places[(..., *turn)])] += X[(*[slice(None)] * (axis + 1), *turn)]
+    return total[(*[slice(None)] * axis, slice(size))]"""
+TORCH_TAKEN = f"""\
+def taken(X, axis, places, outside=0.0):
+    {_TAKEN}
+    inside = (places >= 0) & (places < X.shape[axis])
+    after = (None,) * (X.ndim - axis - 1)
+    X = X.index_select(axis, (places * inside).flatten()).unflatten(axis, places.shape)
+    return X.where(inside[(..., *after)], outside)"""
+TORCH_LAID = f"""\
+def laid(X, axis, places, size):
+    {_LAID}
+    places = places.where((places >= 0) & (places < size), size)
+    X = X.flatten(axis, axis + places.ndim - 1)
+    total = X.new_zeros((*X.shape[:axis], size + 1, *X.shape[axis + 1 :]))
+    return total.index_add_(axis, places.flatten(), X).narrow(axis, 0, size)"""
+JAX_TAKEN = f"""\
+def taken(X, axis, places, outside=0.0):
+    {_TAKEN}
+    inside = (places >= 0) & (places < X.shape[axis])
+    after = (None,) * (X.ndim - axis - 1)
+    return jnp.where(inside[(..., *after)], jnp.take(X, places * inside, axis), outside)"""
+JAX_LAID = f"""\
+def laid(X, axis, places, size):
+    {_LAID}
+    places = jnp.where((places >= 0) & (places < size), places, size)
+    before, after = X.shape[:axis], X.shape[axis + places.ndim :]
+    total = jnp.zeros((*before, size + 1, *after), X.dtype)
+    total = total.at[(*[slice(None)] * axis, places.ravel())].add(X.reshape(*before, -1, *after))
+    return total[(*[slice(None)] * axis, slice(size))]"""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -103,6 +151,10 @@ class Backend:
         device = f", device={like}.device" if self.name == "torch" else ""
         return Code(f"{self.module}.arange({size}{device})")
 
+    def where(self, mask: Code, x: Code, otherwise: str) -> Code:
+        """The array where the mask holds, elsewhere a number."""
+        return Code(f"{self.module}.where({mask.text}, {x.text}, {otherwise})")
+
     def typed(self, mask: Code, like: str) -> Code:
         return Code(f"{mask.atom}.{'to' if self.name == 'torch' else 'astype'}({like}.dtype)")
 
@@ -136,7 +188,7 @@ _NUMPY = Backend(
     "np",
     "np.ndarray",
     unary={"erf": "erf"},
-    helpers={"einsum": EINSUM, "erf": ERF},
+    helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID},
 )
 _TORCH = Backend(
     "torch",
@@ -155,6 +207,7 @@ _TORCH = Backend(
         "sigmoid": "torch.sigmoid({X})",
         "silu": "functional.silu({X})",
     },
+    helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID},
     casts={"fp32": "float()", "bf16": "bfloat16()"},
 )
 _JAX = Backend(
@@ -173,6 +226,7 @@ _JAX = Backend(
         "sigmoid": "jax.nn.sigmoid({X})",
         "silu": "jax.nn.silu({X})",
     },
+    helpers={"taken": JAX_TAKEN, "laid": JAX_LAID},
     casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )
 

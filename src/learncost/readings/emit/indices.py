@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from learncost.equation.table import Line, Literal, Read, Term
-from learncost.readings.emit.expression import Code, shape
+from learncost.equation.affine import Affine
+from learncost.equation.table import Line, Read, Term
+from learncost.readings.emit.expression import Code, number, shape
 from learncost.readings.emit.scope import Scope
 
 
@@ -15,7 +16,7 @@ class Place:
         plain = tuple(axis for axis in term.axes if isinstance(axis, str))
         self.first, self.read = reads[0]
         own = self.read.at.loops
-        alone = len(reads) == 1
+        alone = len(reads) == 1 and (isinstance(self.read.at, Term) or self.read.at.fixed)
         self.count = len(own)
         # One index for all other axes: wte[v=tokens[B M] d] takes rows, X[B M=0[] d] a slice.
         self.slices = alone and not set(own) & set(plain)
@@ -25,7 +26,12 @@ class Place:
         self.one_a_row = rows and len(own) == len(plain)
         self.some_a_row = rows and len(own) == len(plain) + 1
         self.before = ["..."] if last and self.first > 1 else [":"] * self.first
-        self.fixed = isinstance(self.read.at, Literal)
+        self.fixed = isinstance(self.read.at, Affine) and self.read.at.fixed
+        # Places that positions on axes give, of which none stands elsewhere in the term.
+        loops = [loop for _, axis in reads for loop in axis.at.loops]
+        self.affine = all(isinstance(axis.at, Affine) for _, axis in reads) and not alone
+        self.affine = self.affine and len({*loops, *plain}) == len(loops) + len(plain)
+        self.beyond = [(place, axis) for place, axis in reads if isinstance(axis.at, Affine) and not axis.at.fixed]
 
     def index(self, scope: Scope) -> str:
         """What stands in the brackets of a slice."""
@@ -35,7 +41,9 @@ class Place:
 def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
     """A value read at indices."""
     place, array = Place(term), scope.settled(term.name).atom
-    if place.slices:
+    if place.affine:
+        code, have = _taken(scope, term), term.loops
+    elif place.slices:
         code, have = Code(f"{array}[{place.index(scope)}]"), term.loops
     elif place.one_a_row:
         index = f"{scope.positions(place.read).atom}[..., None]"
@@ -44,7 +52,42 @@ def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
         code, have = scope.backend.along(array, scope.positions(place.read).text), place.read.at.loops
     else:
         code, have = Code(f"{array}[{scope.index(term, term.loops, scope.axes[term.name])}]"), term.loops
+        for at, axis in place.beyond:
+            inside = scope.within(axis, scope.size(scope.axes[term.name][at]), term.loops)
+            code = scope.backend.where(inside, code, _outside(axis))
     return scope.spread(code, have, want)
+
+
+def _outside(axis: Read) -> str:
+    """What stands beyond the ends of an axis."""
+    assert isinstance(axis.at, Affine)
+    return number(axis.at.outside).text
+
+
+def _taken(scope: Scope, term: Term) -> Code:
+    """A value read at places that positions give, one axis after another, the last one first."""
+    code = scope.settled(term.name)
+    for place, axis in reversed([*enumerate(term.axes)]):
+        if not isinstance(axis, Read):
+            continue
+        positions = scope.positions(axis).text
+        if not axis.at.loops:
+            code = Code(f"{code.atom}[{', '.join((*[':'] * place, positions))}]")
+            continue
+        scope.helpers.library("taken")
+        outside = "" if _outside(axis) == "0.0" else f", {_outside(axis)}"
+        code = Code(f"taken({code.text}, {place}, {positions}{outside})")
+    return code
+
+
+def _laid(scope: Scope, left: Term, value: Code) -> Code:
+    """A value over all axes of a term, added at places that positions give, one axis after another."""
+    for place, axis in enumerate(left.axes):
+        if isinstance(axis, Read):
+            scope.helpers.library("laid")
+            size = scope.size(scope.axes[left.name][place])
+            value = Code(f"laid({value.text}, {place}, {scope.positions(axis).text}, {size})")
+    return value
 
 
 def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
@@ -55,7 +98,14 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     name, place = scope.identifiers.of(left.name), Place(left)
     code, have = scope.whole(term)
     value = scope.spread(code, have, left.loops)
+    if place.affine:
+        code = _laid(scope, left, value)
+        scope.put(f"{name} = {code.text}", (left.name,), remark, heading)
+        return
     zeros = scope.zeros(left.name).text
+    for at, axis in place.beyond:  # what is beyond the ends is nothing, wherever it is put
+        inside = scope.within(axis, scope.size(scope.axes[left.name][at]), left.loops)
+        value = scope.backend.where(inside, value, "0.0")
     if scope.backend.name == "torch":
         # PyTorch adds in place to arrays of the same type alone, and under autocast not all have that of the weights.
         if value.text.isidentifier():

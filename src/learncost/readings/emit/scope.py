@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import isinf
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
-from learncost.readings.emit.expression import POWER, PRODUCT, Code, number
+from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.words import Helpers
 
@@ -179,24 +180,50 @@ class Scope:
     # Indices.
 
     def positions(self, axis: Read) -> Code:
-        if not isinstance(axis.at, Term):
-            return Code(str(int(axis.at.value)))
+        """The index of an axis over the axes of the index, or the place that positions give."""
+        if isinstance(axis.at, Affine):
+            return self._affine(axis.at)
         code = self.value(axis.at.name)
         # PyTorch takes bytes for a mask.
         return Code(f"{code.atom}.long()") if axis.at.name in self.codes and self.backend.name == "torch" else code
 
-    def _point(self, axis: Read, want: tuple[str, ...]) -> Code:
-        """The positions over the axes wanted; PyTorch writes at arrays alone."""
-        if isinstance(axis.at, Literal) and self.backend.name == "torch":
-            return Code(f"torch.tensor({int(axis.at.value)}, device={self.like}.device)")
-        return self.spread(self.positions(axis), axis.at.loops, want)
+    def _affine(self, at: Affine) -> Code:
+        """A place, `2 * np.arange(I)[:, None] + np.arange(U) - 1`."""
+        text = ""
+        for part in at.parts:
+            factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not (part.sizes or part.axis) else []
+            factors += [self.size(size) for size in part.sizes]
+            if part.axis:
+                factors.append(
+                    self.spread(self.backend.arange(self.size(part.axis), self.like), (part.axis,), at.loops).text
+                )
+            sign = "-" if part.factor < 0 else "+"
+            text += f" {sign} {' * '.join(factors)}" if text else f"{sign.strip('+')}{' * '.join(factors)}"
+        return Code(text, SUM)
+
+    def within(self, axis: Read, size: str, want: tuple[str, ...]) -> Code:
+        """Whether a place is on an axis of this size, over the axes wanted."""
+        place = self.spread(self.positions(axis), axis.at.loops, want)
+        return Code(f"({place.at(SUM)} >= 0) & ({place.at(SUM)} < {size})", COMPARISON)
+
+    def _point(self, axis: Read, want: tuple[str, ...], size: str) -> Code:
+        """The positions over the axes wanted, those beyond an axis of this size moved onto it.
+
+        PyTorch writes at arrays alone.
+        """
+        if isinstance(axis.at, Affine) and axis.at.fixed and self.backend.name == "torch":
+            return Code(f"torch.tensor({self.positions(axis).text}, device={self.like}.device)")
+        place = self.spread(self.positions(axis), axis.at.loops, want)
+        if isinstance(axis.at, Affine) and not axis.at.fixed:
+            return Code(f"{place.atom}.clip(0, {size} - 1)")
+        return place
 
     def index(self, term: Term, want: tuple[str, ...], declared: tuple[str, ...]) -> str:
         """What to write in brackets so that an array is read or written at a term's indices, axes as wanted."""
         parts = []
         for place, axis in enumerate(term.axes):
             if isinstance(axis, Read):
-                parts.append(self._point(axis, want).text)
+                parts.append(self._point(axis, want, self.size(declared[place])).text)
             else:
                 everything = self.backend.arange(self.size(declared[place]), self.like)
                 parts.append(self.spread(everything, (axis,), want).text)

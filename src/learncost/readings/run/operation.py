@@ -7,11 +7,12 @@ add.reduce and maximum.reduce, add.at, where, and moves (transpose, reshape, ind
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
@@ -72,8 +73,7 @@ def _index(
     index: list[Any] = []
     for i, axis in enumerate(term.axes):
         if isinstance(axis, Read):
-            positions = _positions(axis, values, sizes)
-            _check_index(positions, axis, size_of(declared[i], sizes))
+            positions = _positions(axis, values, sizes, size_of(declared[i], sizes))
             index.append(spread(positions, axis.at.loops, want))
         else:
             shape = [1] * len(want)
@@ -82,16 +82,27 @@ def _index(
     plain = [axis for axis in term.axes if isinstance(axis, str)]
     (first, *_) = reads
     at = term.axes[first]
-    simple = len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain)
-    if simple and want == term.loops:
-        assert isinstance(at, Read)
-        return (*[slice(None)] * first, _positions(at, values, sizes))
+    if len(reads) == 1 and isinstance(at, Read) and not set(at.at.loops) & set(plain) and want == term.loops:
+        return (*[slice(None)] * first, index[first].reshape(shape_of(at.at.loops, sizes)))
     return tuple(index)
 
 
-def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes) -> Any:
+def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int) -> Any:
+    """The places on an axis of a size, over the axes of the index; those beyond its ends are one past the last."""
     at = axis.at
-    return np.asarray(values[at.name] if isinstance(at, Term) else int(at.number(sizes)))
+    if isinstance(at, Affine) and not at.fixed:
+        places = at.over(sizes, np.arange)
+        return np.where((places >= 0) & (places < size), places, size)
+    positions = np.asarray(values[at.name] if isinstance(at, Term) else at.number(sizes))
+    _check_index(positions, axis, size)
+    return positions
+
+
+def _beyond(term: Term) -> Iterator[tuple[int, float]]:
+    """The places among a term's axes that are read beyond their ends, too, and what is read there."""
+    for place, axis in enumerate(term.axes):
+        if isinstance(axis, Read) and isinstance(axis.at, Affine) and not axis.at.fixed:
+            yield place, axis.at.outside
 
 
 def _check_index(positions: Any, axis: Read, size: int) -> None:
@@ -137,12 +148,19 @@ def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array]
     array = values[term.name]
     if term.indexed:
         index = _index(term, values, sizes, term.loops, known[term.name].axes)
+        for place, outside in _beyond(term):
+            form = [*array.shape]
+            form[place] = 1
+            array = np.concatenate((array, np.full(form, outside, array.dtype)), axis=place)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
-        shape = shape_of(known[left.name].axes, sizes)
+        shape = [*shape_of(known[left.name].axes, sizes)]
+        whole = tuple(map(slice, shape))
+        for place, _ in _beyond(left):
+            shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
         np.add.at(target, _index(left, values, sizes, want, known[left.name].axes), spread(array, term.loops, want))
-        return target
+        return target[whole]
     summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
     if summed:
         if getattr(getattr(array, "dtype", None), "kind", "") == "b":

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.write.counts import powered, size_node
@@ -71,7 +72,7 @@ class _Context:
         alone = True
         for axis in axes:
             if isinstance(axis, Read):
-                parts.append(self.term(axis.at) if isinstance(axis.at, Term) else literal(axis.at))
+                parts.append(self.term(axis.at) if isinstance(axis.at, Term) else self.place(axis.at))
                 alone = False
             else:
                 parts.append(self.axis(axis))
@@ -79,6 +80,18 @@ class _Context:
         if not parts:
             return None
         return Row(tuple(parts)) if alone else between(_COMMA, parts)
+
+    def place(self, at: Affine) -> Node:
+        """A place that positions give, `2i + u - 1`; a size in it is called as elsewhere."""
+        parts: list[Node] = []
+        for part in at.parts:
+            if parts or part.factor < 0:
+                parts.append(Mark("-" if part.factor < 0 else "+"))
+            if abs(part.factor) != 1 or not (part.sizes or part.axis):
+                parts.append(literal(Literal(float(abs(part.factor)))))
+            parts += [literal(Literal(1.0, (size,))) for size in part.sizes]
+            parts += [self.axis(part.axis)] if part.axis else []
+        return Row(tuple(parts))
 
     def term(self, term: Operand) -> Node:
         if isinstance(term, Literal):

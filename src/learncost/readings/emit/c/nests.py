@@ -100,7 +100,9 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
         return _put(arrays, value, numbers.made(value, here))
     number = times(*(numbers.number(operand, here) for operand in value.line.right))
     if value.kind == "scatter":
-        return tree.Store(arrays.address(value, numbers.inside(value, value.line.left[0], here)), number, "+=")
+        left = value.line.left[0]
+        to = arrays.address(value, numbers.inside(value, left, here))
+        return tree.Store(to, numbers.written(left, number, here), "+=")
     if value.kind == "max":
         return tree.Store(partial[value.name], larger(number, partial[value.name]))
     if value.name in partial:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from learncost.equation.affine import Affine
 from learncost.equation.errors import InputError
 from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.emit.c import tree
@@ -29,18 +30,69 @@ class Numbers:
         if isinstance(operand, Literal):
             return self._literal(operand)
         value = self.arrays.values.get(operand.name)
-        return self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
+        number: tree.Expression = (
+            self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
+        )
+        for axis, size in self._beyond(operand):
+            outside = self._literal(Literal(axis.at.outside)) if isinstance(axis.at, Affine) else ZERO
+            number = chosen(self._on_axis(axis, size, at), number, outside)
+        return number
 
-    def _place(self, axis: str | Read, at: Positions) -> tree.Expression:
+    def written(self, left: Term, number: tree.Expression, at: Positions) -> tree.Expression:
+        """What is added to a place that a line writes at: nothing, where that is beyond the ends of an axis."""
+        for axis, size in self._beyond(left):
+            number = chosen(self._on_axis(axis, size, at), number, ZERO)
+        return number
+
+    def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
+        """How many places an array has along the axes that a term reads."""
+        value = self.arrays.values.get(term.name)
+        return self.arrays.given(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
+
+    def _beyond(self, term: Term) -> Iterator[tuple[Read, tree.Expression]]:
+        """The axes that may be read or written beyond their ends, with their sizes."""
+        for axis, size in zip(term.axes, self._sizes(term), strict=True):
+            if isinstance(axis, Read) and isinstance(axis.at, Affine) and not axis.at.fixed:
+                yield axis, size
+
+    def _on_axis(self, axis: Read, size: tree.Expression, at: Positions) -> tree.Expression:
+        place = self._affine(axis, at)
+        return joined("&&", [tree.Operation("<=", (ZERO, place)), tree.Operation("<", (place, size))])
+
+    def _affine(self, axis: Read, at: Positions) -> tree.Expression:
+        """The place that positions give."""
+        assert isinstance(axis.at, Affine)
+        total: tree.Expression | None = None
+        for part in axis.at.parts:
+            factors = [tree.Name(str(abs(part.factor)))] if abs(part.factor) != 1 else []
+            sizes = [self.arrays.size(size) for size in part.sizes]
+            number = times(*factors, *sizes, *([at[part.axis]] if part.axis else []))
+            if total is None:
+                total = number if part.factor >= 0 else tree.Operation("-", (number,))
+            else:
+                total = tree.Operation("+" if part.factor >= 0 else "-", (total, number))
+        return total or ZERO
+
+    def _place(self, axis: str | Read, at: Positions, size: tree.Expression) -> tree.Expression:
+        """An index for an axis: where that may be beyond its ends, the first one, and what is there is not used."""
         if isinstance(axis, str):
             return at[axis]
+        if isinstance(axis.at, Affine):
+            place = self._affine(axis, at)
+            return place if axis.at.fixed else chosen(self._on_axis(axis, size, at), place, ZERO)
         index = self.number(axis.at, at)
         whole = isinstance(index, tree.Named) and index.type == "place"
         return index if whole else tree.Operation("(place)", (index,))
 
+    def _index(self, axis: Read, at: Positions) -> tree.Expression:
+        return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis, at)
+
     def inside(self, value: Value, term: Term, at: Positions) -> Positions:
         """Where the axes of a value stand when a term reads it."""
-        return {axis: self._place(read, at) for axis, read in zip(value.axes, term.axes, strict=True)}
+        return {
+            axis: self._place(read, at, self.arrays.size(axis))
+            for axis, read in zip(value.axes, term.axes, strict=True)
+        }
 
     def _type(self, kind: str) -> str:
         return {"real": self.arrays.real, "index": "place", "bool": "int"}[kind]
@@ -60,7 +112,7 @@ class Numbers:
     def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""
         store = self.arrays.given(term)
-        places = [self._place(axis, at) for axis in term.axes]
+        places = [self._place(axis, at, size) for axis, size in zip(term.axes, store.extents, strict=True)]
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
         number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
         key = ("given", term.name, *places)
@@ -85,7 +137,7 @@ class Numbers:
         numbers = [self.number(operand, at) for operand in line.right]
         if left.indexed:  # one number in a row of zeros
             reads = [axis for axis in left.axes if isinstance(axis, Read)]
-            tests = [_equal(at[axis.axis], self.number(axis.at, at)) for axis in reads]
+            tests = [_equal(at[axis.axis], self._index(axis, at)) for axis in reads]
             return chosen(joined("&&", tests), numbers[0], ZERO)
         if isinstance(line, Product):
             return times(*numbers)

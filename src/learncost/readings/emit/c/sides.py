@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from learncost.equation.affine import Affine
 from learncost.equation.sides import Sides, sides
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Term, Word
 from learncost.readings.emit.c.unify import is_reduction, needs
@@ -43,7 +44,7 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
         for term in (*line.left, *(term for term, _ in needs(line))):
             for i, axis in enumerate(term.axes):
                 if isinstance(axis, Read):
-                    loose.add(axis.axis)
+                    loose |= {axis.axis, *(axis.at.loops if isinstance(axis.at, Affine) else ())}
                     continue
                 after = term.axes[i + 1] if i + 1 < len(term.axes) else ""
                 following.setdefault(axis, set()).add(after if isinstance(after, str) else "")
@@ -76,7 +77,7 @@ def joined(lines: Sequence[Line], found: Mapping[str, tuple[str, ...]]) -> list[
 
     def axis(one: str | Read) -> str | Read:
         if isinstance(one, Read):
-            return Read(one.axis, operand(one.at))
+            return Read(one.axis, term(one.at)) if isinstance(one.at, Term) else one
         return " ".join(found.get(one, (one,)))
 
     def term(old: Term) -> Term:

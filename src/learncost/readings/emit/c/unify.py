@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Operand, Product, Read, Sum, Table, Term, Word, defined
@@ -13,7 +14,7 @@ from learncost.layers.lower import lower
 from learncost.readings.emit.c.twins import without_twins
 
 
-def terms(operands: Iterable[Operand]) -> Iterator[tuple[Term, bool]]:
+def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
     """Every named value among operands and their indices, and whether it is read at an index itself."""
     for operand in operands:
         if isinstance(operand, Term):

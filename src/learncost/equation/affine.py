@@ -1,0 +1,127 @@
+"""Places that positions on axes give: `X[B c y=2 i + u - 1]` reads axis y at 2 i + u - 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from learncost.equation.count import base, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a place: a whole number, times sizes, times the position on an axis where there is one."""
+
+    factor: int = 1
+    sizes: tuple[str, ...] = ()
+    axis: str = ""
+
+    def times(self, sizes: Mapping[str, Any]) -> Any:
+        """What the position is multiplied with, given the sizes."""
+        result = self.factor
+        for size in self.sizes:
+            result *= size_of(size, sizes)
+        return result
+
+    def __str__(self) -> str:
+        words = [str(abs(self.factor))] if abs(self.factor) != 1 or not (self.sizes or self.axis) else []
+        return " ".join((*words, *(f"#{size}" for size in self.sizes), *((self.axis,) if self.axis else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A place on an axis as a sum of parts. One without axes, `0[]`, is fixed, and must be on the axis.
+
+    What is read beyond the ends of the axis is `outside`; what is written there is dropped.
+    """
+
+    parts: tuple[Part, ...]
+    outside: float = 0.0
+
+    # What a term has, so that an index may be either.
+    name = ""
+    indexed = False
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """The axes whose positions give the place, each once."""
+        return tuple(dict.fromkeys(part.axis for part in self.parts if part.axis))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The sizes that stand in it by name."""
+        return tuple(dict.fromkeys(size for part in self.parts for size in part.sizes))
+
+    @property
+    def fixed(self) -> bool:
+        return not self.loops
+
+    def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Affine:
+        def part(old: Part) -> Part:
+            sizes = tuple(base(axes.get(size, size)) for size in old.sizes)
+            return Part(old.factor, sizes, axes.get(old.axis, old.axis))
+
+        return replace(self, parts=tuple(map(part, self.parts))) if axes else self
+
+    def number(self, sizes: Mapping[str, int], at: Mapping[str, Any] = {}) -> Any:
+        """The place, given the sizes and the positions on its axes (numbers, or arrays that spread over each other)."""
+        total: Any = 0
+        for part in self.parts:
+            total = total + part.times(sizes) * (at[part.axis] if part.axis else 1)
+        return total
+
+    def over(self, sizes: Mapping[str, int], arange: Callable[[int], Any]) -> Any:
+        """The places over all positions on its axes, as an array that has these as `loops` has them."""
+        loops = self.loops
+        at = {}
+        for place, axis in enumerate(loops):
+            form = [1] * len(loops)
+            form[place] = -1
+            at[axis] = arange(size_of(axis, sizes)).reshape(form)
+        return self.number(sizes, at)
+
+    def solved(self, axis: str, place: str) -> Affine | None:
+        """The position on one of its axes, given the place as that on another axis: y = i + u - 1 for i is y - u + 1.
+
+        None where not every place has one, as with y = 2 i.
+        """
+        one = [part for part in self.parts if part.axis == axis]
+        if len(one) != 1 or one[0].sizes or abs(one[0].factor) != 1:
+            return None
+        sign = one[0].factor
+        rest = (replace(part, factor=-sign * part.factor) for part in self.parts if part is not one[0])
+        return Affine((Part(sign, (), place), *rest), self.outside)
+
+    def __str__(self) -> str:
+        if self.fixed and len(self.parts) == 1 and not self.sizes:
+            return f"{self.parts[0].factor}[]"
+        text = " ".join(f"{'-' if part.factor < 0 else '+'} {part}" for part in self.parts)
+        return text.removeprefix("+ ")
+
+    @property
+    def ends_open(self) -> bool:
+        """Whether an axis behind it would be read as a part of it: `i + 1` before d would be `i + 1 d`."""
+        return not self.parts[-1].axis and not str(self).endswith("]")
+
+
+def fixed(place: int) -> Affine:
+    """The place of that number, from 0."""
+    return Affine((Part(place),))
+
+
+def total(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Parts of the same axis and sizes as one, those that are nothing left out; 0 where nothing is left."""
+    sums: dict[tuple[tuple[str, ...], str], int] = {}
+    for part in parts:
+        key = tuple(sorted(part.sizes)), part.axis
+        sums[key] = sums.get(key, 0) + part.factor
+    return tuple(Part(factor, *key) for key, factor in sums.items() if factor) or (Part(0),)

@@ -1,0 +1,123 @@
+"""Reads and writes at places that positions on axes give: windows, slices, shifts, pads, joins, turned axes."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+import learncost as lc
+from kernels_in_c import Case, check, needs_compiler
+from learncost.equation.table import Kernel
+from learncost.layers.lower import lower
+from learncost.proof.sample import random_arrays, small_sizes
+from learncost.proof.verify import with_jax, with_torch
+from learncost.readings.run import execute as definition
+from programs import execute, worst
+
+LAYERS = {
+    "convolution": "L[B e i j] = X[B c y=2 i + u - 1 x=2 j + v - 1] W[e c u v]",
+    "depthwise": "L[B c i] = X[B c y=i + u - 2] W[c u]",
+    "transposed": "L[B e y=2 i + u - 1] = X[B c i] W[c e u]",
+    "dilated": "L[B e i] = X[B c y=i + 3 u - 3] W[e c u]",
+    "largest": "L[B c i j] = max[u v](X[B c y=2 i + u - 1 x=2 j + v - 1])",
+    "mean": "L[B c i] = #u^-1[] X[B c y=2 i + u]",
+    "slice": "L[B m] = X[B n=m + 2]",
+    "shift": "L[B n d] = X[B (n=n - 1) d]".replace("(n=n - 1)", "n=(n - 1)"),
+    "join": "L[B n] = X[B m=n] + Z[B k=n - #m]",
+    "turned": "L[B n] = X[B n=#n - 1 - n]",
+    "regrouped": "L[B d=#k h + k] = X[B h k]",
+    "diagonal": "L[B m] = X[B m m'=m + 1]",
+    "part": "L[B m] = X[B p=1[] m]",
+}
+
+
+def layer(name):
+    line = LAYERS[name]
+    inputs, weights = (" ".join(n for n in names if f"{n}[" in line) for names in ("XZ", "W"))
+    return lc.layer(f"{name}({inputs}; {weights}) -> L\n  {line}" if weights else f"{name}({inputs}) -> L\n  {line}")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_is_proved(name):
+    report = lc.check_layer(layer(name))
+    assert report.passed, str(report)
+    for side in (with_torch, with_jax):
+        check = next(side(layer(name).table, name))
+        assert check.passed, str(check)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_emitted_step_means_it(name, backend):
+    table = lc.derive(layer(name)).step
+    sizes = small_sizes(table)
+    arrays = random_arrays(table, sizes)
+    expected = dict(arrays)
+    definition(lower(table), expected, sizes)
+    assert worst(execute(table, backend, arrays, sizes), expected)[1] < 1e-12
+
+
+@needs_compiler
+def test_kernels_in_c_mean_it():
+    """Every layer as one kernel, every line of every step by itself, with turns over the batch and without."""
+    for dtype in ("fp64", "fp32"):
+        cases = []
+        for name in LAYERS:
+            forward, step = layer(name).table, lower(lc.derive(layer(name)).step)
+            sizes = small_sizes(step)
+            groups = [((line,), {line.name}) for line in step.lines if name != "largest"]  # C has no infinity
+            if not forward.lines[0].left[0].indexed:
+                groups.append((lower(forward).lines, forward.outputs))
+            for number, (lines, outputs) in enumerate(groups):
+                for turns in {("B",) if "B" in lines[0].left[0].axes else (), ("B",) if len(lines) > 1 else ()}:
+                    tag = Kernel(f"{name}_{number}_{len(turns)}", turns)
+                    cases.append(Case(lines, {**step.axes, **lower(forward).axes}, outputs, sizes, tag, dtype))
+        check(cases)
+
+
+def as_torch(name, given):
+    """The same by PyTorch's own functions."""
+    x, w, z = (given.get(one) for one in "XWZ")
+    return {
+        "convolution": lambda: functional.conv2d(x, w, stride=2, padding=1),
+        "depthwise": lambda: functional.conv1d(x, w[:, None], padding=2, groups=w.shape[0]),
+        "transposed": lambda: functional.conv_transpose1d(x, w.transpose(0, 1).transpose(0, 1), stride=2, padding=1),
+        "dilated": lambda: functional.conv1d(x, w, padding=3, dilation=3),
+        "largest": lambda: functional.max_pool2d(x, (3, 3), 2, 1),
+        "mean": lambda: functional.avg_pool1d(x, 3, 2),
+        "slice": lambda: x[:, 2:],
+        "shift": lambda: functional.pad(x, (0, 0, 1, 0))[:, :-1],
+        "join": lambda: torch.cat((x, z), 1),
+        "turned": lambda: x.flip(1),
+        "regrouped": lambda: x.flatten(1),
+        "diagonal": lambda: torch.stack([functional.pad(row, (0, 1)).diagonal(1) for row in x]),
+        "part": lambda: x[:, 1],
+    }[name]()
+
+
+FORMS = {  # of X, of W or Z, and what else has a size
+    "convolution": ({"B": 2, "c": 3, "y": 7, "x": 6, "e": 4, "u": 3, "v": 3, "i": 4, "j": 3}),
+    "depthwise": ({"B": 2, "c": 3, "y": 7, "u": 3, "i": 9}),
+    "transposed": ({"B": 2, "c": 3, "i": 5, "e": 4, "u": 3, "y": 9}),
+    "dilated": ({"B": 2, "c": 3, "y": 9, "u": 3, "e": 4, "i": 9}),
+    "largest": ({"B": 2, "c": 3, "y": 7, "x": 6, "u": 3, "v": 3, "i": 4, "j": 3}),
+    "mean": ({"B": 2, "c": 3, "y": 7, "u": 3, "i": 3}),
+    "slice": ({"B": 2, "n": 7, "m": 5}),
+    "shift": ({"B": 2, "n": 7, "d": 3}),
+    "join": ({"B": 2, "m": 4, "k": 3, "n": 7}),
+    "turned": ({"B": 2, "n": 5}),
+    "regrouped": ({"B": 2, "h": 3, "k": 4, "d": 12}),
+    "diagonal": ({"B": 2, "m": 4}),
+    "part": ({"B": 2, "p": 3, "m": 4}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_gradients_are_those_of_pytorchs_functions(name):
+    sizes, table = FORMS[name], lc.derive(layer(name)).step
+    arrays = random_arrays(table, sizes)
+    definition(lower(table), found := dict(arrays), sizes)
+    given = {n: torch.tensor(arrays[n], requires_grad=True) for n in "XWZ" if n in arrays}
+    result = as_torch(name, given)
+    gradients = torch.autograd.grad(result, [*given.values()], torch.tensor(arrays["dL"]))
+    expected = {"L": result} | {f"d{n}": one for n, one in zip(given, gradients, strict=True)}
+    assert worst({n: found[n] for n in expected}, {n: v.detach() for n, v in expected.items()})[1] < 1e-12

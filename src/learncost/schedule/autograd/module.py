@@ -6,8 +6,9 @@ a method; what a family of transformers has otherwise is data, `[module]` in its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from learncost.equation.errors import named_one
 from learncost.equation.table import Word
@@ -27,9 +28,11 @@ COMPOSED = ("gelu_new", "gelu_fast", "gelu_accurate")
 """transformers' activations that are made of several operators (`transformers/activations.py`)."""
 
 
-Masks = Callable[[int], Tensor]
-"""The mask of a kind of attention with so many bytes an element, which all layers of that kind share; one of booleans
-is for every sequence where keys are left out, else one for all."""
+class Masks(Protocol):
+    """The mask of a kind of attention, which all layers of that kind share."""
+
+    def __call__(self, width: int, elements: int = 0) -> Tensor:
+        """With so many bytes an element: one for every sequence, of booleans for all; or of so many elements."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Module:
     grouped      how keys that several heads share reach them: sdpa, or broadcast
     masks        needed, or always: a causal mask is made even where the fused kernel knows it
     routing      in which type a token's shares of its experts are: own, or float
+    after        what is made before experts run where the table has it after them: a layer and its line
     buffers      bytes that a module has beside weights: positions' angles, masks
     """
 
@@ -101,6 +105,7 @@ class Module:
     grouped: str = "sdpa"
     masks: str = "needed"
     routing: str = "own"
+    after: str = ""
     buffers: int = 0
 
     name = "plain"
@@ -217,6 +222,8 @@ class Transformers(Module):
             if self.scores == "products":
                 q, k = q.in_float(), k.in_float()
             return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
+        if self.masks == "always" and scores.added:  # biases of positions are in the mask of all layers
+            return _sdpa(q, k, v, replace(scores, added=()), masks(q.width, scores.elements)).transpose().contiguous()
         scores = replace(scores, added=[one.copied() for one in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
             return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()

@@ -164,7 +164,12 @@ class _Scope:
             outer = [self.weights[one.weight][0] for one in projections]
             return module.joins(projections, [values[name].group or name for name in outer])
 
-        return list(Scope(lines, self.weights, self.drawn, wanted, joins, module.gathers).calls())
+        found = list(Scope(lines, self.weights, self.drawn, wanted, joins, module.gathers).calls())
+        place = next((at for at, call in enumerate(found) if _local(call) == module.after), 0)
+        if place:
+            early = [call for call in found[:place] if isinstance(call, Experts)]
+            found = [*(call for call in found[: place + 1] if call not in early), *early, *found[place + 1 :]]
+        return found
 
     def run(self, calls: Sequence[Call | Repeat], values: Values, wanted: Sequence[str]) -> None:
         """Call by call; a value goes when nobody reads it any more."""
@@ -184,6 +189,7 @@ class _Scope:
                     own = values.pop(name)
                     if module.holds == "sublayers" and isinstance(call, Linear):
                         held[name] = own
+                    del own
             if isinstance(call, Norm):
                 held.clear()
 
@@ -331,8 +337,9 @@ class _Scope:
             alike=sum(widths) == count(last.sides.columns),
         )
 
-        def mask(width: int) -> Tensor:
-            elements = masks if call.padded or width > BOOLEAN else count((place,)) * length
+        def mask(width: int, elements: int = 0) -> Tensor:
+            spread = call.padded or width > BOOLEAN
+            elements = elements or (masks if spread else count((place,)) * length)
             return self.step.mask((masks, width, *first.where), elements, width)
 
         return self.step.asked.module.attended(q, k, self._found(call.values, values), told, mask)
@@ -391,7 +398,8 @@ class _Scope:
         width = local[last].width
         result = local.pop(last) * self.step.asked.module.routed(shares).gather(order, shares.elements)
         local.clear()
-        result = result.gather(order, selected).viewed().sum(count(call.makes[0].declared)).to(width)
+        result = result.gather(order, selected)
+        result = result.viewed().sum(count(call.makes[0].declared)).to(width)
         del rows
         return result
 
@@ -420,6 +428,12 @@ class _Scope:
         if numbers:
             result = result + 1.0 if isinstance(line, Sum) else result * 1.0
         return result.sum(elements) if result.elements > elements else result
+
+
+def _local(call: Call | Repeat) -> str:
+    """What a call makes, as its layer's table says it."""
+    tag = call.lines[-1].tag if isinstance(call, Call) else None
+    return f"{tag.layer}.{tag.local}" if tag else ""
 
 
 def _turn(

@@ -15,7 +15,7 @@ REFUSED = [
     (
         "t(X; W) -> Y",
         "Y[a] = X[a b] W[a]",
-        "axis b is summed but stands in one factor alone; sum it first: S[a] = 1[] X",
+        "axis b is summed but stands in one factor alone; sum it first: S[a] = sum[b](X",
     ),
     ("t(X; W) -> Y", "Y[a c] = X[a b] W[b a]", "axis c on the left is not on the right"),
     ("t(X; W) -> Y", "Y[ac] = X[ab] W[bc]", "axis ac on the left is not on the right; axes are parted by spaces"),
@@ -107,9 +107,10 @@ ATTEMPTS = [
     ("t(X; W b) -> Y", "Y[M f] = X[M d] W[d f] + b[f]", "first H[M f] = X[M d] W[d f], then Y[M f] = H[M f] + b[f]"),
     ("t(H; W b) -> Y", "Y[M] = b[M] - H[M d] W[d]", "first G[M] = H[M d] W[d], then Y[M] = b[M] - G[M]"),
     ("t(X) -> Y", "Y[d d] = X[M d] X[M d]", "write a second one as a prime (N and N')"),
-    ("t(X) -> Y", "Y[B] = X[B d]", "write Y[B] = 1[] X[B d] for the sum, Y[B] = #d^-1[] X[B d] for the mean"),
-    ("t(X) -> Y", "Y[B] = mean[d](X[B d])", "the mean over d is Y[M] = #d^-1[] X[M d]"),
-    ("t(X) -> Y", "Y[B] = sum[d](X[B d])", "the sum over d is Y[M] = 1[] X[M d]"),
+    ("t(X) -> Y", "Y[B] = X[B d]", "write Y[B] = sum[d](X[B d]), or mean[d](X[B d])"),
+    ("t(X) -> Y", "Y[B] = reduce_mean(X[B d])", "the mean over d is Y[M] = mean[d](X[M d])"),
+    ("t(X) -> Y", "Y[B] = sum(X[B d])", "sum needs the axes it acts on, as in sum[N](...)"),
+    ("t(X) -> Y", "Y[B] = mean[M](X[B M]) where M <= B", "mean has no meaning under a `where` on an axis it acts"),
     ("t(X; W) -> Y", "Y[B f] = ∑ X[B d] W[d f]", "an axis that is not on the left is summed"),
     ("t(X; W) -> Y", "Y = X W", "a value shows its axes"),
     ("t(X; W) -> Y", "Y[B f] = X[B d] @ W[d f]", "factors stand side by side without a sign between them"),
@@ -150,7 +151,7 @@ MISFITS = [
         "Y[B d] = append[d](X[B d], Z[B d])",
         "append stands in tables that are derived; a layer has",
     ),
-    ("t(X) -> Y", "I[d d'] = eye()", "eye stands in tables that are derived; a layer has no use"),
+    ("t(X) -> Y", "I[d] = eye()", "eye pairs axes: the second half of those of I[d] with the first"),
 ]
 
 REPEATS = [

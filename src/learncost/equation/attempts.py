@@ -69,12 +69,12 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
         "a quotient is divide(X[M], Z[M]); by a number it is a product, 0.5[] X[M], and by a size #d^-1[] X[M]",
     ),
     (
-        r"∑|Σ|\bsum_\w+|\b(?:sum|reduce_sum|add_reduce)\s*[\[(]",
-        "an axis that is not on the left is summed: the sum over d is Y[M] = 1[] X[M d]",
+        r"∑|Σ|\bsum_\w+|\b(?:reduce_sum|add_reduce)\s*[\[(]",
+        "an axis that is not on the left is summed, and the sum of one value over d is Y[M] = sum[d](X[M d])",
     ),
     (
-        r"\b(?:mean|average|avg|reduce_mean)\s*[\[(]",
-        "a mean is a sum times one over the size: the mean over d is Y[M] = #d^-1[] X[M d]",
+        r"\b(?:average|avg|reduce_mean)\s*[\[(]",
+        "the mean over d is Y[M] = mean[d](X[M d])",
     ),
     (r"\bmax(?:imum)?\s*\(|\bclamp\b|\bclip\b", "the larger of two is maximum(X[M], 0[]), and of 0 and X relu(X[M])"),
     (

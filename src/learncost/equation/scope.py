@@ -29,9 +29,6 @@ from learncost.equation.table import (
 )
 from learncost.equation.value import Value
 
-# Words that may act along an axis of a `where`: they read what is outside as minus infinity.
-UNDER_WHERE = frozenset(("softmax", "softmax_with_sink", "log_softmax", "max"))
-
 Axes = Mapping[str, tuple[str, ...]]
 Check = Callable[[Line], Line]
 
@@ -477,9 +474,6 @@ def check_shape(line: Line) -> None:
                 raise NotationError(f"{line.word} acts on axis {axis}, which is not there", str(line))
             if line.axes.count(axis) > 1:
                 raise NotationError(f"axis {axis} stands twice in {line.word}[{' '.join(line.axes)}]", str(line))
-        along = bool(line.axes) and line.word not in UNDER_WHERE
-        if along and any(condition.axes & set(line.axes) for condition in line.where):
-            raise NotationError(f"{line.word} has no meaning under a `where` on an axis it acts on", str(line))
     if line.left[0].indexed and not isinstance(line, Product):
         raise NotationError("an index on the left stands before a product only", str(line))
     for condition in line.where:
@@ -496,9 +490,9 @@ def _reduced(line: Product, axis: str) -> str:
         if term.indexed:
             return ""
         first = f"S[{' '.join(own for own in term.loops if own != axis)}]"
-        return f"; sum it first: {first} = 1[] {term}, then {first} in its place"
-    sizes = "".join(f"#{axis}" for axis in term.loops if axis not in line.left[0].loops)
-    return f"; write {line.left[0]} = 1[] {term} for the sum, {line.left[0]} = {sizes}^-1[] {term} for the mean"
+        return f"; sum it first: {first} = sum[{axis}]({term}), then {first} in its place"
+    over = " ".join(own for own in term.loops if own not in line.left[0].loops)
+    return f"; write {line.left[0]} = sum[{over}]({term}), or mean[{over}]({term})"
 
 
 def _check_condition(condition: Condition, line: Line) -> None:

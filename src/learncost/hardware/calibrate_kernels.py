@@ -13,21 +13,13 @@ from learncost.engines.compiler import Kernels
 from learncost.engines.in_place import library_products
 from learncost.equation.table import Kernel, Line, Table, Word, walk
 from learncost.hardware.calibrate_torch import COLUMNS, ROWS, TorchBench, factors
-from learncost.hardware.operations import Doing
+from learncost.hardware.operations import Doing, operands, timed_words
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer
 from learncost.readings.emit.c import Function, kernel
+from learncost.vocabulary import entry
 
-_ACTS = ("softmax[d](X[B d])", "log_softmax[d](X[B d])")
-_WORDS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu")
-_NORMS = ("normalize", "rms_normalize")
-_PRIMITIVES = {
-    "add": "X[B d] + Z[B d]",
-    "multiply": "X[B d] Z[B d]",
-    **{name: f"{name}(X[B d])" for name in ("exp", "log", "sqrt", "tanh", "erf")},
-    "divide": "divide(X[B d], Z[B d])",
-    "maximum": "maximum(X[B d], Z[B d])",
-}
+_OTHERS = {"add": "X[B d] + Z[B d]", "multiply": "X[B d] Z[B d]"}
 _ADAMW = (
     "own(W G M V lr b1 c1 b2 c2 k1 k2 eps decay;) -> U M2 V2\n"
     "U[B d] M2[B d] V2[B d] = adamw(W[B d], G[B d], M[B d], V[B d], "
@@ -55,19 +47,13 @@ class KernelBench(TorchBench):
         return there, there  # the arena is there from the start
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
-        tables = {
-            name: _table(f"own({'X Z' if 'Z' in text else 'X'};) -> Y\nY[B d] = {text}")
-            for name, text in _PRIMITIVES.items()
-        }
+        tables = {name: _table(f"own({operands(text)};) -> Y\nY[B d] = {text}") for name, text in _OTHERS.items()}
         bias = derive(layer("own(X; b) -> Y\nY[B d] = X[B d] + b[d]"), ("b",))
         tables["sum"] = replace(bias.update, values=bias.step.values)  # of all rows, as a bias's gradient is one
         tables["adamw"] = _table(_ADAMW)
-        for word in _WORDS:
-            tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}(X[B d])")).step
-        for text in _ACTS:
-            tables[text.partition("[")[0]] = derive(layer(f"own(X;) -> Y\nY[B d] = {text}")).step
-        for word in _NORMS:
-            tables[word] = derive(layer(f"own(X;) -> Y\nY[B d] = {word}[d](X[B d], 1e-05[])"), ("X",)).step
+        for word, text in timed_words().items():
+            own = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
+            tables[word] = derive(own).step if entry(word).body else own.table
         functions: dict[str, tuple[Function, Mapping[str, tuple[str, ...]]]] = {}
         for name, table in tables.items():
             for line, _ in walk(table.lines):

@@ -9,38 +9,27 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own custom
 
-from learncost.hardware.operations import Doing
+from learncost.hardware.operations import Doing, operands, timed_words
+from learncost.layers.layer import layer
+from learncost.readings.emit import program
+from learncost.vocabulary import entry
 
 ROWS, COLUMNS = 210, 330
 """Of the arrays that words are timed on: a quarter of a mebibyte, which caches hold."""
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-WORDS: Mapping[str, Callable[[Any], Any]] = {
-    "softmax": partial(F.softmax, dim=-1),
-    "log_softmax": partial(F.log_softmax, dim=-1),
+NORMS: Mapping[str, Callable[[Any], Any]] = {
     "normalize": lambda x: F.layer_norm(x, x.shape[-1:], torch.ones_like(x[0]), torch.ones_like(x[0])),
     "rms_normalize": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
-    "silu": F.silu,
 }
-"""PyTorch's operator for a word of the vocabulary, and by autograd for its gradient."""
+"""Words that PyTorch has together with the scale and the shift that follow."""
 
-PRIMITIVES: Mapping[str, Callable[[Any, Any], Any]] = {
+OTHERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
     "multiply": torch.mul,
-    "divide": torch.div,
-    "maximum": torch.maximum,
     "sum": lambda x, _: x.sum(0),
     "max": lambda x, _: x.amax(-1),
-    "exp": lambda x, _: torch.exp(x),
-    "log": lambda x, _: torch.log(x),
-    "sqrt": lambda x, _: torch.sqrt(x),
-    "tanh": lambda x, _: torch.tanh(x),
-    "erf": lambda x, _: torch.erf(x),
 }
 
 
@@ -107,10 +96,14 @@ class TorchBench:
     def words(self) -> Iterator[tuple[str, Doing, int]]:
         points = ROWS * COLUMNS
         one, two = self._random(ROWS, COLUMNS), self._random(ROWS, COLUMNS)
-        for name, primitive in PRIMITIVES.items():
-            yield name, partial(primitive, one, two), points
-        for name, word in WORDS.items():
-            yield name, partial(word, one), points
+        for name, other in OTHERS.items():
+            yield name, partial(other, one, two), points
+        for name, text in timed_words().items():
+            word = NORMS.get(name) or _called(name, text)
+            given = (one, two)[: max(1, len(entry(name).inputs) - len(entry(name).defaults))]
+            yield name, partial(word, *given), points
+            if not entry(name).body:
+                continue
             x = self._random(ROWS, COLUMNS).requires_grad_()
             made = word(x)
             yield f"{name}'", partial(torch.autograd.grad, made, x, two, retain_graph=True), points
@@ -134,6 +127,15 @@ class TorchBench:
             "optimizer": (optimizer.step, len(weights)),
             "product": (self.product("NN", 4, 4, 4), 1),
         }
+
+
+def _called(name: str, text: str) -> Callable[..., Any]:
+    """PyTorch's operator for a word, as emitted programs call it."""
+    own = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
+    names: dict[str, Any] = {}
+    exec(compile(program(own.table, "torch", name).text, f"{name}.py", "exec"), names)
+    found: Callable[..., Any] = names[name]
+    return found
 
 
 def _on_one_thread(doing: Doing) -> None:

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeAlias
 
+from learncost.vocabulary import entries
+
 Doing: TypeAlias = Callable[[], object]
+
+
+def timed_words() -> dict[str, str]:
+    """The words whose time a device can tell, as right sides of a layer's line: those that PyTorch has a function for.
+
+    Primitives that choose, and those that are timed as moves, are not among them.
+    """
+    found = {}
+    for row in entries():
+        known = bool(row.gradient) if row.kind == "elementwise" else bool(row.body) and "torch" in row.spelled
+        if not known or row.conditions:
+            continue
+        acts = "" if row.pointwise else "[d]"
+        arrays = [f"{name}[B d]" for name in row.inputs[: len(row.inputs) - len(row.defaults)]]
+        found[row.name] = f"{row.name}{acts}({', '.join((*arrays, *map(str, row.defaults)))})"
+    return found
+
+
+def operands(text: str) -> str:
+    """The names of the arrays in the right side of a line, once each."""
+    return " ".join(dict.fromkeys(re.findall(r"([A-Z])\[", text)))
 
 
 class Bench(Protocol):

@@ -26,8 +26,8 @@ from learncost.equation.table import (
 )
 from learncost.layers.called import expanded
 from learncost.layers.reach import Reach
-from learncost.layers.spelling import differentiable
-from learncost.vocabulary import canonical, entries, entry, plain
+from learncost.layers.spelling import differentiable, spell
+from learncost.vocabulary import Entry, canonical, entries, entry, plain
 
 ALSO = "also:"  # what people call a layer, with commas between; a name of its own is not said again
 
@@ -216,7 +216,7 @@ def _check_word(line: Line) -> Line:
         found = entry(line.word)
     except ValueError as error:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
-    if found.kind == "constant":
+    if found.kind == "constant" and found.name == "append":
         raise NotationError(f"{found.name} stands in tables that are derived; a layer has no use for it", str(line))
     missing = len(found.inputs) - len(line.right)
     if missing < 0 or missing > len(found.defaults):
@@ -229,13 +229,36 @@ def _check_word(line: Line) -> Line:
     if not found.pointwise and not line.axes and found.kind != "constant":
         raise NotationError(f"{found.name} needs the axes it acts on, as in {found.name}[N](...)", str(line))
     left, right = set(line.left[0].loops), {axis for term in line.right for axis in term.loops}
-    acted = set(line.axes) if found.kind == "reduction" else set()
+    if found.kind == "constant":
+        half, more = divmod(len(line.left[0].axes), 2)
+        if found.fill is None and (more or not half or line.left[0].indexed):
+            told = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
+            raise NotationError(told, str(line))
+        return replace(line, word=found.name, given=found.inputs, gives=found.outputs)
+    acted = set(line.axes) if found.reduces else set()
     if left != right - acted:
         raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {found.name}", str(line))
+    if found.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{found.name} has no meaning under a `where` on an axis it acts on", str(line))
+    if found.inline:
+        return _inline(line, found)
     defaults = found.defaults[len(found.defaults) - missing :] if missing else ()
     tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
     right_terms = (*line.right, *defaults)
     return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
+
+
+def _inline(line: Word, found: Entry) -> Line:
+    """The line of a word's body with the word's own operand and axes in it."""
+    (body,) = found.body
+    known = dict(zip(found.inputs, line.right, strict=True))
+    right = tuple(
+        replace(term, sizes=spell(term.sizes, line)) if isinstance(term, Literal) else known[term.name]
+        for term in body.right
+    )
+    names = dict(zip(found.inputs, line.tag.locals, strict=True))
+    tag = replace(line.tag, locals=tuple(names.get(term.name, "") for term in body.right))
+    return replace(body, left=line.left, right=right, where=line.where, tag=tag)
 
 
 def _called(layers: Mapping[str, Layer], call: Call, known: Axes) -> Expanded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import prod
 
 from learncost.equation.affine import Affine
 from learncost.equation.table import (
@@ -226,6 +227,8 @@ class _Lowering:
         line_where = tuple(c for c in line.where)
         factors: list[Operand] = list(self.guarded(line, target))
         factors.sort(key=lambda term: isinstance(term, Literal))  # numbers last; the sort is stable
+        if len(factors) == 2 and factors[1] == Literal() and {*factors[0].loops} != {*target.loops}:
+            factors.pop()  # one is but the sign of a sum
         factors = [self.reduced(line, i, factors, target) for i in range(len(factors))]
         while len(factors) > 2:
             one, two, *rest = factors
@@ -302,14 +305,13 @@ class _Lowering:
 
     def word(self, line: Word) -> None:
         found = entry(line.word) if line.word != "inside" else None
+        if found and line.part == "body" and found.outside is not None:
+            line = self.guarded_word(line, found.outside)
         if found is None or (not found.body and line.part == "body"):
-            if found and found.kind == "reduction":
-                line = self.guarded_word(line, found.outside)
             self.emit(line)
             return
-        if line.part == "body" and found.outside:
-            line = self.guarded_word(line, found.outside)
-        if not (self.whole and line.part != "jacobian" and self.stays_whole(line)):
+        written = line.part == "jacobian" or (not found.body and any(isinstance(t, Literal) for t in line.right))
+        if written or not (self.whole and self.stays_whole(line)):
             self.through_body(line)
 
     def stays_whole(self, line: Word) -> bool:
@@ -343,7 +345,12 @@ class _Lowering:
             full = line.left[0].declared
             second = dict(zip(line.axes, full[len(full) - len(line.axes) :], strict=True))
         for body in found.lines(line.part, line.gives):
-            self.line(self.placed(line, body, known, second))
+            placed = self.placed(line, body, known, second)
+            number = None if body.name in line.gives else _number(placed)
+            if number is None:
+                self.line(placed)
+            else:
+                known[body.name] = number
 
     def placed(self, line: Word, body: Line, known: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
         """A line of a word's table with the word's own operands, results and axes in it."""
@@ -447,6 +454,19 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
     if isinstance(axis, Read) and isinstance(axis.at, Affine):
         return Read(axis.axis, replace(axis.at, outside=number))
     return axis
+
+
+def _number(line: Line) -> Operand | None:
+    """What a line of numbers alone comes to, or one that a number chooses; None of any other."""
+    numbers = [term.value for term in line.right if isinstance(term, Literal) and not term.sizes]
+    if isinstance(line, Word) and line.word == "select" and isinstance(line.right[0], Literal):
+        return line.right[1 if numbers[0] else 2]
+    if len(numbers) < len(line.right) or not numbers:
+        return None
+    if isinstance(line, Sum):
+        return Literal(sum(sign * number for sign, number in zip(line.signs, numbers, strict=True)))
+    value = entry(line.word).value(*numbers) if isinstance(line, Word) else prod(numbers)
+    return None if value is None else Literal(value)
 
 
 def _inside(where: Iterable[Condition], loops: Iterable[str]) -> tuple[Condition, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Sum, Term, Word
+from learncost.vocabulary import entry
 
 Bounds: TypeAlias = tuple[Axis, Axis, bool, str | None]  # a condition on axes as a line reads them
 
@@ -71,25 +72,17 @@ class Outside(dict[str, dict[Pair, float | None]]):
             return 0.0
         if line.word == "select" and values[-1] is not None and len(line.given) == 2:
             return values[-1]
-        if len(values) == 1 and values[0] is not None:
-            return {"exp": math.exp, "tanh": math.tanh, "erf": math.erf, "sqrt": math.sqrt}.get(line.word, _unknown)(
-                values[0]
-            )
         if line.word == "select" and values[1:] == [0.0, 0.0]:
             return 0.0
-        if line.word == "maximum" and None not in values:
-            return max(v for v in values if v is not None)
-        return None
+        known = [value for value in values if value is not None]
+        whole = line.part == "body" and 0 < len(known) == len(values)
+        return entry(line.word).value(*known) if whole else None
 
 
 def moved(known: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
     """What is known of a stack and of its slice, whose axes stand one place apart."""
     found = {pair._replace(lower=pair.lower + places, upper=pair.upper + places): v for pair, v in known.items()}
     return {pair: value for pair, value in found.items() if min(pair.lower, pair.upper) >= 0}
-
-
-def _unknown(_: float) -> None:
-    return None
 
 
 def bounds(condition: Condition) -> Bounds:

@@ -165,7 +165,7 @@ class Reverse:
         reads = found.gradient_reads(gives)
         right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
         left, spread = [], []
-        whole = tuple(line.right[0].loops if found.kind == "reduction" else line.left[0].loops)
+        whole = tuple(line.right[0].loops if found.reduces else line.left[0].loops)
         along = {own.name for own in found.gradient if "n" in own.left[0].declared}
         for i in wanted:
             target = operand(line, i)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from learncost.equation.count import base
-from learncost.equation.table import Line, Term, Word
+from learncost.equation.table import Line, Statement, Term, Word, walk
 from learncost.vocabulary import entry
 
 
@@ -34,6 +34,18 @@ def primed(axis: str, taken: Iterable[str]) -> str:
     while axis in taken:
         axis += "'"
     return axis
+
+
+def asked(lines: Iterable[Statement]) -> frozenset[str]:
+    """Names of values that hold or not at each element: those that a word asks whether they do."""
+    bodies = (line for line, _ in walk(lines) if isinstance(line, Word) and line.part == "body")
+    return frozenset(
+        term.name
+        for line in bodies
+        if line.right
+        for term, name in zip(line.right, line.given, strict=False)
+        if name in entry(line.word).conditions
+    )
 
 
 def spell(axes: Iterable[str], line: Word, second: Mapping[str, str] = {}) -> tuple[str, ...]:

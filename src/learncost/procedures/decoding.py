@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from learncost.equation.count import Count, base
-from learncost.equation.scope import UNDER_WHERE
 from learncost.equation.table import Line, Literal, Product, Read, Repeat, Statement, Table, Tag, Term, Word, walk
 from learncost.equation.value import Value
 from learncost.procedures.keys import TOKENS, Keys, refusal
 from learncost.procedures.needed import needed
+from learncost.vocabulary import entry
 
 CACHED, ALL = "C", "T"  # the axes of the positions in the cache, and of these with the new ones
 
@@ -156,7 +156,7 @@ class Decoding:
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
         """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
         key = named(ALL, window)
-        if isinstance(line, Word) and line.word in UNDER_WHERE and key in line.axes:
+        if isinstance(line, Word) and key in line.axes and entry(line.word).outside is not None:
             term, mask = line.right[0], named("seen", window)
             left = Term(f"{line.name}.seen", term.axes)
             values[left.name] = Value(values[term.name].axes)

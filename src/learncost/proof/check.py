@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from learncost.proof.report import Check, Report
 from learncost.proof.sample import Array, random_arrays, small_sizes
 from learncost.proof.tally import Tally, tallied
 from learncost.readings.run import execute
+from learncost.vocabulary import entry
 
 Values = dict[str, Array]
 Meaning = Callable[..., Any]  # a foreign implementation: from inputs and weights by name to the outputs in order
@@ -298,17 +300,28 @@ def _central_slope(
     lowered: Table, seeds: Values, arrays: Values, given: str, direction: Array, sizes: Mapping[str, int]
 ) -> float:
     step, total = 1e-5, 0.0
+    still: list[Array] = []  # what passes no gradient on stands still
+
+    def keep(line: Line, values: MutableMapping[str, Array]) -> None:
+        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "move":
+            still.append(values[line.name])
+
+    def put_back(line: Line, values: MutableMapping[str, Array]) -> None:
+        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind == "move":
+            values[line.name] = still[next(places)]
+
+    execute(lowered, dict(arrays), sizes, keep)
     for sign in (1, -1):
-        moved = {**arrays, given: arrays[given] + sign * step * direction}
-        execute(lowered, moved, sizes)
+        moved, places = {**arrays, given: arrays[given] + sign * step * direction}, count()
+        execute(lowered, moved, sizes, put_back)
         total += sign * float(sum(np.sum(seeds[f"d{out}"] * moved[out]) for out in lowered.outputs))
     return total / (2 * step)
 
 
 def _takes_complex(table: Table) -> bool:
-    """Python's own error function takes no complex numbers; scipy's does."""
-    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Word)}
-    return "erf" not in words or find_spec("scipy") is not None
+    """Whether its words are analytic functions to NumPy; Python's own error function takes no complex numbers."""
+    words = {line.word for line, _ in walk(lower(table).lines) if isinstance(line, Word)} - {"inside"}
+    return all(entry(word).complex for word in words) and ("erf" not in words or find_spec("scipy") is not None)
 
 
 def _directions(array: Array, whole: bool, generator: np.random.Generator) -> Iterator[Array]:

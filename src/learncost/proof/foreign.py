@@ -44,9 +44,10 @@ class Library:
     permute    axes in another order
     expand     axes of size one repeated to a shape
     scattered  of a shape, places and an array: zeros, with the array's entries added at the places
-    amax       the maximum along axes
+    module     with its functions, of which a primitive is the one of its name
+    reduced    max or min along axes
     last       words along the last axis: of an array and epsilon
-    words      words of operands of one shape
+    words      words of operands of one shape that the module has not, or calls otherwise
     """
 
     full: Callable[[Sequence[int], float], Tensor]
@@ -58,7 +59,8 @@ class Library:
     where: Callable[[Tensor, Tensor, Tensor | float], Tensor]
     stack: Callable[[Sequence[Tensor]], Tensor]
     scattered: Callable[[Sequence[int], tuple[Tensor | int, ...], Tensor], Tensor]
-    amax: Callable[[Tensor, tuple[int, ...]], Tensor]
+    module: Any
+    reduced: Callable[[str, Tensor, tuple[int, ...]], Tensor]
     last: Mapping[str, Callable[[Tensor, float], Tensor]]
     words: Mapping[str, Callable[..., Tensor]]
 
@@ -122,12 +124,14 @@ class _Translation:
             return (self.scattered(line, result, values),)
         loops = tuple(dict.fromkeys(axis for term in line.right for axis in term.loops))
         outside = entry(line.word).outside if isinstance(line, Word) and line.word != "inside" else 0.0
-        operands = [self.spread(term, values, loops, outside) for term in line.right]
+        operands = [self.spread(term, values, loops, outside or 0.0) for term in line.right]
         mask = self.mask(line.where, loops)
         if isinstance(line, Sum):
             result = sum(sign * operand for sign, operand in zip(line.signs, operands, strict=True))
             return (self.ordered(result if mask is None else result * mask, loops, left),)
         assert isinstance(line, Word)
+        if not line.right:
+            return (self.constant(line.word, left),)
         if not self.knows(line.word) and entry(line.word).body:
             return self.spelt_out(line, values)
         results = self.word(line, operands, mask, loops)
@@ -135,8 +139,20 @@ class _Translation:
         mask = mask if mask is not None and len(kept) == len(loops) else None
         return tuple(self.ordered(r if mask is None else self.inside(r, mask), kept, left) for r in results)
 
+    def constant(self, word: str, axes: tuple[str, ...]) -> Tensor:
+        if word != "eye":
+            return self.filled({"zeros": 0.0, "ones": 1.0}[word], axes)
+        pairs = zip(axes[: len(axes) // 2], axes[len(axes) // 2 :], strict=True)
+        found = self.filled(1.0, axes)
+        for pair in pairs:
+            one, two = (self.aligned(self.library.arange(self.size(axis)), (axis,), axes) for axis in pair)
+            found = found * self.library.floats(one == two)
+        return found
+
     def knows(self, word: str) -> bool:
-        return any(word in known for known in (self.library.words, self.library.last, _STEPS, _PLAIN))
+        return not entry(word).body or any(
+            word in known for known in (self.library.words, self.library.last, _STEPS, _PLAIN)
+        )
 
     def epsilon(self, line: Word) -> float:
         return next((term.number(self.sizes) for term in line.right if isinstance(term, Literal)), 0.0)
@@ -203,18 +219,20 @@ class _Translation:
         if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
-            operands = [self.library.where(mask > 0, operands[0], -math.inf), *operands[1:]]
+            outside = math.inf if line.word == "min" else -math.inf
+            operands = [self.library.where(mask > 0, operands[0], outside), *operands[1:]]
         x = operands[0]
         if line.word in self.library.last:
             function = self.library.last[line.word]
             return (self.flat(x, along, lambda flat: function(flat, self.epsilon(line))),)
         if line.word == "proportion":
             return (x / (x.sum(along, keepdims=True) + operands[1]),)
-        if line.word == "max":
-            return (self.library.amax(x, along),)
+        if entry(line.word).kind == "reduction":
+            return (self.library.reduced(line.word, x, along),)
         if line.word in _STEPS:
             return _STEPS[line.word](*operands)
-        return (self.library.words[line.word](*operands),)
+        function = self.library.words.get(line.word) or getattr(self.library.module, line.word)
+        return (function(*operands),)
 
     def flat(self, x: Tensor, along: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function of the last axis, along several axes at once."""
@@ -324,5 +342,5 @@ def _plus(one: Tensor, two: Tensor, times: Tensor) -> Tensor:
 _STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}
 """Words with a body that no library has a function for: the steps of optimizers, in operators alone."""
 
-_PLAIN = frozenset(("proportion", "max"))
-"""Words that the translation itself says in sums and maxima."""
+_PLAIN = frozenset(("proportion",))
+"""Words that the translation itself says in sums."""

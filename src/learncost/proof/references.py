@@ -184,6 +184,12 @@ def adamw(
     return decay * W - lr * (k1 * m) / ((k2 * v) ** 0.5 + eps), m, v
 
 
+def of_word(name: str) -> Callable[..., Any] | None:
+    """Another implementation of a word: one of these, or the function of Python's math, number by number."""
+    plain = getattr(math, name, None)
+    return WORDS.get(name) or (np.vectorize(plain, otypes=[float]) if plain else None)
+
+
 WORDS: Mapping[str, Callable[..., Any]] = {
     "exp": lambda X: math.e**X,
     "log": lambda X: np.log2(X) * math.log(2),
@@ -196,6 +202,17 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "less": lambda X, Z: Z - X > 0,
     "equal": lambda X, Z: X - Z == 0,
     "max": lambda X: np.sort(X, axis=-1)[..., -1],
+    "min": lambda X: np.sort(X, axis=-1)[..., 0],
+    "expm1": lambda X: np.exp(X) - 1,
+    "minimum": lambda X, Z: np.where(X < Z, X, Z),
+    "abs": lambda X: np.where(X < 0, -X, X),
+    "sign": lambda X: (X > 0) * 1.0 - (X < 0),
+    "power": lambda X, Z: np.array([x**z for x, z in zip(X.ravel(), Z.ravel(), strict=True)]).reshape(X.shape),
+    "stop_gradient": lambda X: X + 0,
+    "sum": lambda X: X @ np.ones(X.shape[-1]),
+    "mean": lambda X: X @ np.full(X.shape[-1], 1 / X.shape[-1]),
+    "softplus": lambda X: np.logaddexp(0, X),
+    "elu": lambda X: np.where(X > 0, X, np.exp(np.minimum(X, 0)) - 1),
     "softmax": softmax,
     "log_softmax": log_softmax,
     "normalize": normal,

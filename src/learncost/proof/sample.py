@@ -10,6 +10,7 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
+from learncost.layers.spelling import asked
 
 Array = Any
 
@@ -77,7 +78,7 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
     """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row."""
     generator = np.random.default_rng(seed)
     positions = _positions(table)
-    conditions = _conditions(table.lines)
+    conditions = asked(table.lines)
     arrays: dict[str, Array] = {}
     for name in (*table.inputs, *table.weights):
         form = shape_of(table.axes[name], sizes)
@@ -108,9 +109,3 @@ def _positions(table: Table) -> dict[str, str]:
 
     visit(table.axes, table.lines)
     return found
-
-
-def _conditions(lines: Iterable[Statement]) -> set[str]:
-    """Names that a `select` asks."""
-    words = [line for line, _ in walk(lines) if isinstance(line, Word) and line.word == "select"]
-    return {line.right[0].name for line in words if len(line.right) == 3}

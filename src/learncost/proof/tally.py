@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 _MOVES = frozenset(
-    ("broadcast_to", "concatenate", "reshape", "shape", "ndim", "size", "stack", "transpose", "zeros_like")
+    ("broadcast_to", "concatenate", "real", "reshape", "shape", "ndim", "size", "stack", "transpose", "zeros_like")
 )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.errors import InputError
-from learncost.equation.scope import UNDER_WHERE
 from learncost.equation.table import Product, Table, Term, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, named, shipped
@@ -31,7 +30,7 @@ from learncost.proof.check import (
     worst,
 )
 from learncost.proof.plain import under_where
-from learncost.proof.references import LAYERS, WORDS
+from learncost.proof.references import LAYERS, of_word
 from learncost.proof.report import Check, Report
 from learncost.proof.sample import small_sizes
 from learncost.proof.words import consistent, word_layer
@@ -126,10 +125,10 @@ def verify_word(entry: Entry) -> Iterator[Check]:
 
     Of large numbers nothing overflows: an exponential is taken of what is shifted by the maximum.
     """
-    name, meaning = entry.name, WORDS.get(entry.name)
+    name, meaning = entry.name, of_word(entry.name)
     yield consistent(entry)
     yield from verify_table(word_layer(entry).table, name, meaning, required=True, smallest=5, larger=1000)
-    if meaning is not None and name in UNDER_WHERE:
+    if meaning is not None and entry.outside is not None and not entry.inline:
         masked = word_layer(entry, masked=True).table
         yield from verify_table(
             masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5, larger=1000

@@ -12,7 +12,7 @@ from learncost.vocabulary import Entry
 
 # Operands that are numbers, and operands that the word asks for a logarithm, a root, a divisor or a condition of.
 ROWS = frozenset(("z",))  # operands with one number for all that the word acts along
-SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e"))
+SCALARS = frozenset(("lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay", "e", "a"))
 
 
 def word_layer(entry: Entry, masked: bool = False) -> Layer:
@@ -21,7 +21,7 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
     shapes: dict[str, tuple[str, ...]] = {name: () if name in SCALARS else ("a", "n") for name in operands}
     shapes |= {name: ("a",) for name in operands if name in ROWS}
-    left = ("a",) if entry.kind == "reduction" else ("a", "n")
+    left = ("a",) if entry.reduces else ("a", "n")
     shapes |= {f"{name}.out": left for name in entry.outputs}
     right: tuple[Operand, ...] = (*(Term(name, shapes[name]) for name in operands), *entry.defaults)
     outputs = tuple(f"{name}.out" for name in entry.outputs)
@@ -51,7 +51,7 @@ def consistent(entry: Entry) -> Check:
     whole = ("_",) if entry.pointwise else ("_", "n")
     axes = {name: () if name in SCALARS else whole for name in entry.inputs}
     axes |= {name: ("_",) for name in entry.inputs if name in ROWS}
-    axes |= dict.fromkeys(entry.outputs, ("_",) if entry.kind == "reduction" else whole)
+    axes |= dict.fromkeys(entry.outputs, ("_",) if entry.reduces else whole)
     axes |= {f"d{name}": own for name, own in axes.items()}
     body = _axes_after(entry.body, axes)
     problem = body if isinstance(body, str) else ""
@@ -78,7 +78,8 @@ def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> d
                 return f"{term} has other axes, in line: {line}"
         right = {axis for term in terms for axis in term.declared}
         loose = isinstance(line, Product) or (isinstance(line, Word) and (line.axes or not terms))
-        if (not set(left) <= right and terms) or (not loose and set(left) != right):
+        spread = isinstance(line, Product) and len(line.right) == 2 and len(terms) == 1  # a number beside one value
+        if (not set(left) <= right and terms and not spread) or (not loose and set(left) != right):
             return f"the axes on the left are not those on the right, in line: {line}"
         own[line.name] = left
     return {**axes, **own}

@@ -396,7 +396,7 @@ def executed(line: Line) -> tuple[Count, Count]:
     if isinstance(line, Sum):
         return ZERO, points if len(line.right) > 1 else ZERO
     assert isinstance(line, Word)
-    if line.word == "inside" or entry(line.word).kind == "constant":
+    if line.word == "inside" or entry(line.word).kind in ("constant", "move"):
         return ZERO, ZERO
     return ZERO, points
 

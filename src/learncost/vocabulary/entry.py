@@ -1,11 +1,12 @@
-"""An entry of the vocabulary. A word means its body; primitives have none and mean a NumPy operation."""
+"""An entry of the vocabulary: all that is told of a word. A word means its body; primitives mean a NumPy operation."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from learncost.equation.errors import InputError
@@ -25,8 +26,24 @@ class Entry:
     gradient  lines that compute d<input> from d<output>, inputs, outputs and lines of the body
     jacobian  lines that compute J[_ n n'], the derivative of output n with respect to input n'
     conditions  operands that hold or not at each element: they choose, and have no gradient
-    outside   the value that an input has outside a `where` (minus infinity for a softmax)
-    kind      of a primitive: elementwise, reduction, or constant
+    outside   the value that an input has outside a `where` on the axes it acts on (minus infinity for a softmax); None:
+              the word has no meaning there
+    kind      of a primitive: elementwise, reduction, constant, or move: what it was given, without a gradient
+    inline    a layer's line with it stands for the one line of its body
+
+    Where the default does not do, of what libraries have a function for:
+
+    spelled   its call by backend, with names of inputs and {axis}; default of a primitive: the module's function
+    called    what NumPy, PyTorch and JAX call a primitive, where that is not its name
+    c         the expression of a primitive in C; default: the function of <math.h>
+    work      how many simple operations that is: what takes few is computed again where it is read
+    sign      its sign between two operands, in Python
+    bound     of the larger or smaller of two: what PyTorch's clamp calls the second where that is a number
+    truth     whether it says what holds
+    number    its value on numbers alone; default: the function of Python's math
+    by        of a reduction: the elementwise primitive that it takes again and again
+    fill      of a constant: the number that stands everywhere
+    complex   whether NumPy has it for complex numbers, as an analytic function
     """
 
     name: str
@@ -37,10 +54,36 @@ class Entry:
     jacobian_text: str = ""
     defaults: tuple[Literal, ...] = ()
     conditions: tuple[str, ...] = ()
-    outside: float = 0.0
+    outside: float | None = None
     kind: str = ""
     pointwise: bool = False
     source: str = ""
+    inline: bool = False
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    called: str = ""
+    c: str = ""
+    work: int = 1
+    sign: str = ""
+    bound: str = ""
+    truth: bool = False
+    number: Callable[..., float] | None = None
+    by: str = ""
+    fill: float | None = None
+    complex: bool = True
+
+    @property
+    def reduces(self) -> bool:
+        """Whether its results lack the axes that it acts on."""
+        made = [line.left[0] for line in self.body if line.name in self.outputs]
+        return self.kind == "reduction" or any(not self.pointwise and "n" not in term.declared for term in made)
+
+    def value(self, *numbers: float) -> float | None:
+        """A primitive of numbers alone; None where it has no value."""
+        function = self.number or getattr(math, self.name, None)
+        try:
+            return None if function is None or not self.pointwise or self.body else float(function(*numbers))
+        except (ValueError, OverflowError):
+            return None
 
     @cached_property
     def body(self) -> Lines:
@@ -93,9 +136,14 @@ def define(entry: Entry, aliases: tuple[str, ...] = ()) -> Entry:
     return entry
 
 
+_MODULES = re.compile(r"^(?:torch|nn|functional|f|jax|jnp|np|numpy|math|scipy|special)\.", re.IGNORECASE)
+
+
 def plain(name: str) -> str:
-    """A name without what people write differently: case, hyphens, spaces, the module that PyTorch has it in."""
-    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("torch.").removeprefix("nn."))
+    """A name without what people write differently: case, hyphens, spaces, the module that libraries have it in."""
+    while (rest := _MODULES.sub("", name)) != name:
+        name = rest
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def called(name: str) -> Entry | None:
@@ -105,7 +153,9 @@ def called(name: str) -> Entry | None:
 
 
 def canonical(name: str) -> str:
-    """The word's own name for one of its spellings."""
+    """The word's own name for one of its spellings, which may have the module that a library has it in."""
+    if "." in name and _MODULES.match(name):
+        return found.name if (found := called(name)) else name
     return _aliases.get(name, name)
 
 
@@ -113,7 +163,7 @@ def entry(name: str) -> Entry:
     """The entry of a word; an unknown one is refused with the nearest known."""
     found = _entries.get(canonical(name))
     if found is None:
-        near = difflib.get_close_matches(name.lower(), [*_entries, *_aliases], n=1)
+        near = difflib.get_close_matches(plain(name), [*_entries, *_aliases], n=1)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return found
 

@@ -34,6 +34,9 @@ define(
         J[_ n n'] = divide(B[_ n n'], g[_])
         """,
         defaults=(Literal(1e-06),),
+        spelled={
+            "torch": "functional.rms_norm({X}, {X}.shape[-1:], eps={e})",
+        },
         source="x / RMS(x), Zhang & Sennrich 2019, equation (4), with epsilon inside the root as Llama has it",
     )
 )

@@ -1,123 +1,229 @@
-"""Primitives: what NumPy does in one operation.
+"""Primitives: what NumPy does in one operation. One row is all that is told of one.
 
-Elementwise ones cost one FLOP per element of their result, reductions one per element read, constants nothing.
+Elementwise ones cost one FLOP per element of their result, reductions one per element read, others nothing.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 from learncost.vocabulary.entry import Entry, define
 
-define(Entry("exp", ("X",), ("Y",), gradient_text="dX[_] = dY[_] Y[_]", kind="elementwise", pointwise=True))
-define(Entry("log", ("X",), ("Y",), gradient_text="dX[_] = divide(dY[_], X[_])", kind="elementwise", pointwise=True))
+
+def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
+    """A function of each element, of X where it is not told of what."""
+    given = inputs or ("X",)
+    define(Entry(name, given, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
+
+
+_elementwise("exp", gradient="dX[_] = dY[_] Y[_]", c="exp_{real}(X)", work=10)
+_elementwise("log", gradient="dX[_] = divide(dY[_], X[_])", c="log_{real}(X)", work=10)
+_elementwise(
+    "tanh",
+    gradient="""
+    S[_] = Y[_] Y[_]
+    R[_] = 1[] - S[_]
+    dX[_] = dY[_] R[_]
+    """,
+    c="tanh_{real}(X)",
+    work=10,
+)
+_elementwise(
+    "sqrt",
+    gradient="""
+    H[_] = 0.5[] dY[_]
+    dX[_] = divide(H[_], Y[_])
+    """,
+    c="sqrt_{real}(X)",
+    work=4,
+)
+_elementwise(
+    "erf",
+    gradient=f"""
+    S[_] = X[_] X[_]
+    N[_] = -1[] S[_]
+    E[_] = exp(N[_])
+    D[_] = {2 / math.sqrt(math.pi)!r}[] E[_]
+    dX[_] = dY[_] D[_]
+    """,
+    spelled={"numpy": "erf({X})", "jax": "jax.scipy.special.erf({X})"},
+    c="erf_{real}(X)",
+    work=10,
+    source="d erf(x)/dx = 2 exp(-x^2)/sqrt(pi), Abramowitz & Stegun 7.1.1",
+)
+_elementwise(
+    "sin",
+    gradient="""
+    C[_] = cos(X[_])
+    dX[_] = dY[_] C[_]
+    """,
+    work=10,
+)
+_elementwise(
+    "cos",
+    gradient="""
+    S[_] = sin(X[_])
+    T[_] = dY[_] S[_]
+    dX[_] = -1[] T[_]
+    """,
+    work=10,
+)
+_elementwise(
+    "log1p",
+    gradient="""
+    D[_] = X[_] + 1[]
+    dX[_] = divide(dY[_], D[_])
+    """,
+    work=10,
+    source="log(1 + x), exact where x is small",
+)
+_elementwise(
+    "expm1",
+    gradient="""
+    D[_] = Y[_] + 1[]
+    dX[_] = dY[_] D[_]
+    """,
+    work=10,
+    source="exp(x) - 1, exact where x is small",
+)
+_elementwise(
+    "abs",
+    gradient="""
+    S[_] = sign(X[_])
+    dX[_] = dY[_] S[_]
+    """,
+    number=abs,
+    complex=False,
+    c="fabs(X)",
+    aliases=("absolute", "fabs"),
+    source="|x|; its derivative at 0 is taken as 0",
+)
+_elementwise(
+    "sign",
+    number=lambda x: (x > 0) - (x < 0),
+    complex=False,
+    c="(X > 0) - (X < 0)",
+    aliases=("sgn",),
+    source="-1, 0 or 1; its derivative is taken as 0",
+)
+_elementwise(
+    "divide",
+    "X",
+    "D",
+    gradient="""
+    dX[_] = divide(dY[_], D[_])
+    T[_] = dX[_] Y[_]
+    dD[_] = -1[] T[_]
+    """,
+    sign="/",
+    c="X / D",
+    aliases=("div", "true_divide"),
+)
+_elementwise(
+    "power",
+    "X",
+    "Z",
+    gradient="""
+    U[_] = Z[_] - 1[]
+    V[_] = power(X[_], U[_])
+    S[_] = Z[_] V[_]
+    O[_] = equal(Z[_], 0[])
+    T[_] = select(O[_], 0[], S[_])
+    dX[_] = dY[_] T[_]
+    N[_] = equal(X[_], 0[])
+    B[_] = select(N[_], 1[], X[_])
+    L[_] = log(B[_])
+    G[_] = Y[_] L[_]
+    dZ[_] = dY[_] G[_]
+    """,
+    spelled={"torch": "torch.pow({X}, {Z})"},
+    number=math.pow,
+    c="pow(X, Z)",
+    work=10,
+    aliases=("pow",),
+    source="x to the power z; where z is 0 and where x is 0 the derivatives by x and by z are taken as 0",
+)
+_elementwise(
+    "maximum",
+    "X",
+    "Z",
+    gradient="""
+    C[_] = less(Z[_], X[_])
+    dX[_] = select(C[_], dY[_], 0[])
+    dZ[_] = select(C[_], 0[], dY[_])
+    """,
+    number=max,
+    bound="min",
+    c="X if X > Z else Z",
+)
+_elementwise(
+    "minimum",
+    "X",
+    "Z",
+    gradient="""
+    C[_] = less(X[_], Z[_])
+    dX[_] = select(C[_], dY[_], 0[])
+    dZ[_] = select(C[_], 0[], dY[_])
+    """,
+    number=min,
+    bound="max",
+    c="X if X < Z else Z",
+)
+_elementwise(
+    "select",
+    "C",
+    "X",
+    "Z",
+    gradient="""
+    dX[_] = select(C[_], dY[_], 0[])
+    dZ[_] = select(C[_], 0[], dY[_])
+    """,
+    conditions=("C",),
+    called="where",
+    c="X if C else Z",
+    source="X where C holds, Z elsewhere",
+)
+_elementwise("less", "X", "Z", sign="<", truth=True, number=operator.lt, c="X < Z")
+_elementwise("equal", "X", "Z", sign="==", truth=True, number=operator.eq, c="X == Z")
 define(
     Entry(
-        "tanh",
+        "stop_gradient",
         ("X",),
         ("Y",),
-        gradient_text="""
-        S[_] = Y[_] Y[_]
-        R[_] = 1[] - S[_]
-        dX[_] = dY[_] R[_]
-        """,
-        kind="elementwise",
+        kind="move",
         pointwise=True,
-    )
+        called="real",
+        spelled={"numpy": "{X}", "torch": "{X}.detach()", "jax": "jax.lax.stop_gradient({X})"},
+        c="X",
+        source="X as it is, through which no gradient passes",
+    ),
+    ("detach",),
 )
+
+
+def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], source: str) -> None:
+    """The largest or smallest along axes: equal ones share the gradient."""
+    gradient = """
+    E[_ n] = equal(X[_ n], Y[_])
+    c[_] = E[_ n]
+    H[_] = divide(dY[_], c[_])
+    dX[_ n] = select(E[_ n], H[_], 0[])
+    """
+    row = Entry(name, ("X",), ("Y",), gradient_text=gradient, outside=outside, kind="reduction", source=source, by=by)
+    define(row, aliases)
+
+
+_reduction("max", "maximum", -math.inf, ("amax",), "equal maxima share the gradient, as torch.amax does")
+_reduction("min", "minimum", math.inf, ("amin",), "equal minima share the gradient, as torch.amin does")
+
+define(Entry("zeros", (), ("Y",), kind="constant", fill=0.0))
+define(Entry("ones", (), ("Y",), kind="constant", fill=1.0))
 define(
-    Entry(
-        "sqrt",
-        ("X",),
-        ("Y",),
-        gradient_text="""
-        H[_] = 0.5[] dY[_]
-        dX[_] = divide(H[_], Y[_])
-        """,
-        kind="elementwise",
-        pointwise=True,
-    )
+    Entry("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"),
+    aliases=("identity", "diagonal"),
 )
-define(
-    Entry(
-        "erf",
-        ("X",),
-        ("Y",),
-        gradient_text=f"""
-        S[_] = X[_] X[_]
-        N[_] = -1[] S[_]
-        E[_] = exp(N[_])
-        D[_] = {2 / math.sqrt(math.pi)!r}[] E[_]
-        dX[_] = dY[_] D[_]
-        """,
-        kind="elementwise",
-        pointwise=True,
-        source="d erf(x)/dx = 2 exp(-x^2)/sqrt(pi), Abramowitz & Stegun 7.1.1",
-    )
-)
-define(
-    Entry(
-        "divide",
-        ("X", "D"),
-        ("Y",),
-        gradient_text="""
-        dX[_] = divide(dY[_], D[_])
-        T[_] = dX[_] Y[_]
-        dD[_] = -1[] T[_]
-        """,
-        kind="elementwise",
-        pointwise=True,
-    )
-)
-define(
-    Entry(
-        "maximum",
-        ("X", "Z"),
-        ("Y",),
-        gradient_text="""
-        C[_] = less(Z[_], X[_])
-        dX[_] = select(C[_], dY[_], 0[])
-        dZ[_] = select(C[_], 0[], dY[_])
-        """,
-        kind="elementwise",
-        pointwise=True,
-    )
-)
-define(
-    Entry(
-        "select",
-        ("C", "X", "Z"),
-        ("Y",),
-        gradient_text="""
-        dX[_] = select(C[_], dY[_], 0[])
-        dZ[_] = select(C[_], 0[], dY[_])
-        """,
-        conditions=("C",),
-        kind="elementwise",
-        pointwise=True,
-        source="X where C holds, Z elsewhere",
-    )
-)
-define(Entry("less", ("X", "Z"), ("Y",), kind="elementwise", pointwise=True))
-define(Entry("equal", ("X", "Z"), ("Y",), kind="elementwise", pointwise=True))
-define(
-    Entry(
-        "max",
-        ("X",),
-        ("Y",),
-        gradient_text="""
-        E[_ n] = equal(X[_ n], Y[_])
-        c[_] = E[_ n]
-        H[_] = divide(dY[_], c[_])
-        dX[_ n] = select(E[_ n], H[_], 0[])
-        """,
-        outside=-math.inf,
-        kind="reduction",
-        source="equal maxima share the gradient, as torch.amax does",
-    )
-)
-define(Entry("zeros", (), ("Y",), kind="constant"))
-define(Entry("eye", (), ("Y",), kind="constant", source="1 where the first half of the axes equals the second, else 0"))
 define(
     Entry(
         "append",

@@ -31,6 +31,10 @@ define(
         J[_ n n'] = D[_ n n'] - O[_ n n']
         """,
         outside=-math.inf,
+        spelled={
+            "torch": "torch.softmax({X}, {axis})",
+            "jax": "jax.nn.softmax({X}, {axis})",
+        },
         source="Pau & Aymone 2024 (3), (11); closed form: Jiang's blog, J = diag(a) - a a^T applied to dF/da",
     )
 )
@@ -54,6 +58,10 @@ define(
         dX[_ n] = dY[_ n] - T[_ n]
         """,
         outside=-math.inf,
+        spelled={
+            "torch": "torch.log_softmax({X}, {axis})",
+            "jax": "jax.nn.log_softmax({X}, {axis})",
+        },
         source="logarithm of (45); with the one-hot target its gradient is s - target, erratum E1",
     )
 )
@@ -91,6 +99,9 @@ define(
         J[_ n n'] = divide(B[_ n n'], g[_])
         """,
         defaults=(Literal(1e-05),),
+        spelled={
+            "torch": "functional.layer_norm({X}, {X}.shape[-1:], eps={e})",
+        },
         source="Pau & Aymone 2024 (40) without gamma and beta, with epsilon inside the root (E7); closed form: E8",
     )
 )
@@ -120,6 +131,10 @@ define(
         dX[_] = dY[_] D[_]
         """,
         pointwise=True,
+        spelled={
+            "torch": "functional.gelu({X})",
+            "jax": "jax.nn.gelu({X}, approximate=False)",
+        },
         source="x Phi(x), Hendrycks & Gimpel 2016; Hugging Face calls it gelu",
     ),
     aliases=("gelu_erf",),
@@ -160,6 +175,10 @@ define(
         dX[_] = dY[_] D[_]
         """,
         pointwise=True,
+        spelled={
+            "torch": 'functional.gelu({X}, approximate="tanh")',
+            "jax": "jax.nn.gelu({X}, approximate=True)",
+        },
         source="0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), Hendrycks & Gimpel 2016; gelu_new at Hugging Face",
     ),
     aliases=("gelu_new", "gelu_pytorch_tanh"),
@@ -175,6 +194,10 @@ define(
         dX[_] = select(C[_], dY[_], 0[])
         """,
         pointwise=True,
+        spelled={
+            "torch": "torch.relu({X})",
+            "jax": "jax.nn.relu({X})",
+        },
         source="max(0, x); its derivative at 0 is taken as 0",
     )
 )
@@ -195,6 +218,10 @@ define(
         dX[_] = dY[_] B[_]
         """,
         pointwise=True,
+        spelled={
+            "torch": "torch.sigmoid({X})",
+            "jax": "jax.nn.sigmoid({X})",
+        },
         source="1/(1 + exp(-z)) and sigma (1 - sigma): the blog on the computation of transformers (erratum group 001)",
     )
 )
@@ -216,7 +243,80 @@ define(
         dX[_] = dY[_] D[_]
         """,
         pointwise=True,
+        spelled={
+            "torch": "functional.silu({X})",
+            "jax": "jax.nn.silu({X})",
+        },
         source="x sigma(x), Elfwing et al. 2017",
     ),
     aliases=("swish",),
+)
+define(
+    Entry(
+        "softplus",
+        ("X",),
+        ("Y",),
+        body_text="""
+        m[_] = maximum(X[_], 0[])
+        T[_] = 2[] m[_]
+        N[_] = X[_] - T[_]
+        E[_] = exp(N[_])
+        L[_] = log1p(E[_])
+        Y[_] = m[_] + L[_]
+        """,
+        gradient_text="""
+        S[_] = sigmoid(X[_])
+        dX[_] = dY[_] S[_]
+        """,
+        pointwise=True,
+        spelled={"torch": "functional.softplus({X})", "jax": "jax.nn.softplus({X})"},
+        source="log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), stable; Dugas et al. 2001",
+    )
+)
+define(
+    Entry(
+        "elu",
+        ("X", "a"),
+        ("Y",),
+        body_text="""
+        m[_] = minimum(X[_], 0[])
+        E[_] = expm1(m[_])
+        S[_] = a[] E[_]
+        p[_] = maximum(X[_], 0[])
+        Y[_] = p[_] + S[_]
+        """,
+        gradient_text="""
+        C[_] = less(0[], X[_])
+        D[_] = Y[_] + a[]
+        H[_] = select(C[_], 1[], D[_])
+        dX[_] = dY[_] H[_]
+        """,
+        defaults=(Literal(1.0),),
+        pointwise=True,
+        spelled={"torch": "functional.elu({X}, {a})", "jax": "jax.nn.elu({X}, {a})"},
+        source="x, and a (exp(x) - 1) below 0, Clevert et al. 2015; its derivative at 0 is taken as a",
+    )
+)
+define(
+    Entry(
+        "sum",
+        ("X",),
+        ("Y",),
+        body_text="Y[_] = 1[] X[_ n]",
+        gradient_text="dX[_ n] = 1[] dY[_]",
+        outside=0.0,
+        inline=True,
+        source="short for a product with 1[] of which the axes are not on the left",
+    )
+)
+define(
+    Entry(
+        "mean",
+        ("X",),
+        ("Y",),
+        body_text="Y[_] = #n^-1[] X[_ n]",
+        gradient_text="dX[_ n] = #n^-1[] dY[_]",
+        inline=True,
+        source="short for a product with one over the size of the axes, which are not on the left",
+    )
 )

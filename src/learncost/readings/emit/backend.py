@@ -95,8 +95,6 @@ class Backend:
     array: str
     keep: str = "keepdims"
     releases: bool = True  # whether `del` gives memory back: under jax.jit nothing is held
-    unary: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)  # words that the library has, with X and axis
     helpers: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, str] = field(default_factory=dict)  # methods that give an array's numbers another type
 
@@ -109,17 +107,11 @@ class Backend:
         return Code(f"{x.atom}.{'permute' if self.name == 'torch' else 'transpose'}({', '.join(map(str, order))})")
 
     def function(self, name: str, *operands: str) -> Code:
-        return Code(f"{self.unary.get(name, f'{self.module}.{name}')}({', '.join(operands)})", ATOM)
-
-    def maximum(self, one: Code, two: Code, numbers: Sequence[bool]) -> Code:
-        if self.name == "torch" and any(numbers):
-            tensor, bound = (one, two) if numbers[1] else (two, one)
-            return Code(f"{tensor.atom}.clamp(min={bound.text})")
-        return self.function("maximum", one.text, two.text)
+        return Code(f"{self.module}.{name}({', '.join(operands)})", ATOM)
 
     def reduce(self, kind: str, x: Code, axis: str, keep: bool = False) -> Code:
-        """A sum, mean or maximum over an axis or several; `count` is the sum of a condition, as numbers."""
-        name = {"count": "sum", "max": "amax" if self.name == "torch" else "max"}.get(kind, kind)
+        """A sum, mean, maximum or minimum over an axis or several; `count` is the sum of a condition, as numbers."""
+        name = f"a{kind}" if self.name == "torch" and kind in ("max", "min") else "sum" if kind == "count" else kind
         arguments = [axis] if axis else []
         arguments += [f"{self.keep}=True"] if keep else []
         arguments += ["dtype=np.float32"] if kind == "count" and self.name == "numpy" else []
@@ -187,7 +179,6 @@ _NUMPY = Backend(
     ("import numpy as np",),
     "np",
     "np.ndarray",
-    unary={"erf": "erf"},
     helpers={"einsum": EINSUM, "erf": ERF, "taken": TAKEN, "laid": LAID},
 )
 _TORCH = Backend(
@@ -196,17 +187,6 @@ _TORCH = Backend(
     "torch",
     "torch.Tensor",
     keep="keepdim",
-    words={
-        "softmax": "torch.softmax({X}, {axis})",
-        "log_softmax": "torch.log_softmax({X}, {axis})",
-        "normalize": "functional.layer_norm({X}, {X}.shape[-1:], eps={e})",
-        "rms_normalize": "functional.rms_norm({X}, {X}.shape[-1:], eps={e})",
-        "gelu": "functional.gelu({X})",
-        "gelu_tanh": 'functional.gelu({X}, approximate="tanh")',
-        "relu": "torch.relu({X})",
-        "sigmoid": "torch.sigmoid({X})",
-        "silu": "functional.silu({X})",
-    },
     helpers={"taken": TORCH_TAKEN, "laid": TORCH_LAID},
     casts={"fp32": "float()", "bf16": "bfloat16()"},
 )
@@ -216,16 +196,6 @@ _JAX = Backend(
     "jnp",
     "jax.Array",
     releases=False,
-    unary={"erf": "jax.scipy.special.erf"},
-    words={
-        "softmax": "jax.nn.softmax({X}, {axis})",
-        "log_softmax": "jax.nn.log_softmax({X}, {axis})",
-        "gelu": "jax.nn.gelu({X}, approximate=False)",
-        "gelu_tanh": "jax.nn.gelu({X}, approximate=True)",
-        "relu": "jax.nn.relu({X})",
-        "sigmoid": "jax.nn.sigmoid({X})",
-        "silu": "jax.nn.silu({X})",
-    },
     helpers={"taken": JAX_TAKEN, "laid": JAX_LAID},
     casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )

@@ -163,30 +163,31 @@ def _is_whole(line: Word) -> bool:
 def _primitive(scope: Scope, line: Word) -> Code:
     left = line.left[0]
     want = left.loops
-    if line.word == "zeros":
-        return scope.zeros(left.name)
+    if line.word == "inside":
+        return scope.backend.typed(scope.inside(line.where, want), scope.like)
+    row = entry(line.word)
+    if row.fill is not None:
+        return scope.full(scope.shape(want), repr(row.fill)) if row.fill else scope.zeros(left.name)
     if line.word == "eye":
         half = scope.shape(want[: len(want) // 2])
         code = scope.backend.eye(" * ".join(half) or "1", scope.like)
         return code if len(half) == 1 else Code(f"{code.text}.reshape{shape((*half, *half))}")
-    if line.word == "inside":
-        return scope.backend.typed(scope.inside(line.where, want), scope.like)
     if line.word == "append":
         parts = [scope.wide(term.name).text for term in line.right]
         return scope.backend.joined(parts, want.index(line.axes[0]))
-    if line.word == "max":
+    if row.kind == "reduction":
         (term,) = line.right
         assert isinstance(term, Term)
         code, have = scope.whole(term)
         places = [str(place) for place, axis in enumerate(have) if axis not in want]
         kept = [axis for axis in have if axis in want]
         axis = places[0] if len(places) == 1 else shape(places)
-        return scope.spread(scope.backend.reduce("max", code, axis), kept, want)
-    if line.word in ("less", "equal"):
+        return scope.spread(scope.backend.reduce(row.name, code, axis), kept, want)
+    if row.truth:
         scope.conditional.add(left.name)
     operands = [scope.operand(term, want) for term in line.right]
     numbers = [isinstance(term, Literal) for term in line.right]
-    if line.word == "select" and len(operands) == 2:
+    if len(operands) < len(row.inputs):
         operands.insert(0, scope.inside(line.where, want))
     scope.helpers.library(line.word)
     return primitive(scope.backend, line.word, operands, numbers)

@@ -20,6 +20,7 @@ from learncost.equation.table import Condition, Line, Product, Repeat, Statement
 from learncost.equation.value import Value
 from learncost.layers.names import scores, written_once
 from learncost.layers.rewrite_quantized import makes_scales
+from learncost.layers.spelling import asked
 
 COMPUTED = ("fp32", "fp64", "bf16")
 """The types that programs have."""
@@ -103,11 +104,9 @@ def _pure(table: Table, kind: Precision) -> set[str]:
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     """The type of every name of every scope."""
     names = {*table.axes, *table.inputs, *table.weights}
-    conditions = set()
+    conditions = asked(table.lines)
     for line, _ in walk(table.lines):
         names |= {term.name for term in line.left} | set(line.reads)
-        if isinstance(line, Word) and line.word == "select":
-            conditions.add(line.right[0].name)
     found = dict.fromkeys(names, dtype)
     found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
     found |= dict.fromkeys(table.codes, "uint8")

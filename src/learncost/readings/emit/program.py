@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Statement, Table, Word, walk, windows
+from learncost.equation.table import Line, Repeat, Statement, Table, walk, windows
 from learncost.layers.lower import lower
+from learncost.layers.spelling import asked
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
 from learncost.readings.emit.expression import WIDTH, call, returned
@@ -117,8 +118,8 @@ class _Writer:
         table = self.table
         self.lowered = lower(table, whole=True)
         self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
-        words = [word.name for word in entries()]
-        reserved = (*_RESERVED, *words, *(f"{word}_gradient" for word in words), self.function)
+        words = [word.name for word in entries() if word.body and not word.inline]
+        reserved = (*_RESERVED, *words, *(f"{word.name}_gradient" for word in entries()), self.function)
         self.identifiers = Identifiers(reserved)
         self.helpers = Helpers(self.backend)
         self.weights = Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
@@ -177,11 +178,7 @@ class _Writer:
 
     def _like(self, paths: Mapping[str, str]) -> str:
         """The array whose type all numbers have: the first weight, or the first input that is no index or condition."""
-        conditions = {
-            line.right[0].name
-            for line, _ in walk(self.lowered.lines)
-            if isinstance(line, Word) and line.word == "select"
-        }
+        conditions = asked(self.lowered.lines)
         names = [
             *self.table.weights,
             *(n for n in self.table.inputs if n not in self.table.indices and n not in conditions),

@@ -18,16 +18,21 @@ LONGEST = 60
 
 def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool]) -> Code:
     """A primitive that acts on each element; `numbers` says which operands are Python's own numbers."""
-    if word in ("exp", "log", "tanh", "sqrt", "erf"):
-        return backend.function(word, operands[0].text)
-    if word == "select":
-        return backend.function("where", *(operand.text for operand in operands))
-    if word == "maximum":
-        return backend.maximum(operands[0], operands[1], numbers)
-    sign, level = {"divide": ("/", PRODUCT), "less": ("<", COMPARISON), "equal": ("==", COMPARISON)}[word]
-    if level == COMPARISON:
-        return Code(f"{operands[0].at(SUM)} {sign} {operands[1].at(SUM)}", level)
-    return binary(operands[0], sign, operands[1], level)
+    row = entry(word)
+    if row.truth:
+        return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
+    if row.sign:
+        return binary(operands[0], row.sign, operands[1], PRODUCT)
+    if row.bound and backend.name == "torch" and any(numbers):
+        tensor, bound = operands if numbers[1] else reversed(operands)
+        return Code(f"{tensor.atom}.clamp({row.bound}={bound.text})")
+    spelled = row.spelled.get(backend.name)
+    if spelled is None:
+        return backend.function(row.called or row.name, *(operand.text for operand in operands))
+    if spelled == "{X}":
+        return operands[0]
+    named = zip(row.inputs, operands, strict=True)
+    return Code(spelled.format(**{name: one.atom if f"{{{name}}}." in spelled else one.text for name, one in named}))
 
 
 def is_along(found: Entry) -> bool:
@@ -53,11 +58,11 @@ class Helpers:
         if (
             part == "body"
             and gives == found.outputs
-            and word in self.backend.words
+            and self.backend.name in found.spelled
             and self._fits(word, operands, axis)
         ):
             given = dict(zip(found.inputs, operands, strict=True))
-            return self.backend.words[word].format(**given, axis=axis)
+            return found.spelled[self.backend.name].format(**given, axis=axis)
         name = self._name(found, part, gives)
         if name not in self.texts:
             text = _Writer(self, found, part, gives).function(name)  # the helpers that it calls come before it
@@ -86,7 +91,7 @@ class _Writer:
     def __init__(self, helpers: Helpers, found: Entry, part: str, gives: tuple[str, ...]) -> None:
         self.helpers, self.backend, self.found, self.part, self.gives = helpers, helpers.backend, found, part, gives
         self.lines = found.lines(part, gives)
-        self.conditions = {one.name for one in self.lines if isinstance(one, Word) and one.word in ("less", "equal")}
+        self.conditions = {one.name for one in self.lines if isinstance(one, Word) and entry(one.word).truth}
         self.inputs = found.inputs if part == "body" else found.gradient_reads(gives)
         self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
         self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
@@ -130,13 +135,12 @@ class _Writer:
         if isinstance(line, Sum):
             return binary(operands[0], "+" if line.signs[1] > 0 else "-", operands[1], SUM)
         assert isinstance(line, Word)
-        if line.word == "max":
-            return self.backend.reduce("max", operands[0], "axis", keep=True)
         inner = entry(line.word)
+        if inner.kind == "reduction":
+            return self.backend.reduce(inner.name, operands[0], "axis", keep=True)
         if inner.body:
             return Code(self.helpers.call(inner.name, "body", inner.outputs, [one.text for one in operands], "axis"))
-        if inner.name == "erf":
-            self.helpers.library("erf")
+        self.helpers.library(inner.name)
         return primitive(self.backend, inner.name, operands, [isinstance(t, Literal) for t in line.right])
 
     def product(self, line: Product, operands: list[Code]) -> Code:

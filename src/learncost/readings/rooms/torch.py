@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -11,8 +12,15 @@ import numpy as np
 from learncost.equation.errors import InputError
 from learncost.readings.rooms.tensor import BFLOAT16, Function, Tensor, elementwise
 from learncost.schedule.account import Account
+from learncost.vocabulary import entries
 
-ELEMENTWISE = ("erf", "exp", "log", "maximum", "relu", "sigmoid", "sqrt", "tanh", "sin", "cos")
+
+@cache
+def _elementwise() -> frozenset[str]:
+    """What emitted programs call PyTorch's functions of each element."""
+    rows = [row for row in entries() if row.pointwise and row.kind != "move"]
+    spelled = (row.spelled.get("torch") or f"torch.{row.called or row.name}(" for row in rows)
+    return frozenset(text.partition("(")[0] for text in spelled)
 
 
 class Torch:
@@ -26,7 +34,7 @@ class Torch:
         self.float32, self.float64, self.int64 = np.dtype("float32"), np.dtype("float64"), np.dtype("int64")
 
     def __getattr__(self, name: str) -> Function:
-        if name in ELEMENTWISE:
+        if f"torch.{name}" in _elementwise():
             return lambda *operands: elementwise(self._account, operands)
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
@@ -87,11 +95,10 @@ class Torch:
 class Functional:
     """What programs call `functional`."""
 
-    def gelu(self, one: Tensor, approximate: str = "none") -> Tensor:
-        return elementwise(one.account, (one,))
-
-    def silu(self, one: Tensor) -> Tensor:
-        return elementwise(one.account, (one,))
+    def __getattr__(self, name: str) -> Function:
+        if f"functional.{name}" in _elementwise():
+            return lambda one, *_, **__: elementwise(one.account, (one,))
+        raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
     def layer_norm(self, one: Tensor, shape: Sequence[int], eps: float) -> Tensor:
         one = one.contiguous()

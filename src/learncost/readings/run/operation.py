@@ -1,7 +1,7 @@
 """What each line of the normal form does on NumPy: moves, the three kinds of line, the primitives.
 
-Operations used: matmul, multiply, add, subtract, divide, exp, log, tanh, sqrt, erf, maximum, less, equal as ufuncs,
-add.reduce and maximum.reduce, add.at, where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
+Operations used: matmul, multiply, add, subtract and the primitives' own functions as ufuncs, their reduce, add.at,
+where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.equation.value import Value
+from learncost.vocabulary import entry
 
 Array = Any
 Sizes = Mapping[str, int]
@@ -184,29 +185,29 @@ def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
 
 def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
-    if line.word == "zeros":
-        return np.zeros(shape_of(want, sizes), np.float16)  # takes on the precision of what is added
+    if line.word == "inside":
+        return _inside(line.where, want, sizes)
+    row = entry(line.word)
+    if row.fill is not None:
+        return np.full(shape_of(want, sizes), row.fill, np.float16)  # takes on the precision of what is added
     if line.word == "eye":
         half = len(want) // 2
         one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
         return np.equal(spread(one, want[:half], want), spread(two, want[half:], want)).astype(float)
-    if line.word == "inside":
-        return _inside(line.where, want, sizes)
-    if line.word == "max":
+    if row.kind == "reduction":
         (term,) = line.right
         assert isinstance(term, Term)
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
         kept = tuple(axis for axis in term.loops if axis in want)
-        return spread(np.maximum.reduce(values[term.name], axis=acted), kept, want)
+        return spread(getattr(np, row.by).reduce(values[term.name], axis=acted), kept, want)
     if line.word == "append":
         arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
         return np.concatenate(arrays, axis=want.index(line.axes[0]))
     operands = [_operand(term, want, values, sizes) for term in line.right]
-    if line.word == "select":
-        if len(operands) == 2:
-            operands.insert(0, _inside(line.where, want, sizes))
-        return np.where(*operands)
-    return _PRIMITIVES[line.word](*operands)
+    if len(operands) < len(row.inputs):  # what to choose, the line's own condition says
+        operands.insert(0, _inside(line.where, want, sizes))
+    function: Callable[..., Array] = _erf if row.name == "erf" else getattr(np, row.called or row.name)
+    return function(*operands)
 
 
 def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
@@ -237,15 +238,3 @@ def _erf(x: Array) -> Array:
 
 
 _erf_ufunc: Any = None
-
-_PRIMITIVES: dict[str, Callable[..., Array]] = {
-    "exp": np.exp,
-    "log": np.log,
-    "tanh": np.tanh,
-    "sqrt": np.sqrt,
-    "erf": _erf,
-    "divide": np.true_divide,
-    "maximum": np.maximum,
-    "less": np.less,
-    "equal": np.equal,
-}

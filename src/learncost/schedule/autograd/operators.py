@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.tape import Gradients, Tape, Value
+from learncost.vocabulary import called
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
@@ -40,25 +42,25 @@ POINTWISE = {
     "scale": Row(),  # self: grad * other, a number
     "shift": Row(),  # self: grad
     "neg": Row(),
-    "relu": Row("result"),  # threshold_backward(grad, result, 0)
-    "sigmoid": Row("result"),
-    "tanh": Row("result"),
-    "exp": Row("result"),
-    "gelu": Row("operand"),
-    "gelu_tanh": Row("operand"),
-    "silu": Row("operand"),
-    "log": Row("operand"),
     "clamp": Row("operand", 1),  # where(mask, grad, 0): the mask is of booleans, below what is counted
     "pow": Row("operand", 2),  # grad * (exponent * self.pow(exponent - 1))
     "rsqrt": Row("result", 2),  # -0.5 * grad * result.pow(3)
     "sqrt": Row("result", 1),  # grad / (2 * result)
     "log_sigmoid": Row("both"),  # log_sigmoid_backward(grad, self, buffer)
-    "softmax": Row("result"),
-    "log_softmax": Row("result"),
     "safe_softmax": Row("result", tested=True),  # _safe_softmax: rows without a key are zeros
     "bloom_gelu": Row("operand", 4, 2),  # modeling_bloom.py: GeLUFunction, which computes tanh again
 }
-"""By name. A word of the vocabulary that is here is this operator; one that is not is taken to keep its operand."""
+"""By name, where it is no word of the vocabulary or PyTorch's own differs from the word's gradient."""
+
+
+@cache
+def _row(name: str) -> Row:
+    """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
+    if name in POINTWISE:
+        return POINTWISE[name]
+    found = called(name)
+    reads = {*found.gradient_reads(f"d{name}" for name in found.inputs)} if found else set()
+    return Row("result" if found and reads & {*found.outputs} and not reads & {*found.inputs} else "operand")
 
 
 class Tensor:
@@ -86,7 +88,7 @@ class Tensor:
 
     def apply(self, name: str, width: int = 0) -> Tensor:
         """An operator of `POINTWISE`, whose result may be of another type."""
-        row = POINTWISE.get(name, Row("operand"))
+        row = _row(name)
         x, tape = self.value, self.tape
         elements, own, made = x.elements, x.width, width or x.width
 

@@ -65,7 +65,7 @@ def kernel(
     lines = tuple(lines)
     _check(lines, axes, outputs, dtypes)
     found = lines[0].tag.kernel or Kernel(name, ())
-    normal = lowered(lines, axes, outputs)
+    normal = lowered(lines, axes, outputs, found.axes)
     named = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
     real = "double" if any(dtypes.get(array) == "fp64" for array in named) else "float"
     schedule = _scheduled(normal, found, outputs, dtypes, real)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.equation.errors import InputError
+from learncost.equation.table import Literal, Word
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays
-from learncost.readings.emit.c.numbers import Numbers
+from learncost.readings.emit.c.numbers import Numbers, primitive
 from learncost.readings.emit.c.schedule import Node, Value
-from learncost.readings.emit.c.tree import ZERO, larger, times
+from learncost.readings.emit.c.tree import ZERO, times
+from learncost.vocabulary import Entry, entry
 
 
 def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
@@ -43,9 +45,9 @@ def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[str]:
     """The loops from the outermost in: the axes of reductions' results first, else as the arrays lie in memory."""
     inner, space = arrays.schedule.inner, node.space
     order: list[str] = []
-    for value in sorted(roots, key=lambda value: value.kind not in ("sum", "max")):
+    for value in sorted(roots, key=lambda value: value.kind not in ("sum", "extreme")):
         own = inner(value.axes)
-        order += own if value.kind == "max" or len(own) < len(space) else ()
+        order += own if value.kind == "extreme" or len(own) < len(space) else ()
     for value in roots:
         for axes in (value.axes, *(term.loops for term in value.line.right)):
             order += inner(axes)
@@ -57,18 +59,18 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     order = _order(arrays, node, roots)
     outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
     for value in roots:
-        if value.kind in ("sum", "max"):
+        if value.kind in ("sum", "extreme"):
             own = arrays.schedule.inner(value.axes)
             if len(own) < len(order) and set(order[: len(own)]) == set(own):
                 outer[value.name] = len(own)
                 continue
-            if value.kind == "max":
+            if value.kind == "extreme":
                 raise InputError(f"a kernel cannot take the largest along an outer axis, in line: {value.line}")
             if not (value.added or value.shared):
                 yield zero(arrays, value, arrays.schedule.inner(value.axes), node.place.phase)
             independent = independent and (not order or order[-1] in own)
     numbers = Numbers(arrays, node)
-    partial = {value.name: _partial(arrays, value) for value in roots if value.name in outer}
+    partial = {value.name: _partial(numbers, value) for value in roots if value.name in outer}
     body: list[tree.Statement] = [tree.Together(tuple(_store(numbers, value, partial) for value in roots))]
     for i, axis in reversed([*enumerate(order)]):
         ending = [value for value in roots if outer.get(value.name) == i]
@@ -79,11 +81,18 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     yield from body
 
 
-def _partial(arrays: Arrays, value: Value) -> tree.Named:
+def _row(value: Value) -> Entry:
+    """The word that a value is made by."""
+    assert isinstance(value.line, Word)
+    return entry(value.line.word)
+
+
+def _partial(numbers: Numbers, value: Value) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
+    arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
-    first = tree.Name("LOWEST") if value.kind == "max" else ZERO
+    first = numbers.number(Literal(_row(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 
@@ -103,8 +112,9 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
         left = value.line.left[0]
         to = arrays.address(value, numbers.inside(value, left, here))
         return tree.Store(to, numbers.written(left, number, here), "+=")
-    if value.kind == "max":
-        return tree.Store(partial[value.name], larger(number, partial[value.name]))
+    if value.kind == "extreme":
+        both = (number, partial[value.name])
+        return tree.Store(partial[value.name], primitive(entry(_row(value).by), both, arrays.real))
     if value.name in partial:
         return tree.Store(partial[value.name], number, "+=")
     return _put(arrays, value, number, add=True)

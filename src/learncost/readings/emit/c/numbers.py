@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ast
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from math import isinf
 
 from learncost.equation.affine import Affine
-from learncost.equation.errors import InputError
 from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
 from learncost.readings.emit.c.schedule import KINDS, Node, Value
-from learncost.readings.emit.c.tree import ZERO, chosen, joined, larger, times
+from learncost.readings.emit.c.tree import ZERO, chosen, joined, times
+from learncost.vocabulary import Entry, entry
 
-_SIGNS = {"divide": "/", "less": "<", "equal": "=="}
-_FUNCTIONS = ("exp", "log", "tanh", "erf", "sqrt")
+_SIGNS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.Eq: "==",
+    ast.And: "&&",
+    ast.USub: "-",
+}
 
 
 @dataclass(frozen=True)
@@ -104,8 +116,8 @@ class Numbers:
             value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
             number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
             return tree.Named(("literal", literal), "number", real, number)
-        if literal.value == float("-inf"):
-            return tree.Name("LOWEST")
+        if isinf(literal.value):
+            return tree.Name("LOWEST" if literal.value < 0 else "(-LOWEST)")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
         return tree.Name(text if literal.value >= 0 else f"({text})")
 
@@ -144,27 +156,17 @@ class Numbers:
         if isinstance(line, Sum):
             return _signed(line.signs, numbers)
         assert isinstance(line, Word)
-        if line.word == "zeros":
-            return ZERO
         if line.word in ("inside", "select") and len(numbers) in (0, 2):
             holds = joined("&&", [test for condition in line.where for test in self._holds(condition, at)])
             return chosen(holds, numbers[0], numbers[1]) if numbers else holds
-        if line.word == "eye":
+        row = entry(line.word)
+        if row.fill is not None:
+            return self._literal(Literal(row.fill)) if row.fill else ZERO
+        if row.name == "eye":
             half = len(left.axes) // 2
             pairs = zip(left.axes[:half], left.axes[half:], strict=True)
             return joined("&&", [_equal(at[str(a)], at[str(b)]) for a, b in pairs])
-        return self._primitive(line.word, numbers)
-
-    def _primitive(self, word: str, numbers: list[tree.Expression]) -> tree.Expression:
-        if word == "select":
-            return chosen(*numbers)
-        if word == "maximum":
-            return larger(*numbers)
-        if word in _SIGNS:
-            return joined(_SIGNS[word], numbers)
-        if word in _FUNCTIONS:
-            return tree.Call(f"{word}_{self.arrays.real}", tuple(numbers))
-        raise InputError(f"a kernel in C cannot compute {word}")
+        return primitive(row, numbers, self.arrays.real)
 
     def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
         """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
@@ -174,6 +176,41 @@ class Numbers:
             window = tree.Operation("(int)", (self.arrays.size(condition.window),))
             tests.append(tree.Operation("<", (up, tree.Operation("+", (low, window)))))
         return tests
+
+
+def primitive(row: Entry, numbers: Sequence[tree.Expression], real: str) -> tree.Expression:
+    """What a primitive makes of numbers of a type."""
+    text = (row.c or f"{row.name}({', '.join(row.inputs)})").format(real=real)
+    return _expression(_parsed(text), dict(zip(row.inputs, numbers, strict=True)), real)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _expression(node: ast.expr, given: Mapping[str, tree.Expression], real: str) -> tree.Expression:
+    """An expression of a row of the vocabulary; a function without a type in its name is one of <math.h>."""
+
+    def inner(one: ast.expr) -> tree.Expression:
+        return _expression(one, given, real)
+
+    if isinstance(node, ast.Name):
+        return given[node.id]
+    if isinstance(node, ast.IfExp):
+        return chosen(inner(node.test), inner(node.body), inner(node.orelse))
+    if isinstance(node, ast.Compare):
+        return tree.Operation(_SIGNS[type(node.ops[0])], (inner(node.left), inner(node.comparators[0])))
+    if isinstance(node, ast.BinOp):
+        return tree.Operation(_SIGNS[type(node.op)], (inner(node.left), inner(node.right)))
+    if isinstance(node, ast.UnaryOp):
+        return tree.Operation(_SIGNS[type(node.op)], (inner(node.operand),))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+        suffix = "f" if real == "float" and not name.endswith(real) else ""
+        return tree.Call(name + suffix, tuple(map(inner, node.args)))
+    assert isinstance(node, ast.Constant), ast.dump(node)
+    return tree.Name(repr(node.value))
 
 
 def _equal(one: tree.Expression, two: tree.Expression) -> tree.Expression:

@@ -16,10 +16,9 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Product, Term, Word
 from learncost.readings.emit.c.sides import groups, is_library, is_move, joined, sides_within
 from learncost.readings.emit.c.unify import is_point, is_reduction, needs
+from learncost.vocabulary import entry
 
 BEFORE, MAIN, AFTER = range(3)
-_HEAVY = {"exp": 10, "log": 10, "tanh": 10, "erf": 10, "sqrt": 4}
-_WORDS = {*_HEAVY, "divide", "maximum", "select", "less", "equal", "max", "zeros", "inside", "eye"}
 KINDS = {"int64": "index", "uint8": "index", "bool": "bool"}
 """What arrays of types that hold no real numbers hold."""
 
@@ -46,7 +45,7 @@ class Node(NamedTuple):
 class Value:
     """What one line in normal form makes.
 
-    kind    pointwise, sum, max, product (of a library), scatter
+    kind    pointwise, sum, extreme, product (of a library), scatter
     space   the axes over which it is computed
     at      where in the order it is computed, `ready` from where it can be read
     added   whether it is complete only after all turns over the sequential axes
@@ -176,8 +175,8 @@ class Schedule:
     def _begin(self, value: Value) -> Place:
         """Where everything is ready that the line reads; what it costs to compute it, and from how many arrays."""
         at = FIRST
-        heavy = value.line.word if isinstance(value.line, Word) else ""
-        value.cost = _HEAVY.get(heavy, 1)
+        word = value.line.word if isinstance(value.line, Word) else "inside"
+        value.cost = 1 if word == "inside" else entry(word).work
         loads: set[str] = set()
         for term, gathered in needs(value.line):
             found = self.values.get(term.name)
@@ -214,16 +213,16 @@ class Schedule:
     def _kind(self, line: Line) -> str:
         if line.name in self.library:
             return "product"
-        if isinstance(line, Word) and line.word not in _WORDS:
+        if isinstance(line, Word) and (line.word == "append" or line.part != "body"):
             raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
         if line.left[0].indexed and not is_point(line):
             return "scatter"
         if is_reduction(line):
-            return "max" if isinstance(line, Word) else "sum"
+            return "extreme" if isinstance(line, Word) else "sum"
         return "pointwise"
 
     def _type(self, line: Line) -> str:
-        if isinstance(line, Word) and line.word in ("less", "equal", "inside", "eye"):
+        if isinstance(line, Word) and (line.word in ("inside", "eye") or entry(line.word).truth):
             return "bool"
         if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
             source = line.right[0].name

@@ -8,10 +8,11 @@ from dataclasses import replace
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Operand, Product, Read, Sum, Table, Term, Word, defined
+from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Table, Term, Word, defined
 from learncost.equation.value import Value
 from learncost.layers.lower import lower
 from learncost.readings.emit.c.twins import without_twins
+from learncost.vocabulary import entry
 
 
 def terms(operands: Iterable[Operand | Affine]) -> Iterator[tuple[Term, bool]]:
@@ -59,7 +60,9 @@ def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
     return tuple(result)
 
 
-def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str]) -> tuple[Line, ...]:
+def lowered(
+    lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], turns: Sequence[str] = ()
+) -> tuple[Line, ...]:
     """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
     lines = unified(lines)
     own = {term.name: term.declared for line in lines for term in line.left}
@@ -67,6 +70,7 @@ def lowered(lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs:
     values = {name: Value(declared) for name, declared in {**axes, **own}.items()}
     table = lower(Table(lines, values, outputs=tuple(outputs)))
     normal = [line for line in table.lines if isinstance(line, Line)]
+    normal = _scaled(normal, frozenset(turns))
     plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))
     return _needed(without_twins(plain, outputs), outputs)
 
@@ -125,6 +129,28 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
+def _scaled(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
+    """A sum over all turns is known after them: what it is multiplied by, its terms are."""
+    result: list[Line] = []
+    for line in lines:
+        before = result[-1] if result else None
+        (one, *numbers) = line.right or (None,)
+        alone = isinstance(line, Product) and len(numbers) == 1 and isinstance(numbers[0], Literal) and not line.where
+        if (
+            alone
+            and isinstance(before, Product)
+            and before.left[0] == one
+            and len(before.right) == 1
+            and line.left[0].axes == before.left[0].axes
+            and turns & {*before.loops} - {*before.left[0].loops}
+            and not any(before.name in other.reads for other in lines if other is not line)
+        ):
+            result[-1] = replace(line, right=(*before.right, *numbers), where=before.where)
+        else:
+            result.append(line)
+    return result
+
+
 def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
     """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
     made = {line.name: line for line in lines}
@@ -161,5 +187,5 @@ def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
 def is_reduction(line: Line) -> bool:
     """Whether something is summed, or the largest is taken."""
     if isinstance(line, Word):
-        return line.word == "max"
+        return line.word != "inside" and entry(line.word).kind == "reduction"
     return not line.left[0].indexed and bool(set(line.loops) - set(line.left[0].loops))

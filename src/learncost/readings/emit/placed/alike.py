@@ -65,7 +65,7 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
     if others or len(whole) < 2 or declared != {whole} or not all(isinstance(axis, str) for axis in whole):
         return lines, axes
     together = " ".join(base(str(axis)) for axis in whole)
-    if any(line.where or getattr(line, "axes", ()) for line in lines) or len({*whole}) < len(whole):
+    if any(line.where or getattr(line, "axes", ()) or _places(line) for line in lines) or len({*whole}) < len(whole):
         return lines, axes
 
     def over_one(term: Term) -> Term:
@@ -79,6 +79,11 @@ def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
 
     names = {term.name for term in terms if term.axes}
     return [changed(line) for line in lines], {**axes, **dict.fromkeys(names, (together,))}
+
+
+def _places(line: Line) -> bool:
+    """Whether a line tells its axes apart though it has no operand: an identity does."""
+    return isinstance(line, Word) and line.word == "eye"
 
 
 def named_by_word(lines: Sequence[Line]) -> Mapping[str, str]:

@@ -1,0 +1,144 @@
+"""Words as a layer's users write them, held to PyTorch's own functions: values and gradients, on every backend."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import learncost as lc
+from learncost.engines.compiler import compiler
+from learncost.engines.in_place import InPlace
+from learncost.layers.derive import derive
+from learncost.plans.fused import fused
+from programs import execute
+
+SIZES = {"B": 3, "M": 5, "d": 4}
+BACKENDS = ["run", "numpy", "torch", "jax", "c", "fused"]
+
+
+def on(backend, table, arrays, sizes):
+    """The outputs of a table, by name, on a backend: the interpreter, a library, or kernels in C, apart or fused."""
+    if backend == "run":
+        forward = lc.run(table, arrays, sizes)
+        return {name: forward[name] for name in table.outputs}
+    if backend not in ("c", "fused"):
+        return execute(table, backend, arrays, sizes)
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    found = InPlace(fused(table) if backend == "fused" else table, sizes, "fp64", {})(arrays)
+    return {name: one.numpy().reshape(np.shape(one)).copy() for name, one in found.items()}
+
+
+def held(backend, text, wanted, given, sizes=SIZES, near=1e-9):
+    """A layer's outputs and the gradients of its inputs, held to those of a function of PyTorch's tensors."""
+    layer = lc.layer(text)
+    tensors = {n: torch.tensor(a, requires_grad=a.dtype.kind == "f") for n, a in given.items()}
+    results = wanted(**tensors)
+    results = results if isinstance(results, tuple) else (results,)
+    derived = derive(layer)
+    generator = np.random.default_rng(5)
+    seeds = {
+        f"d{n}": generator.standard_normal(tuple(r.shape)) for n, r in zip(layer.table.outputs, results, strict=True)
+    }
+    found = on(backend, derived.step, {**given, **seeds}, sizes)
+    for name, result in zip(layer.table.outputs, results, strict=True):
+        right = result.detach().numpy()
+        np.testing.assert_allclose(np.reshape(found[name], right.shape), right, rtol=near, atol=near, err_msg=name)
+    learned = [n for n in given if n in derived.gradients]
+    loss = sum((r * torch.tensor(s)).sum() for r, s in zip(results, seeds.values(), strict=True))
+    for name, right in zip(learned, torch.autograd.grad(loss, [tensors[n] for n in learned]), strict=True):
+        own = np.reshape(found[derived.gradients[name]], right.shape)
+        np.testing.assert_allclose(own, right.numpy(), rtol=near, atol=near, err_msg=f"d{name}")
+
+
+def drawn(seed=0, **shapes):
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal([SIZES[axis] for axis in shape]) for name, shape in shapes.items()}
+
+
+# By output: a line with a word, in PyTorch's spelling for some, and what PyTorch has for it.
+WORDS = {
+    "sin(A[B d])": torch.sin,
+    "torch.cos(A[B d])": torch.cos,
+    "abs(A[B d])": torch.abs,
+    "sign(A[B d])": torch.sign,
+    "log1p(P[B d])": torch.log1p,
+    "expm1(A[B d])": torch.expm1,
+    "F.softplus(A[B d])": functional.softplus,
+    "elu(A[B d])": functional.elu,
+    "nn.ELU(A[B d], 0.7[])": lambda a: functional.elu(a, 0.7),
+    "power(A[B d], 2[])": torch.square,
+    "power(P[B d], -1.5[])": lambda p: p**-1.5,
+    "power(P[B d], A[B d])": torch.pow,
+    "pow(2[], A[B d])": torch.exp2,
+    "minimum(A[B d], P[B d])": torch.minimum,
+    "minimum(A[B d], 0.3[])": lambda a: a.clamp(max=0.3),
+    "maximum(A[B d], 0.3[])": lambda a: a.clamp(min=0.3),
+    "detach(A[B d])": torch.detach,
+    "sum[d](A[B d])": lambda a: a.sum(1),
+    "mean[B d](A[B d])": torch.mean,
+    "max[d](A[B d])": lambda a: a.amax(1),
+    "amin[d](A[B d])": lambda a: a.amin(1),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_words_and_their_gradients_are_those_of_pytorch(backend):
+    """All in one layer, every one with inputs of its own."""
+    lines, inputs, wanted = [], [], []
+    for at, (right, function) in enumerate(WORDS.items()):
+        own = sorted((name for name in "AP" if f"{name}[" in right), key=right.index)
+        axes = "[B d]" if "[d](" not in right and "[B d](" not in right else "[]" if "[B d](" in right else "[B]"
+        for name in own:
+            right = right.replace(f"{name}[", f"{name}{at}[")
+        inputs += [f"{name}{at}" for name in own]
+        lines.append(f"Y{at}{axes} = {right}")
+        wanted.append((function, [f"{name}{at}" for name in own]))
+    text = f"words({' '.join(inputs)}) -> {' '.join(f'Y{at}' for at in range(len(lines)))}\n" + "\n".join(lines)
+    given = drawn(**dict.fromkeys(inputs, "Bd"))
+    given = {name: abs(array) + 0.1 if name[0] == "P" else array for name, array in given.items()}
+    for name, array in given.items():
+        if "abs" in lines[int(name[1:])] or "elu" in lines[int(name[1:])].lower():
+            array[0, 0] = 0.0
+    held(
+        backend,
+        text,
+        lambda **t: tuple(f(*(t[n] for n in own)) + 0 * sum(t.values()).sum() for f, own in wanted),
+        given,
+    )
+
+
+USED = """used(X; W g) -> Y
+  O[d d'] = ones()
+  I[d d'] = eye()
+  U[d d'] = O[d d'] - I[d d']
+  repeat 3 carry X:
+    S[B M d] = stop_gradient(X[B M d])
+    V[B M d] = X[B M d'] W[d' d]
+    m[B M] = mean[d](V[B M d])
+    C[B M d] = V[B M d] - m[B M]
+    Q[B M] = C[B M d] C[B M d]
+    A[B M d] = softplus(C[B M d])
+    T[B M d] = A[B M d'] U[d' d]
+    a[B] = min[M d](T[B M d])
+    H[B M d] = T[B M d] S[B M d] g[d]
+    X[B M d] = H[B M d] + a[B] + Q[B M]
+  Y[B M d] = elu(X[B M d])"""
+
+
+def used(X, W, g):
+    for own, scale in zip(W, g, strict=True):
+        v = X @ own
+        c = v - v.mean(-1, keepdim=True)
+        t = functional.softplus(c) @ (1 - torch.eye(4, dtype=torch.float64))
+        h = t * X.detach() * scale
+        X = h + t.amin((1, 2), keepdim=True) + (c * c).sum(-1, keepdim=True)
+    return functional.elu(X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_words_inside_a_repeat(backend):
+    given = drawn(X="BMd") | {"W": drawn(1, W="dd")["W"] * np.ones((3, 1, 1)) / 4, "g": drawn(2, g="Bd")["g"] / 4}
+    held(backend, USED, used, given)
+    if backend == "run":
+        assert lc.check_layer(lc.layer(USED)).passed

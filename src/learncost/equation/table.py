@@ -509,7 +509,7 @@ def terms_of(operand: Operand | Affine) -> Iterator[Term]:
 
 def features(table: Table) -> frozenset[str]:
     """The sizes that its weights have as axes, counts of repeats aside: those of features, not of positions."""
-    counts = {line.count for line in table.lines if isinstance(line, Repeat)}
+    counts = {count for _, turns in walk(table.lines) for count in turns}
     return frozenset(base(axis) for name in table.weights for axis in table.axes[name] if axis not in counts)
 
 

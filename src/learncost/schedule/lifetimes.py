@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from learncost.equation.count import Count
+from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Repeat, Table, defined
 from learncost.schedule.calls import Axes, Call, Item, Loop, Place, axes_within
 
 FOREVER = 10**9
 """The moment when a step is over."""
+
+ITSELF = frozenset((0,))
 
 FEW = 4
 """Turns up to which all of them are walked; of more the first two and the last two."""
@@ -69,7 +72,7 @@ class Array:
     def owner(self) -> str:
         """The name of what the caller owns that it lies in; empty where it is the step's own."""
         root = self.root
-        return root.part[0].root.given if root.part else root.given
+        return root.part[0].owner if root.part else root.given
 
     @property
     def kept(self) -> bool:
@@ -90,6 +93,7 @@ class Stack:
 
 
 Names: TypeAlias = "dict[str, Array | Stack]"
+Wanted: TypeAlias = "Mapping[str, frozenset[int]]"  # as whole arrays: a name itself (0), its slices (1), theirs (2)
 Path: TypeAlias = "tuple[tuple[int, int], ...]"  # the loops around, by their numbers in the program, with the turns
 
 
@@ -158,7 +162,8 @@ class Lifetimes:
         for name in dict.fromkeys((*given, *others)):
             names[name] = array = self._new(name, axes[name] if name in axes else _met(self.table, name), 0)
             array.given = name if name in given else ""
-        self._walk(self.items, names, axes, (), set(self.table.outputs))
+        fixed = {name for name in self.table.outputs if self.table.known[name].role == "new"}
+        self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
         self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
         for name in self.table.outputs:
             found = names[name]
@@ -178,7 +183,8 @@ class Lifetimes:
         if array.part:
             self._touch(array.part[0])
 
-    def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: set[str]) -> None:
+    def _walk(self, items: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted) -> None:
+        self.fields.setdefault(path, {})
         for number, item in enumerate(items):
             if isinstance(item, Loop):
                 self._loop(item, items, names, axes, path, handed)
@@ -189,7 +195,7 @@ class Lifetimes:
         self.moment += 1
         (line, *_) = call.lines
         self.lines.append((line, path, number))
-        fields = self.fields.setdefault(path, {})
+        fields = self.fields[path]
         for name in call.reads:
             found = names[name]
             if isinstance(found, Array):
@@ -216,17 +222,19 @@ class Lifetimes:
 
     # Repeats.
 
-    def _loop(self, loop: Loop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: set[str]) -> None:
+    def _loop(self, loop: Loop, around: Sequence[Item], names: Names, axes: Axes, path: Path, handed: Wanted) -> None:
         repeat = loop.repeat
         number = self.loops.setdefault(loop, len(self.loops))
         count, inside = self.count(repeat.count), axes_within(repeat, axes)
         carried = {carry.start: names[carry.initial] for carry in repeat.carry}
         stacks = {outer: Stack() for _, outer in repeat.keep}
         wholes: dict[str, Array] = {}
-        for _, outer in repeat.keep:
-            if self.wholes and self._is_read_whole(outer, around, handed):
+        ends = {carry.end: ITSELF for carry in repeat.carry}
+        for inner, outer in repeat.keep if self.wholes else ():
+            wanted = _wanted(outer, around, handed)
+            if 0 in wanted:
                 wholes[outer] = self._new(outer, axes[outer], self.moment)
-        ends = {carry.end for carry in repeat.carry} | {inner for inner, _ in repeat.keep}
+            ends[inner] = ends.get(inner, frozenset()) | {max(depth - 1, 0) for depth in wanted}
         scope: Names = {}
         for turn in self.turns(repeat, count):
             slices = {inner: self._slice(names[outer], turn.number, inner, inside) for inner, outer in repeat.each}
@@ -242,6 +250,8 @@ class Lifetimes:
                 stacks[outer].parts[turn.number] = scope[inner]
                 for array in _arrays(scope[inner]):
                     if outer in wholes:
+                        if array.given or array.part:
+                            raise InputError(f"{outer} collects {inner}, which lies elsewhere: it would be a copy")
                         array.part = (wholes[outer], turn.number)
                         self._touch(array)
                     elif not (array.given or array.part or self._of_another(array, outer, stacks)):
@@ -291,18 +301,6 @@ class Lifetimes:
             self.arrays.append(twins[found])
         return twins[found]
 
-    def _is_read_whole(self, name: str, around: Iterable[Item], handed: set[str]) -> bool:
-        """Whether a stack is read other than slice by slice, or leaves the program as new memory."""
-        if name in handed and self.table.known[name].role != "new":
-            return True
-        for item in around:
-            if isinstance(item, Loop):
-                if name in item.repeat.shared or name in {carry.initial for carry in item.repeat.carry}:
-                    return True
-            elif name in item.reads:
-                return True
-        return False
-
     def _slice(self, found: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
         """A turn's part of a stack; where that was made by other turns, the whole."""
         if isinstance(found, Stack):
@@ -311,6 +309,25 @@ class Lifetimes:
         if key not in self._parts:
             self._parts[key] = Array(name, axes.get(name, ()), found.first, found.last, part=key, readers=found.readers)
         return self._parts[key]
+
+
+def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
+    """At which depths a stack is read other than slice by slice, or leaves the scope."""
+    wanted = set(handed.get(name, ()))
+    for item in items:
+        if isinstance(item, Call):
+            wanted |= ITSELF if name in item.reads else set()
+            continue
+        repeat = item.repeat
+        ends = dict.fromkeys((*(carry.end for carry in repeat.carry), *(inner for inner, _ in repeat.keep)), ITSELF)
+        if name in repeat.shared:
+            wanted |= _wanted(name, item.body, ends)
+        if name in {carry.initial for carry in repeat.carry}:
+            wanted |= ITSELF
+        for inner, outer in repeat.each:
+            if outer == name:
+                wanted |= {depth + 1 for depth in _wanted(inner, item.body, ends)}
+    return frozenset(wanted)
 
 
 def _times(one: int | Count, two: int | Count) -> int | Count:

@@ -63,9 +63,6 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
     """
     kind = precision_of(dtype)
     check_runs(kind)
-    for line in table.lines:
-        if isinstance(line, Repeat) and any(isinstance(inner, Repeat) for inner in line.lines):
-            raise InputError("a repeat in a repeat cannot be laid out in one arena or have types by name")
     table = written_once(table)
     if kind.values != "bf16":
         return table, _types(table, kind.values)
@@ -92,29 +89,32 @@ def _pure(table: Table, kind: Precision) -> set[str]:
     wide = scores(table) | (table.constants - states)
     if kind.states != "bf16":
         wide |= states | {table.renewed[name] for name in states}
-    axes = dict(table.axes)
-    for line in table.lines:
-        axes |= line.axes if isinstance(line, Repeat) else {}
     for line, _ in walk(table.lines):
         if line.tag.layer == "loss" or makes_scales(line):
             wide |= {*line.makes}
-    return {name for name, own in axes.items() if own and name not in wide}
+    return {name for name, value in table.known.items() if value.axes and name not in wide}
 
 
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     """The type of every name of every scope."""
-    names = {*table.axes, *table.inputs, *table.weights}
+    names = {*table.known, *table.inputs, *table.weights}
     conditions = asked(table.lines)
     for line, _ in walk(table.lines):
         names |= {term.name for term in line.left} | set(line.reads)
     found = dict.fromkeys(names, dtype)
     found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
     found |= dict.fromkeys(table.codes, "uint8")
-    for loop in table.lines:
-        if isinstance(loop, Repeat):
-            found |= {outer: found[inside] for inside, outer in loop.keep}
-            found |= {inside: found[outer] for inside, outer in loop.each}
+    _of_stacks(table.lines, found)
     return found
+
+
+def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
+    """Give slices the types of their stacks, and stacks those of what they collect."""
+    for line in lines:
+        if isinstance(line, Repeat):
+            types |= {inside: types[outer] for inside, outer in line.each}
+            _of_stacks(line.lines, types)
+            types |= {outer: types[inside] for inside, outer in line.keep}
 
 
 def _streams(table: Table) -> set[str]:
@@ -159,9 +159,9 @@ class _Mixed:
         for line in lines:
             if isinstance(line, Repeat):
                 for name in line.shared:
-                    if name not in self.low and self._multiplies(line, name) and name not in copied:
+                    if name not in self.low and self._multiplies(line.lines, name) and name not in copied:
                         copied.add(name)
-                        self._copy(result, name, values[name], line.lines[0])
+                        self._copy(result, name, values[name], next(own for own, _ in walk(line.lines)))
                 slices = {inside: values[outer].along(values[outer].axes[1:]) for inside, outer in line.each}
                 self.low |= {inside for inside, outer in line.each if outer in self.low}
                 inner = _Mixed(self.rounding, self.streams, self.features, self.low)
@@ -184,23 +184,34 @@ class _Mixed:
                 if name not in copied:
                     copied.add(name)
                     self._copy(result, name, values[name], line)
-            self.low.add(line.name)
-            result.append(replace(line, right=tuple(term.renamed(names) for term in line.right)))
+            line = replace(line, right=tuple(term.renamed(names) for term in line.right))
+            if line.name not in self.streams:
+                self.low.add(line.name)
+                result.append(line)
+                continue
+            left = Term(f"{line.name}{LOW}", line.left[0].axes)  # what turns hand on has one type
+            self.made[left.name] = replace(values[line.name], role="copy", of=line.name)
+            self.low.add(left.name)
+            result.append(replace(line, left=(left,)))
+            result.append(Sum(line.left, (left,), line.where, replace(line.tag, kernel=None, equation=""), (1,)))
         return tuple(result)
 
-    def _multiplies(self, repeat: Repeat, name: str) -> bool:
-        """Whether a product of a turn reads a name."""
-        lines = (line for line in repeat.lines if isinstance(line, Line))
-        return any(name in line.reads and self.rounding.product(line) for line in lines)
+    def _multiplies(self, lines: Iterable[Statement], name: str) -> bool:
+        """Whether a product reads a name, in a turn of a repeat as well."""
+        return any(
+            name in line.shared and self._multiplies(line.lines, name)
+            if isinstance(line, Repeat)
+            else name in line.reads and self.rounding.product(line)
+            for line in lines
+        )
 
     def _is_activation(self, term: Term) -> bool:
         """Rows of features that are no stream."""
         features = [axis for axis in term.declared if base(axis) in self.features]
         return term.name not in self.streams and bool(features) and len(features) < len(term.declared)
 
-    def _copy(self, result: list[Statement], name: str, value: Value, line: Statement) -> None:
+    def _copy(self, result: list[Statement], name: str, value: Value, line: Line) -> None:
         """Add the line that rounds: in the kernel that makes the value, or before the product that reads it."""
-        assert isinstance(line, Line)
         low, axes = f"{name}{LOW}", value.axes
         self.made[low] = Value(axes, "copy", name)
         self.low.add(low)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.errors import InputError
 from learncost.equation.table import Table, Word
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
@@ -44,6 +43,8 @@ def lay_out(given, memory):
     def view(shape, kind, place, turn):
         if isinstance(place, list):
             place = place[turn]
+        if isinstance(place, tuple):
+            return given[place[0]][place[1:]].view(shape)
         if isinstance(place, str):
             array = given[place.removesuffix("[]")]
             return (array[turn] if place.endswith("[]") else array).view(shape)
@@ -51,13 +52,15 @@ def lay_out(given, memory):
         return memory[place : place + size].view(kind).view(shape)
 
     records = {}
-    for scope, (turns, fields) in PLACES.items():
+    for scope, (_, turns, fields) in PLACES.items():
         records[scope] = [
             SimpleNamespace(**{name: view(*found, turn) for name, found in fields.items()}) for turn in range(turns)
         ]
-    m = records.pop("step")[0]
-    vars(m).update(records)
-    return m'''
+    for scope, (around, turns, _) in PLACES.items():
+        for turn, record in enumerate(records.get(around, ())):
+            each = turns // len(records[around])
+            setattr(record, scope, records[scope][turn * each : (turn + 1) * each])
+    return records["step"][0]'''
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class _Scope:
     axes: Axes
     title: str
     path: tuple[int, ...]
+    around: str = ""
     rows: dict[str, int] = field(default_factory=dict)
 
 
@@ -113,7 +117,7 @@ class _Writer:
         layout = self.layout
         self.identifiers = Identifiers(("torch", "math", "m", "kernels", "turn", "step", "lay_out", "PLACES", "BYTES"))
         self.texts: list[str] = []
-        self.places: dict[str, tuple[int, dict[str, str]]] = {}
+        self.places: dict[str, tuple[str, int, dict[str, str]]] = {}
         self._scope(_Scope(layout.items, layout.table.axes, "step", ()))
         results = {
             name: (self._of(name), layout.shape(layout.table.axes[name]))
@@ -152,7 +156,7 @@ class _Writer:
         title = self.identifiers.of(
             _layers(loop) if repeat.count == "B" else turn_title(repeat, self.layout.table), f"loop {number}"
         )
-        self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number)))
+        self._scope(_Scope(loop.body, axes_within(repeat, scope.axes), title, (*scope.path, number), scope.title))
         turns = f"range({self.layout.count(repeat.count)})"
         if repeat.reverse:
             turns = f"reversed({turns})"
@@ -242,34 +246,56 @@ class _Writer:
             same = all(place == places[0] for place in places)
             place = repr(places[0]) if same else repr(places)
             found[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
-        self.places[scope.title] = (len(turns), found)
+        self.places[scope.title] = (scope.around, len(turns), found)
 
     def _text(self) -> str:
         rows = []
-        for scope, (turns, fields) in self.places.items():
+        for scope, (around, turns, fields) in self.places.items():
             own = "".join(f'            "{name}": {found},\n' for name, found in fields.items())
-            rows.append(f'    "{scope}": (\n        {turns},\n        {{\n{own}        }},\n    ),\n')
+            rows.append(
+                f'    "{scope}": (\n        "{around}",\n        {turns},\n        {{\n{own}        }},\n    ),\n'
+            )
         head = f'"""{self.title}"""\n\n' if self.title else ""
-        places = (
-            "# Of each function, its turns and its arrays: shape, type, and where they lie, in the arena or by name.\n"
-        )
+        places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
         places += f"PLACES = {{\n{''.join(rows)}}}\nBYTES = {self.layout.bytes}"
         imports = "import math\nfrom types import SimpleNamespace\n\nimport torch"
         return head + "\n\n\n".join((imports, *self.texts, LAY_OUT, places)) + "\n"
 
 
-def _place(value: Array, path: Path) -> int | str:
+def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...]:
+    """Where an array lies in a turn: a place in the arena, or an array that is given, with the indices of its part."""
     root = value.root
-    if root.given:
-        return root.given
-    if root.part is None:
-        return root.place
-    whole, turn = root.part[0].root, root.part[1]
-    if whole.given:
-        if turn != path[-1][1]:
-            raise InputError(f"{whole.given} is not read turn by turn")
-        return f"{whole.given}[]"
-    return whole.place + turn * root.bytes
+    if not root.owner:
+        return _begin(root)
+    given, *index = found = _part_of(root)
+    if not index:
+        return root.owner
+    return f"{given}[]" if len(path) == 1 and index == [path[-1][1]] else found
+
+
+def _begin(array: Array) -> int:
+    """Where an array of the arena begins, or its part of another one, of equal parts."""
+    if array.part is None:
+        return array.place
+    whole, turn = array.part
+    return _begin(whole.root) + turn * array.bytes
+
+
+def _part_of(array: Array) -> tuple[str | int | slice, ...]:
+    """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
+    if array.part is None:
+        return (array.given,)
+    whole, turn = array.part[0].root, array.part[1]
+    *index, last = _part_of(whole)
+    first = 0
+    if isinstance(last, slice):
+        first = last.start
+    else:
+        index.append(last)
+    if len(array.axes) < len(whole.axes):
+        return (*index, first + turn)
+    together = int(array.axes[0])
+    return (*index, slice(first + turn * together, first + (turn + 1) * together))
 
 
 def _layers(loop: Loop) -> str:

@@ -1,0 +1,93 @@
+"""Repeats in repeats: equal to the same lines written out, whatever runs them."""
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.engines.compiler import compiler
+from learncost.models.from_layer import from_layer
+from learncost.plans.plan import planned
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import step
+from planned import given, results
+from programs import execute, worst
+
+HEAD = """
+  L[B M v] = X[B M d] V[d v]
+  P[B M v] = log_softmax[v](L[B M v])
+  T[B M] = P[B M v=targets[B M]]
+  loss[] = T[B M] share[B M]
+constants: share"""
+NESTED = f"""network(X h targets share; W U V) -> loss
+  repeat n carry X:
+    J[M B d'] = X[B M d] W[d d']
+    repeat M backwards carry h each x=J keep H=h:
+      R[B d'] = h[B d] U[d d']
+      S[B d] = R[B d] + x[B d]
+      h[B d] = tanh(S[B d])
+    X[B M d] = X[B M d] + H[M B d]{HEAD}"""
+LAYER = """
+  J{0}[M B d'] = X[B M d] W{0}[d d']
+  h{0}[B d] = h[B d]
+  repeat M backwards carry h{0} each x{0}=J{0} keep H{0}=h{0}:
+    R{0}[B d'] = h{0}[B d] U{0}[d d']
+    S{0}[B d] = R{0}[B d] + x{0}[B d]
+    h{0}[B d] = tanh(S{0}[B d])
+  X[B M d] = X[B M d] + H{0}[M B d]"""
+UNROLLED = f"network(X h targets share; W0 U0 W1 U1 V) -> loss{LAYER.format(0)}{LAYER.format(1)}{HEAD}"
+SIZES = {"B": 2, "M": 4, "d": 3, "v": 5, "n": 2}
+
+
+def arrays(table):
+    return given(table, SIZES) | {"targets": np.random.default_rng(0).integers(0, 5, (2, 4))}
+
+
+def test_equal_to_what_is_written_out():
+    nested, unrolled = lc.layer(NESTED), lc.layer(UNROLLED)
+    values = {**arrays(nested.table), "dloss": np.array(1.0)}
+    other = {name: array for name, array in values.items() if name not in "WU"}
+    other |= {f"{name}{turn}": values[name][turn] for name in "WU" for turn in range(2)}
+    one, two = lc.run(nested, values, SIZES), lc.run(unrolled, other)
+    for name in ("loss", "dV", "dX", "dh"):
+        np.testing.assert_allclose(one[name], two[name], 1e-12, err_msg=name)
+    for name in "WU":
+        np.testing.assert_allclose(one[f"d{name}"], np.stack([two[f"d{name}{turn}"] for turn in range(2)]), 1e-12)
+    # Without the gradient of h, which turns add up one by one and lines that are written out all at once.
+    found, wanted = (lc.derive(layer, ["X", *layer.table.weights]) for layer in (nested, unrolled))
+    for book in ("run", "paper", "matmul"):
+        one, two = (lc.price(derived.step, SIZES, book) for derived in (found, wanted))
+        assert (one.maccs, one.flops) == (two.maccs, two.flops)
+    copies = 2 * 4 * SIZES["B"] * SIZES["d"]  # of h, under the names that each layer has for it
+    assert lc.live(found, SIZES).peak == lc.live(wanted, SIZES).peak - copies
+
+
+@pytest.mark.parametrize("procedure", ["bp", "recompute"])
+@pytest.mark.parametrize("plan", ["", "fused,recompute=tanh", "head,at-once,recompute=norm"])
+def test_every_plan_and_backend(procedure, plan):
+    if (procedure, plan) == ("recompute", "head,at-once,recompute=norm"):
+        pytest.skip("the same lines as those of bp")
+    table = step(from_layer(lc.layer(NESTED)), procedure, "momentum")
+    values = arrays(table)
+    wanted = results(table, values, SIZES)
+    table = planned(without_gradients(table) if "at-once" in plan else table, plan)
+    assert worst(results(table, values, SIZES), wanted)[1] < 1e-12
+    for backend in ("numpy", "torch"):
+        found = {name: array for name, array in execute(table, backend, values, SIZES).items() if name in wanted}
+        assert worst(found, wanted)[1] < 1e-12
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
+@pytest.mark.parametrize(("dtype", "near"), [("fp64", 1e-12), ("bf16", 4e-3)])
+def test_in_place(dtype, near):
+    """In bf16, too, a product that a turn hands on has the type of what the next one is handed."""
+    torch = pytest.importorskip("torch")
+    from learncost.engines.in_place import InPlace
+
+    table = step(from_layer(lc.layer(NESTED)), "bp", "sgd")
+    values = arrays(table)
+    wanted = results(table, values, SIZES)
+    kind = np.float64 if dtype == "fp64" else np.float32
+    values = {name: array.astype(kind) if array.dtype.kind == "f" else array for name, array in values.items()}
+    weights = {name: torch.from_numpy(values[name].copy()) for name in table.weights}
+    InPlace(planned(without_gradients(table), "fused"), SIZES, dtype, weights)(values)
+    assert worst({f"{name}.new": array.double().numpy() for name, array in weights.items()}, wanted)[1] < near

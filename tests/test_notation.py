@@ -43,6 +43,8 @@ REFUSED = [
     ("t(X) -> Y", "Y[a] = softmax[a a](X[a])", "axis a stands twice in softmax[a a]"),
     ("t(X) -> Y", "Y[a] = X[a] where b <= a", "where b <= a: axis b is not in the line"),
     ("t(X) -> Y", "Y[a] = X[a] where a <= a", "where a <= a: two different axes are needed"),
+    ("t(X) -> Y", "Y[a] = X[a] where 1 <= 3", "where 1 <= 3 has no axis"),
+    ("t(X) -> Y", "Y[a] = X[a] where a = 3 < a + 2", "a window lies between two axes, as in `where N <= M < N + w`"),
     ("t(X) -> Y", "Y[a] = X[a] where a", "`where` takes two axes, as in `where N <= M`"),
     (
         "t(X) -> Y",

@@ -54,14 +54,14 @@ def test_a_condition_is_printed_as_it_is_written(text):
     lower, upper = text.replace("<=", "<").split(" < ")[:2]
     line = parse_line(f"Y[{upper} {lower}] = 1[] X[{upper} {lower}] where {text}")
     assert str(line).endswith(f" where {text}")
-    assert line.where == (Condition(lower, upper, "<=" not in text, text.rpartition(" ")[2]),)
+    assert line.where == (Condition(lower, upper, "<=" if "<=" in text else "<", text.rpartition(" ")[2]),)
     assert parse_line(str(line)) == line
 
 
 def test_conditions_are_equal_when_all_of_them_is():
     one = Condition("N", "M", window="w")
-    assert one == Condition("N", "M", False, "w")
-    assert len({one, Condition("N", "M"), Condition("N", "M", True, "w"), Condition("N", "M", False, "u")}) == 4
+    assert one == Condition("N", "M", "<=", "w")
+    assert len({one, Condition("N", "M"), Condition("N", "M", "<", "w"), Condition("N", "M", "<=", "u")}) == 4
     assert one.axes == {"N", "M"}  # the window is a size, not an axis of the line
 
 
@@ -84,7 +84,7 @@ def test_formulas():
 def test_a_call_hands_the_window_to_every_line_with_both_axes():
     layer = self_attention(named("attention"), window="w")
     bound = {line.name: line.where for line in layer.table.lines if line.where}
-    assert bound == dict.fromkeys(("w.R", "w.S", "w.P", "w.A"), (Condition("M'", "M", False, "w"),))
+    assert bound == dict.fromkeys(("w.R", "w.S", "w.P", "w.A"), (Condition("M'", "M", "<=", "w"),))
 
 
 BAND = """band(X) -> Y

@@ -142,3 +142,39 @@ def test_words_inside_a_repeat(backend):
     held(backend, USED, used, given)
     if backend == "run":
         assert lc.check_layer(lc.layer(USED)).passed
+
+
+CONDITIONS = """conditions(X Q K; W) -> Y Z S D P V
+  Y[B M d] = X[B M d] where M != 0
+  Z[B M] = X[B M d] W[d] where d <= 2
+  S[B] = sum[M d](X[B M d]) where M > 1 where d = 0
+  R[B M M'] = Q[B M d] K[B M' d] where M' != M where M' < 4
+  A[B M M'] = softmax[M'](R[B M M']) where M' != M where M' < 4
+  P[B M d] = A[B M M'] X[B M' d] where M' != M where M' < 4
+  D[B M] = sum[M'](T[B M M']) where M = M'
+  E[B M d] = X[B M d] - W[d] where 2 >= M
+  V[B M] = max[d](E[B M d]) where d != 1"""
+CONDITIONS = CONDITIONS.replace("  D[", "  T[B M M'] = Q[B M d] K[B M' d]\n  D[")
+
+
+def conditions(X, Q, K, W):
+    places, features = torch.arange(5), torch.arange(4)
+    seen = (places[None, :] != places[:, None]) & (places < 4)[None, :]
+    A = torch.softmax((Q @ K.mT).masked_fill(~seen, -torch.inf), -1)
+    V = ((X - W) * (places <= 2)[:, None]).masked_fill(features == 1, -torch.inf).amax(-1)
+    return (
+        X * (places != 0)[:, None],
+        (X * W * (features <= 2)).sum(-1),
+        X[:, 2:, 0].sum(1),
+        (Q * K).sum(-1),
+        A @ X,
+        V,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_conditions_with_numbers_and_between_equals(backend):
+    held(backend, CONDITIONS, conditions, drawn(X="BMd", Q="BMd", K="BMd", W="d"))
+    if backend == "run":
+        assert lc.check_layer(lc.layer(CONDITIONS)).passed
+        assert r"\ne 0" in lc.explain(lc.layer(CONDITIONS)).show("latex")

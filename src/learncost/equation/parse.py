@@ -21,7 +21,9 @@ _REPEAT = re.compile(
     r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
 )
 _WHERE = re.compile(r"\swhere\s")
-_CONDITION = re.compile(r"([^\W\d]\w*'*)\s*(<=|<)\s*([^\W\d]\w*'*)(?:\s*<\s*([^\W\d]\w*'*)\s*\+\s*([^\W\d]\w*'*|\d+))?")
+_SIDE = r"([^\W\d]\w*'*|\d+)"
+_CONDITION = re.compile(rf"{_SIDE}\s*(<=|>=|!=|<|>|=)\s*{_SIDE}(?:\s*<\s*{_SIDE}\s*\+\s*{_SIDE})?")
+_TURNED = {">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,19 @@ def _condition(text: str, line: str) -> Condition:
     match = _CONDITION.fullmatch(text.strip())
     if not match:
         raise NotationError(
-            "`where` takes two axes, as in `where N <= M`, and a window's size, as in `where N <= M < N + w`", line
+            "`where` takes two axes, as in `where N <= M`, and a window's size, as in `where N <= M < N + w`, or an "
+            "axis and a number, as in `where M != 0`",
+            line,
         )
     lower, relation, upper, start, window = match.groups()
+    if lower.isdigit() and upper.isdigit():
+        raise NotationError(f"where {lower} {relation} {upper} has no axis", line)
     if window is None:
-        return Condition(lower, upper, relation == "<")
+        if relation in _TURNED or (relation not in ("<", "<=") and lower.isdigit()):
+            lower, upper = upper, lower
+        return Condition(lower, upper, _TURNED.get(relation, relation))
+    if lower.isdigit() or upper.isdigit() or relation not in ("<", "<="):
+        raise NotationError("a window lies between two axes, as in `where N <= M < N + w`", line)
     if start != lower:
         right = f"{lower} {relation} {upper} < {lower} + {window}"
         raise NotationError(f"a window begins at the first axis, as in `where {right}`", line)
@@ -202,7 +212,7 @@ def _condition(text: str, line: str) -> Condition:
         raise NotationError(f"the window {window} is a size, which has no prime", line)
     if window.isdigit() and int(window) < 1:
         raise NotationError(f"the window {window} holds nothing: it is a size or a number from 1", line)
-    return Condition(lower, upper, relation == "<", window)
+    return Condition(lower, upper, relation, window)
 
 
 class _Reader:

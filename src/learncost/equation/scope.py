@@ -497,4 +497,4 @@ def _reduced(line: Product, axis: str) -> str:
 
 def _check_condition(condition: Condition, line: Line) -> None:
     if condition.lower == condition.upper:
-        raise NotationError(f"where {condition}: two different axes are needed", str(line))
+        raise NotationError(f"where {condition}: two different axes are needed, or an axis and a number", str(line))

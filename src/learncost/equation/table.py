@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, size_of
@@ -132,28 +133,46 @@ _ONE = Literal()
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`where N <= M`: only the points with index(lower) <= index(upper) (or <, when strict) are inside.
+    """`where N <= M`: only the points with index(lower) <= index(upper) are inside; or with <, = or !=.
 
-    `where N <= M < N + w` has a window: of these, only the points with index(upper) < index(lower) + w, a size or a
-    number from 1.
+    Either side may be a number, `where M != 0`, as digits. `where N <= M < N + w` has a window: of these, only the
+    points with index(upper) < index(lower) + w, a size or a number from 1.
     """
 
     lower: str
     upper: str
-    strict: bool = False
+    relation: str = "<="
     window: str | None = None
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset((self.lower, self.upper))
+        return frozenset(side for side in (self.lower, self.upper) if not side.isdigit())
+
+    @property
+    def strict(self) -> bool:
+        return self.relation == "<"
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it says of two axes which comes first, as a query sees earlier keys."""
+        return self.relation in ("<", "<=") and len(self.axes) == 2
 
     def renamed(self, axes: Mapping[str, str]) -> Condition:
         window = None if self.window is None else base(axes.get(self.window, self.window))
-        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.strict, window)
+        return Condition(axes.get(self.lower, self.lower), axes.get(self.upper, self.upper), self.relation, window)
 
     def __str__(self) -> str:
-        text = f"{self.lower} {'<' if self.strict else '<='} {self.upper}"
+        text = f"{self.lower} {self.relation} {self.upper}"
         return text if self.window is None else f"{text} < {self.lower} + {self.window}"
+
+
+RELATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
+"""What a condition may ask of two positions."""
 
 
 @dataclass(frozen=True, slots=True)

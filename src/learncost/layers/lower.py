@@ -273,7 +273,7 @@ class _Lowering:
                 chosen = self.selected_term(line, factors[both[0]], condition, 0.0)
                 factors = (*factors[: both[0]], chosen, *factors[both[0] + 1 :])
             else:
-                mask = self.fresh(line, (condition.lower, condition.upper))
+                mask = self.fresh(line, sorted(condition.axes))
                 self.emit(Word((mask,), (), (condition,), line.tag, word="inside", gives=("Y",)))
                 factors = (mask, *factors)
         return factors

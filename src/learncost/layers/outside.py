@@ -9,24 +9,26 @@ from typing import NamedTuple, TypeAlias
 from learncost.equation.table import Axis, Condition, Line, Literal, Operand, Product, Sum, Term, Word
 from learncost.vocabulary import entry
 
-Bounds: TypeAlias = tuple[Axis, Axis, bool, str | None]  # a condition on axes as a line reads them
+Bounds: TypeAlias = tuple[Axis, Axis, str, str | None]  # a condition on axes as a line reads them
 
 
 class Pair(NamedTuple):
-    """A condition on a value: the places of the lower and the upper axis among its axes, whether strict, the window."""
+    """A condition on a value: the places of the lower and the upper axis among its axes, or a number as digits."""
 
-    lower: int
-    upper: int
-    strict: bool
+    lower: int | str
+    upper: int | str
+    relation: str
     window: str | None
 
     def read(self, term: Operand) -> Bounds:
         """The condition on the axes with which a term reads the value."""
-        return term.axes[self.lower], term.axes[self.upper], self.strict, self.window
+        lower, upper = (side if isinstance(side, str) else term.axes[side] for side in self[:2])
+        return lower, upper, self.relation, self.window
 
     def on(self, axes: tuple[str, ...]) -> Condition:
         """The condition on the value's own axes."""
-        return Condition(axes[self.lower], axes[self.upper], self.strict, self.window)
+        lower, upper = (side if isinstance(side, str) else axes[side] for side in self[:2])
+        return Condition(lower, upper, self.relation, self.window)
 
 
 class Outside(dict[str, dict[Pair, float | None]]):
@@ -81,18 +83,25 @@ class Outside(dict[str, dict[Pair, float | None]]):
 
 def moved(known: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
     """What is known of a stack and of its slice, whose axes stand one place apart."""
-    found = {pair._replace(lower=pair.lower + places, upper=pair.upper + places): v for pair, v in known.items()}
-    return {pair: value for pair, value in found.items() if min(pair.lower, pair.upper) >= 0}
+    found: dict[Pair, float | None] = {}
+    for own, value in known.items():
+        lower, upper = (side if isinstance(side, str) else side + places for side in own[:2])
+        if all(isinstance(side, str) or side >= 0 for side in (lower, upper)):
+            found[own._replace(lower=lower, upper=upper)] = value
+    return found
 
 
 def bounds(condition: Condition) -> Bounds:
     """The condition as it is compared with others."""
-    return condition.lower, condition.upper, condition.strict, condition.window
+    return condition.lower, condition.upper, condition.relation, condition.window
+
+
+_IMPLIES = {"<": ("<", "<=", "!="), "=": ("=", "<=")}
 
 
 def within(one: Bounds, two: Bounds) -> bool:
     """Whether all that is inside of one condition is inside of the other; of two windows the sizes are not known."""
-    return one[:2] == two[:2] and (one[2] or not two[2]) and two[3] in (None, one[3])
+    return one[:2] == two[:2] and two[2] in _IMPLIES.get(one[2], (one[2],)) and two[3] in (None, one[3])
 
 
 def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -104,6 +113,7 @@ def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
 def pair(term: Operand, condition: Condition) -> Pair | None:
     """Where a condition's axes stand in a term."""
     axes = term.axes
-    if condition.lower in axes and condition.upper in axes:
-        return Pair(axes.index(condition.lower), axes.index(condition.upper), condition.strict, condition.window)
-    return None
+    if not condition.axes <= {*axes}:
+        return None
+    lower, upper = (one if one.isdigit() else axes.index(one) for one in (condition.lower, condition.upper))
+    return Pair(lower, upper, condition.relation, condition.window)

@@ -91,14 +91,14 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
 def _skips(line: Line, made: set[str], others: set[str], queries: str) -> bool:
     """Whether a line can do with the pairs that its condition lets be seen."""
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
-    pairs = {term.name for term in terms if any(one.axes <= set(term.loops) for one in line.where)}
-    turned = any(base(one.upper) == base(queries) and one.upper != queries for one in line.where)
+    pairs = {term.name for term in terms if any(one.axes <= set(term.loops) for one in line.where if one.ordered)}
+    turned = any(base(one.upper) == base(queries) and one.upper != queries for one in line.where if one.ordered)
     return not pairs & made & others and (not turned or bool(pairs & made))
 
 
 def _causal(line: Product) -> Condition | None:
     """The condition that relates two axes of one size."""
-    return next((one for one in line.where if base(one.lower) == base(one.upper)), None)
+    return next((one for one in line.where if one.ordered and base(one.lower) == base(one.upper)), None)
 
 
 def pairs(condition: Condition) -> Count:

@@ -68,6 +68,8 @@ class Keys:
         """The axes of a line that run over keys, with their windows."""
         found: dict[str, str] = {}
         for one in line.where:
+            if not one.ordered and TOKENS in map(base, one.axes):
+                raise refusal(self.name, f"it tells positions by number, in line: {line}")
             if base(one.lower) == base(one.upper) == TOKENS:
                 found[one.lower] = one.window or found.get(one.lower, "")
         for name, place, axis in self._slots(line):

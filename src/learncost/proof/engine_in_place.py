@@ -219,7 +219,7 @@ def _asked(line: Line, sizes: Mapping[str, int], skips: bool, made: set[str]) ->
     left, turns = set(line.left[0].loops), kernel.axes if kernel else ()
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
     # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
-    condition = next((one for one in line.where if base(one.lower) == base(one.upper)), None)
+    condition = next((one for one in line.where if one.ordered and base(one.lower) == base(one.upper)), None)
     # What only comes into the kernel keeps the kernel's.
     pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
     queries = condition.upper if condition and axis and not made.isdisjoint(pairs) else axis

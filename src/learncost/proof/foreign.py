@@ -167,7 +167,7 @@ class _Translation:
         factors = [_Factor(t.loops, direct(t), self.read(t, values)) for t in given]
         number = math.prod(t.number(self.sizes) for t in line.right if isinstance(t, Literal))
         for condition in (c for c in line.where if not c.axes <= set(left)):
-            pair = (condition.lower, condition.upper)
+            pair = tuple(sorted(condition.axes))
             mask = self.mask((condition,), pair)
             for i, factor in enumerate(factors):
                 if set(pair) <= set(factor.loops):
@@ -310,9 +310,13 @@ class _Translation:
     def mask(self, where: tuple[Condition, ...], loops: tuple[str, ...]) -> Tensor:
         result = None
         for condition in where:
-            axes = (condition.lower, condition.upper)
-            one, two = (self.aligned(self.library.arange(self.size(axis)), (axis,), loops) for axis in axes)
-            inside = self.library.floats(one < two if condition.strict else one <= two)
+            sides = (condition.lower, condition.upper)
+            one, two = (
+                int(side) if side.isdigit() else self.aligned(self.library.arange(self.size(side)), (side,), loops)
+                for side in sides
+            )
+            told = {"<": one < two, "<=": one <= two, "=": one == two, "!=": one != two}[condition.relation]
+            inside = self.library.floats(told)
             if condition.window is not None:
                 inside = inside * self.library.floats(two < one + self.size(condition.window))
             result = inside if result is None else result * inside

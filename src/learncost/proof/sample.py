@@ -23,6 +23,11 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
             if isinstance(read.at, Affine) and read.at.fixed and base(read.axis) in least:
                 axis = base(read.axis)
                 least[axis] = max(least[axis], sum(part.factor for part in read.at.parts if not part.sizes) + 1)
+    for line, _ in walk(table.lines):
+        for condition in line.where:  # both what is inside of a number's condition and what is outside
+            numbers = [int(side) for side in (condition.lower, condition.upper) if side.isdigit()]
+            for axis in condition.axes if numbers else ():
+                least[base(axis)] = max(least[base(axis)], *(number + 2 for number in numbers))
     sizes: dict[str, int] = {}
     for axis, low in least.items():
         size = low

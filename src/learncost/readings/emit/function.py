@@ -71,10 +71,18 @@ def masks(scope: Scope) -> list[Statement]:
 
 
 def _inside(scope: Scope, key: Mask) -> str:
-    """Lower <= upper (or <), and upper - lower < window."""
-    upper, lower, strict, window = key
+    """Lower <= upper (or <, =, !=), and upper - lower < window."""
+    upper, lower, relation, window = key
+    if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit():
+        one, two = (
+            side if side.isdigit() else scope.backend.arange(scope.size(side), scope.like).text
+            for side in (lower, upper)
+        )
+        if not upper.isdigit() and not lower.isdigit():
+            two += "[:, None]"
+        return f"{one} {'==' if relation == '=' else relation} {two}"
     rows, columns = scope.size(upper), scope.size(lower)
-    text = scope.backend.ones_below(rows, columns, "-1" if strict else "0", scope.like).text
+    text = scope.backend.ones_below(rows, columns, "-1" if relation == "<" else "0", scope.like).text
     if window is not None:
         text += f" & ~{scope.backend.ones_below(rows, columns, f'-{scope.size(window)}', scope.like).text}"
     return text

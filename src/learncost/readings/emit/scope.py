@@ -16,8 +16,8 @@ from learncost.readings.emit.words import Helpers
 
 Layout = tuple[int | None, ...]
 """The places of an array's axes among those declared; None is an axis of length 1 that a word has kept."""
-Mask = tuple[str, str, bool, str | None]
-"""Sizes of the upper (rows) and of the lower axis (columns) of a condition, whether it is strict, its window."""
+Mask = tuple[str, str, str, str | None]
+"""Sizes of the upper (rows) and of the lower axis (columns) of a condition, or a number, its relation, its window."""
 
 
 @dataclass
@@ -156,10 +156,11 @@ class Scope:
     def mask(self, condition: Condition, want: tuple[str, ...]) -> Code:
         """Whether a point is inside a condition, over the axes wanted."""
         upper, lower = condition.upper, condition.lower
-        key = (base(upper), base(lower), condition.strict, condition.window)
+        key = (base(upper), base(lower), condition.relation, condition.window)
+        axes = tuple(axis for axis in (upper, lower) if not axis.isdigit())
         name = self.masks.setdefault(key, self.identifiers.of("inside", f"mask {key}"))
-        self.conditions.setdefault(key, f"[{upper} {lower}] where {condition}")
-        return self.spread(Code(name), (upper, lower), want)
+        self.conditions.setdefault(key, f"[{' '.join(axes)}] where {condition}")
+        return self.spread(Code(name), axes, want)
 
     def own_mask(self, key: Mask, inner: Scope) -> str:
         """The mask that a function which is called from here needs."""

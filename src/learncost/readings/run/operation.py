@@ -16,6 +16,7 @@ from learncost.equation.affine import Affine
 from learncost.equation.count import shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
+    RELATIONS,
     Condition,
     Line,
     Literal,
@@ -217,11 +218,13 @@ def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
 def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -> Array:
     mask: Array = np.True_
     for condition in where:
-        at = {axis: spread(np.arange(size_of(axis, sizes)), (axis,), want) for axis in condition.axes}
-        lower_index, upper_index = at[condition.lower], at[condition.upper]
-        mask = mask & (lower_index < upper_index if condition.strict else lower_index <= upper_index)
+        lower, upper = (
+            int(side) if side.isdigit() else spread(np.arange(size_of(side, sizes)), (side,), want)
+            for side in (condition.lower, condition.upper)
+        )
+        mask = mask & RELATIONS[condition.relation](lower, upper)
         if condition.window is not None:
-            mask = mask & (upper_index < lower_index + size_of(condition.window, sizes))
+            mask = mask & (upper < lower + size_of(condition.window, sizes))
     return mask
 
 

@@ -175,7 +175,7 @@ def _in_blocks(
     axis, most = blocks
     queries = _size(axis, sizes)
     rows = min(most, queries)
-    conditions = [condition for _, line in group for condition in line.where]
+    conditions = [condition for _, line in group for condition in line.where if condition.ordered]
     share = 1.0
     if conditions:
         share = (queries + rows) / (2 * queries)  # the mean over the blocks of the keys up to a block's last query

@@ -180,8 +180,10 @@ def _conditions(where: Iterable[Condition], context: _Context) -> list[Node]:
 
 
 def _condition(condition: Condition, context: _Context) -> Node:
-    lower, upper = context.axis(condition.lower), context.axis(condition.upper)
-    inside = row(lower, Mark("<" if condition.strict else "<="), upper)
+    lower, upper = (
+        Number(side) if side.isdigit() else context.axis(side) for side in (condition.lower, condition.upper)
+    )
+    inside = row(lower, Mark(condition.relation), upper)
     if condition.window is None:
         return inside
     window = Number(condition.window) if condition.window.isdigit() else size_node(condition.window)

@@ -13,6 +13,7 @@ _MARKS = {
     "+": "+",
     "-": "-",
     "<=": r"\le",
+    "!=": r"\ne",
     "<": "<",
     ",": ",",
     "times": r"\times",
@@ -23,7 +24,7 @@ _MARKS = {
     " ": r"\quad",
     "thin": r"\,",
 }
-_MATHML_MARKS = {"<=": "≤", "<": "&lt;", "'": "′", "times": "×", "-": "−"}
+_MATHML_MARKS = {"<=": "≤", "!=": "≠", "<": "&lt;", "'": "′", "times": "×", "-": "−"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,7 @@ class _Scope:
         assert isinstance(first, Product)
         assert isinstance(last, Product)
         keys, queries = first.sides.columns, first.sides.rows
-        place = next((where.upper for where in first.where), queries[-1])
+        place = next((where.upper for where in first.where if where.ordered), queries[-1])
         groups = count([axis for axis in queries if axis != place])
         length = count(keys)
         scores = count(first.left[0].loops)

@@ -125,11 +125,11 @@ class Arrays:
 
     def _bounding(self, lines: Sequence[Line]) -> tuple[str, tuple[Condition, ...]]:
         """The axis that every line that has both it and the block's ties to it, where no output has both."""
-        tied = {c for line in lines for c in line.where if self.block in c.axes}
+        tied = {c for line in lines for c in line.where if c.ordered and self.block in c.axes}
         for other in sorted({a for c in tied for a in c.axes if a != self.block}):
             pair = {self.block, other}
             common = frozenset.intersection(*(frozenset(line.where) for line in lines if pair <= set(line.loops)))
-            common = frozenset(c for c in common if c.axes == pair)
+            common = frozenset(c for c in common if c.axes == pair and c.ordered)
             if common and not any(v.output and pair <= set(v.axes) for v in self.values.values()):
                 return other, tuple(sorted(common, key=str))
         return "", ()

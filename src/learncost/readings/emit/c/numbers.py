@@ -170,8 +170,12 @@ class Numbers:
 
     def _holds(self, condition: Condition, at: Positions) -> list[tree.Expression]:
         """Whether a position is inside; in 32 bits, of which a vector holds as many as of numbers."""
-        low, up = (tree.Operation("(int)", (at[a],)) for a in (condition.lower, condition.upper))
-        tests: list[tree.Expression] = [tree.Operation("<" if condition.strict else "<=", (low, up))]
+        low, up = (
+            tree.Name(side) if side.isdigit() else tree.Operation("(int)", (at[side],))
+            for side in (condition.lower, condition.upper)
+        )
+        sign = "==" if condition.relation == "=" else condition.relation
+        tests: list[tree.Expression] = [tree.Operation(sign, (low, up))]
         if condition.window is not None:
             window = tree.Operation("(int)", (self.arrays.size(condition.window),))
             tests.append(tree.Operation("<", (up, tree.Operation("+", (low, window)))))

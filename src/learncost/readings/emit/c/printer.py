@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.tree import ONE, ZERO
 
-_LEVELS = {"?": 0, "&&": 1, "==": 2, "<": 3, "<=": 3, ">": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
+_LEVELS = {"?": 0, "&&": 1, "==": 2, "!=": 2, "<": 3, "<=": 3, ">": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
 _ALONE = 6
 
 

@@ -70,7 +70,7 @@ def lowered(
     values = {name: Value(declared) for name, declared in {**axes, **own}.items()}
     table = lower(Table(lines, values, outputs=tuple(outputs)))
     normal = [line for line in table.lines if isinstance(line, Line)]
-    normal = _scaled(normal, frozenset(turns))
+    normal = _early(normal, frozenset(turns))
     plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))
     return _needed(without_twins(plain, outputs), outputs)
 
@@ -129,25 +129,33 @@ def _without_points(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
-def _scaled(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
-    """A sum over all turns is known after them: what it is multiplied by, its terms are."""
+def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
+    """A sum over turns is known after them: what it is multiplied by and where it is zero goes to its terms."""
     result: list[Line] = []
     for line in lines:
-        before = result[-1] if result else None
-        (one, *numbers) = line.right or (None,)
-        alone = isinstance(line, Product) and len(numbers) == 1 and isinstance(numbers[0], Literal) and not line.where
-        if (
-            alone
-            and isinstance(before, Product)
-            and before.left[0] == one
-            and len(before.right) == 1
-            and line.left[0].axes == before.left[0].axes
-            and turns & {*before.loops} - {*before.left[0].loops}
-            and not any(before.name in other.reads for other in lines if other is not line)
-        ):
-            result[-1] = replace(line, right=(*before.right, *numbers), where=before.where)
-        else:
-            result.append(line)
+        total = result[-1] if result else None
+        (one, *more) = line.right or (None,)
+        late = (
+            isinstance(total, Product)
+            and total.left[0] == one
+            and not total.left[0].indexed
+            and line.left[0].axes == total.left[0].axes
+            and bool(turns & {*total.loops} - {*total.left[0].loops})
+            and not any(total.name in other.reads for other in lines if other is not line)
+        )
+        bounded = [condition for condition in line.where if condition.axes <= {*line.loops}]
+        if late and isinstance(total, Product) and len(more) == 1 and isinstance(more[0], Literal):
+            if isinstance(line, Product) and not bounded and len(total.right) == 1:
+                result[-1] = replace(line, right=(*total.right, *more), where=total.where)
+                continue
+            first = next((t for t in total.right if all(c.axes <= {*t.loops} for c in bounded)), None)
+            if isinstance(line, Word) and line.word == "select" and more[0] == Literal(0.0) and isinstance(first, Term):
+                inside = Term(f"{line.name}~inside", first.loops)
+                result[-1] = replace(line, left=(inside,), right=(first, *more))
+                right = tuple(inside if term is first else term for term in total.right)
+                result.append(replace(total, left=line.left, right=right))
+                continue
+        result.append(line)
     return result
 
 

@@ -407,7 +407,16 @@ def settle(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
         for primes, axis in enumerate(members):
             renaming[axis] = size + "'" * primes
     where = tuple(c for c in line.where if c.axes <= set(order))
-    return replace(line, where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
+    line = replace(line, where=where).renamed({}, {a: b for a, b in renaming.items() if a != b})
+    return replace(line, right=tuple(_labelled(term, declared) for term in line.right))
+
+
+def _labelled(term: Operand, declared: Mapping[str, tuple[str, ...]]) -> Operand:
+    """A term that calls the axes which it reads at an index as its value declares them."""
+    if isinstance(term, Literal) or not term.indexed or term.name not in declared:
+        return term
+    pairs = zip(term.axes, declared[term.name], strict=True)
+    return Term(term.name, tuple(Read(name, axis.at) if isinstance(axis, Read) else axis for axis, name in pairs))
 
 
 def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:

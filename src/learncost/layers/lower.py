@@ -24,6 +24,7 @@ from learncost.equation.table import (
     Statement,
     Sum,
     Table,
+    Tag,
     Term,
     Word,
 )
@@ -221,7 +222,7 @@ class _Lowering:
         if left.indexed:
             plain = left.loops
             if len(line.right) == 1 and set(line.right[0].loops) == set(plain) and not line.where:
-                self.emit(line)
+                self.emit(read_back(left, line.right[0], line.tag) or line)
                 return
             target = self.fresh(line, plain)
         line_where = tuple(c for c in line.where)
@@ -245,7 +246,7 @@ class _Lowering:
             right = (middle,)
         self.emit(Product((target,), right, line_where, line.tag))
         if left.indexed:
-            self.emit(Product((left,), (target,), (), line.tag))
+            self.emit(read_back(left, target, line.tag) or Product((left,), (target,), (), line.tag))
 
     def reduced(self, line: Product, i: int, factors: list[Operand], target: Term) -> Operand:
         """The factor with the axes summed that stand in it alone."""
@@ -441,6 +442,26 @@ class _Lowering:
                 if condition.axes <= set(term.loops) and self.outside.known(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
+
+
+def read_back(left: Term, value: Operand, tag: Tag) -> Product | None:
+    """A write at places as a read, where every place has one position: `Y[n=m + 1] = X[m]` is `Y[n] = X[m=n - 1]`.
+
+    None where positions meet or leave gaps, as with `y=i + u` and `y=2 i`.
+    """
+    if isinstance(value, Literal):
+        return None
+    reads = [axis for axis in left.axes if isinstance(axis, Read)]
+    loops = [axis for axis in left.axes if isinstance(axis, str)] + [loop for read in reads for loop in read.at.loops]
+    solved: dict[str, Axis] = {}
+    for read in reads:
+        at, others = read.at, {*loops} - {*read.at.loops}
+        place = at.solved(at.loops[0], read.axis) if isinstance(at, Affine) and len(at.loops) == 1 else None
+        if place is None or loops.count(at.loops[0]) > 1 or read.axis in others:
+            return None
+        solved[at.loops[0]] = Read(at.loops[0], place)
+    axes = tuple(solved.get(axis, axis) if isinstance(axis, str) else axis for axis in value.axes)
+    return Product((Term(left.name, left.declared),), (Term(value.name, axes),), (), tag)
 
 
 def _with_outside(term: Operand, number: float) -> Operand:

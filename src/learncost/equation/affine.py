@@ -11,22 +11,27 @@ from learncost.equation.count import base, size_of
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a place: a whole number, times sizes, times the position on an axis where there is one."""
+    """A part of a place: a whole number, times sizes, times the position on an axis where there is one.
+
+    Of the sizes only so many whole parts as `over` says, `#c/2`: 1 of 3.
+    """
 
     factor: int = 1
     sizes: tuple[str, ...] = ()
     axis: str = ""
+    over: int = 1
 
     def times(self, sizes: Mapping[str, Any]) -> Any:
         """What the position is multiplied with, given the sizes."""
-        result = self.factor
+        result = 1
         for size in self.sizes:
             result *= size_of(size, sizes)
-        return result
+        return self.factor * (result // self.over)
 
     def __str__(self) -> str:
         words = [str(abs(self.factor))] if abs(self.factor) != 1 or not (self.sizes or self.axis) else []
-        return " ".join((*words, *(f"#{size}" for size in self.sizes), *((self.axis,) if self.axis else ())))
+        sizes = "".join(f"#{size}" for size in self.sizes) + (f"/{self.over}" if self.over != 1 else "")
+        return " ".join((*words, *((sizes,) if sizes else ()), *((self.axis,) if self.axis else ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Affine:
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Affine:
         def part(old: Part) -> Part:
             sizes = tuple(base(axes.get(size, size)) for size in old.sizes)
-            return Part(old.factor, sizes, axes.get(old.axis, old.axis))
+            return Part(old.factor, sizes, axes.get(old.axis, old.axis), old.over)
 
         return replace(self, parts=tuple(map(part, self.parts))) if axes else self
 
@@ -120,8 +125,8 @@ def fixed(place: int) -> Affine:
 
 def total(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Parts of the same axis and sizes as one, those that are nothing left out; 0 where nothing is left."""
-    sums: dict[tuple[tuple[str, ...], str], int] = {}
+    sums: dict[tuple[tuple[str, ...], str, int], int] = {}
     for part in parts:
-        key = tuple(sorted(part.sizes)), part.axis
+        key = tuple(sorted(part.sizes)), part.axis, part.over
         sums[key] = sums.get(key, 0) + part.factor
     return tuple(Part(factor, *key) for key, factor in sums.items() if factor) or (Part(0),)

@@ -332,11 +332,19 @@ class _Reader:
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())
+        over = self.whole() if sizes and self.take("/") else 1
         if self.kind() == "name" and self.value(1) not in ("=", "["):
             axis = self.name()
         if not number and not sizes and not axis:
             raise _RefusedError("a place on an axis is written as in y=2 i + u - 1, or as an index T[B M]")
-        return Part(factor, tuple(sizes), axis)
+        return Part(factor, tuple(sizes), axis, over)
+
+    def whole(self) -> int:
+        """A whole number from 1."""
+        value = self.number()
+        if value != int(value) or value < 1:
+            raise _RefusedError(f"a size is divided by a whole number from 1, not by {value:g}")
+        return int(value)
 
     def right(self, left: tuple[Term, ...], where: tuple[Condition, ...]) -> Line | Call:
         if self.kind() == "name":

@@ -193,7 +193,8 @@ class Scope:
         text = ""
         for part in at.parts:
             factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not (part.sizes or part.axis) else []
-            factors += [self.size(size) for size in part.sizes]
+            sizes = " * ".join(self.size(size) for size in part.sizes)
+            factors += [f"({sizes} // {part.over})" if part.over != 1 else sizes] if sizes else []
             if part.axis:
                 factors.append(
                     self.spread(self.backend.arange(self.size(part.axis), self.like), (part.axis,), at.loops).text

@@ -89,7 +89,9 @@ class _Context:
                 parts.append(Mark("-" if part.factor < 0 else "+"))
             if abs(part.factor) != 1 or not (part.sizes or part.axis):
                 parts.append(literal(Literal(float(abs(part.factor)))))
-            parts += [literal(Literal(1.0, (size,))) for size in part.sizes]
+            sizes = [literal(Literal(1.0, (size,))) for size in part.sizes]
+            whole = Literal(float(part.over))
+            parts += [Mark("⌊"), Fraction(Row(tuple(sizes)), literal(whole)), Mark("⌋")] if part.over != 1 else sizes
             parts += [self.axis(part.axis)] if part.axis else []
         return Row(tuple(parts))
 

@@ -77,8 +77,10 @@ class Numbers:
         total: tree.Expression | None = None
         for part in axis.at.parts:
             factors = [tree.Name(str(abs(part.factor)))] if abs(part.factor) != 1 else []
-            sizes = [self.arrays.size(size) for size in part.sizes]
-            number = times(*factors, *sizes, *([at[part.axis]] if part.axis else []))
+            sizes = times(*(self.arrays.size(size) for size in part.sizes))
+            if part.over != 1:
+                sizes = tree.Operation("/", (sizes, tree.Name(str(part.over))))
+            number = times(*factors, sizes, *([at[part.axis]] if part.axis else []))
             if total is None:
                 total = number if part.factor >= 0 else tree.Operation("-", (number,))
             else:

@@ -51,12 +51,6 @@ def labelled(architecture, draw, length):
     return {"targets": np.maximum(tokens, 0), "share": share * share.size / (share.size - 1)}, {"labels": tokens}
 
 
-def windows(length, places):
-    """The three places beside each, and which of them are inside."""
-    at = np.asarray(places)[:, None] + np.arange(-1, 2)
-    return np.clip(at, 0, length - 1), ((at >= 0) & (at < length)).astype(float)
-
-
 def distances(kind, module, sizes):
     """Rows of relative positions, and the row for every query and key."""
     config = module.config
@@ -81,8 +75,7 @@ def inputs_of(kind, architecture, model, module, draw, sizes):
     if kind == "vit":
         pixels = draw.normal(size=(B, sizes["c"], sizes["i"] * sizes["y"], sizes["j"] * sizes["x"]))
         image = pixels.reshape(B, sizes["c"], sizes["i"], sizes["y"], sizes["j"], sizes["x"])
-        places = 1 + np.arange(sizes["i"] * sizes["j"]).reshape(sizes["i"], sizes["j"])
-        return {**ours, "image": image, "places": places}, {**theirs, "pixel_values": pixels}
+        return {**ours, "image": image}, {**theirs, "pixel_values": pixels}
     tokens = draw.integers(3, V, (B, length))
     ours |= {
         "tokens": tokens,
@@ -98,12 +91,9 @@ def inputs_of(kind, architecture, model, module, draw, sizes):
             theirs["token_type_ids"] = ours["types"]
         if "rows" in model.table.inputs:
             ours |= distances(kind, module, sizes)
-        ours["places"], ours["keep"] = windows(M, range(M))
     elif kind == "whisper":
         features = draw.normal(size=(B, config.num_mel_bins, 2 * N))
         ours |= {"features": features.transpose(0, 2, 1), "encoder.index": np.arange(N), "decoder.index": np.arange(M)}
-        ours["first.places"], ours["first.keep"] = windows(2 * N, range(2 * N))
-        ours["second.places"], ours["second.keep"] = windows(2 * N, range(0, 2 * N, 2))
         theirs |= {"input_features": features, "decoder_input_ids": tokens}
     else:
         source = draw.integers(3, V, (B, sizes["N"]))

@@ -8,10 +8,12 @@ import learncost as lc
 from kernels_in_c import Case, check, needs_compiler
 from learncost.equation.table import Kernel
 from learncost.layers.lower import lower
+from learncost.plans.executed import executed
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.proof.verify import with_jax, with_torch
 from learncost.readings.run import execute as definition
 from programs import execute, worst
+from test_memory_executed import seen
 
 LAYERS = {
     "convolution": "L[B e i j] = X[B c y=2 i + u - 1 x=2 j + v - 1] W[e c u v]",
@@ -124,3 +126,15 @@ def test_values_and_gradients_are_those_of_pytorchs_functions(name):
     gradients = torch.autograd.grad(result, [*given.values()], torch.tensor(arrays["dL"]))
     expected = {"L": result} | {f"d{n}": one for n, one in zip(given, gradients, strict=True)}
     assert worst({n: found[n] for n in expected}, {n: v.detach() for n, v in expected.items()})[1] < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("convolution", {"B": 16, "c": 16, "e": 16, "y": 66, "x": 64, "u": 3, "v": 3, "i": 32, "j": 32}),
+        ("join", {"B": 999, "m": 300, "k": 100, "n": 400}),
+    ],
+)
+def test_what_numpy_takes_is_what_tracemalloc_sees(name, sizes):
+    table = lc.derive(layer(name)).step
+    assert abs(seen(table, sizes, "fp32") - executed(table, sizes, "fp32").peak) < 2**16

@@ -14,9 +14,7 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model, run_sizes
 
-NOT_OF_TOKENS = frozenset(
-    ("labels", "ends", "sign", "last", "image", "places", "keep", "features", "bucket", "rows", "delta")
-)
+NOT_OF_TOKENS = frozenset(("labels", "ends", "sign", "last", "image", "features", "bucket", "rows", "delta"))
 """Inputs of tables that a batch of tokens does not say: classes, answers, images, sounds, buckets of distances."""
 
 

@@ -328,7 +328,7 @@ class _Reader:
         if number:
             value = self.number()
             if value != int(value):
-                raise _RefusedError(f"a place on an axis has whole numbers, not {value:g}")
+                raise _RefusedError(f"a place on an axis has whole numbers, not {value:g}", ": y=2 i + u - 1")
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())

@@ -147,7 +147,8 @@ def _same_values(
         given = {key: array * factor if array.dtype.kind == "f" else array for key, array in arrays.items()}
         values = values_of(table, given, sizes)
         with np.errstate(all="ignore"):
-            outputs = meaning(*given.values())
+            shape = {"shape": values[table.outputs[0]].shape} if getattr(meaning, "sized", False) else {}
+            outputs = meaning(*given.values(), **shape)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         errors |= {f"{own}{said}": error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
     return Check(name, "values with a foreign implementation", *worst(errors))

@@ -102,20 +102,20 @@ def sigmoid_gates(logits: Array, chosen: Array) -> Array:
     return 2.5 * share / (share.sum() + 1e-20)
 
 
-def patch_embedding(X: Array, places: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
-    """A product for every patch; what stands at one place is added, the class token at 0."""
-    result = np.repeat(P[None], len(X), axis=0)
-    result[:, 0] += T
-    for i, j in np.ndindex(places.shape):
-        for image, sum_ in zip(X, result, strict=True):
-            sum_[places[i, j]] += np.tensordot(W, image[:, i, :, j, :], 3) + b
-    return result
+def patch_embedding(X: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
+    """A product for every patch, row by row behind the class token; as many of them as there are positions."""
+    batch, _, rows, _, columns, _ = X.shape
+    found = np.einsum("bciyjx,dcyx->bijd", X, W).reshape(batch, rows * columns, -1) + b
+    tokens = np.concatenate((np.repeat(T[None, None], batch, 0), found), 1)
+    missing = max(0, len(P) - tokens.shape[1])
+    return np.pad(tokens, ((0, 0), (0, missing), (0, 0)))[:, : len(P)] + P
 
 
-def strided_convolution(X: Array, places: Array, keep: Array, W: Array, b: Array) -> Array:
-    """As many outputs as there are rows of places."""
-    rows = [sum(k * X[:, p] @ w for p, k, w in zip(*row, W, strict=True)) for row in zip(places, keep, strict=True)]
-    return np.stack(rows, axis=1) + b
+def strided_convolution(X: Array, W: Array, b: Array, shape: tuple[int, ...]) -> Array:
+    """The positions around every second one, as long as there are outputs."""
+    width = len(W)
+    padded = np.pad(X, ((0, 0), (width // 2, 2 * shape[1] + width), (0, 0)))
+    return np.stack([np.tensordot(padded[:, 2 * m : 2 * m + width], W, 2) for m in range(shape[1])], axis=1) + b
 
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
@@ -128,13 +128,13 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "latent_key_attention": of("3333213323", latent_key_attention),
     "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
     "norm_without_shift": of("31", lambda X, g: normal(X) * g),
-    "patch_embedding": of("624112", patch_embedding),
+    "patch_embedding": of("64112", patch_embedding),
     "projection": of("32", lambda X, W: X @ W),
     "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
     "sigmoid_mixture_of_experts": of("332333", _experts(sigmoid_gates)),
     "softmax_mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
-    "strided_convolution": of("32231", strided_convolution),
+    "strided_convolution": of("331", strided_convolution, sized=True),
 }
 """A foreign implementation of every such layer."""
 

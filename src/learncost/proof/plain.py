@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,24 @@ def under_where(word: Callable[..., Array], x: Array, *more: Array) -> Array:
     return np.stack([np.concatenate([row, np.zeros(x.shape[1] - len(row))])[: x.shape[1]] for row in rows])
 
 
-def of(ranks: str, function: Callable[..., Array]) -> Callable[..., Array]:
-    """The function, for operands of as many axes as the digits say: a bias without its axis would go unseen."""
+@dataclass(frozen=True)
+class Ranked:
+    """A function for operands of as many axes as the digits say: a bias without its axis would go unseen.
 
-    def ranked(*operands: Array) -> Array:
+    sized   whether it is told the shape of its result, which the operands do not say
+    """
+
+    ranks: str
+    function: Callable[..., Array]
+    sized: bool = False
+
+    def __call__(self, *operands: Array, **shape: tuple[int, ...]) -> Array:
         found = "".join(str(np.ndim(operand)) for operand in operands)
-        if found != ranks:
-            raise ValueError(f"the operands have {', '.join(found)} axes instead of {', '.join(ranks)}")
-        return function(*operands)
+        if found != self.ranks:
+            raise ValueError(f"the operands have {', '.join(found)} axes instead of {', '.join(self.ranks)}")
+        return self.function(*operands, **shape)
 
-    return ranked
+
+def of(ranks: str, function: Callable[..., Array], sized: bool = False) -> Ranked:
+    """The function, for operands of as many axes as the digits say."""
+    return Ranked(ranks, function, sized)

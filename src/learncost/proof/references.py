@@ -81,22 +81,23 @@ def jiang_block(X: Array, A: Array, B: Array, C: Array, WO: Array, g: Array, b: 
     return u + W2 @ np.maximum(W1 @ u, 0)
 
 
-def convolution(X: Array, places: Array, keep: Array, W: Array, b: Array) -> Array:
+def near(X: Array, middle: int, width: int) -> Array:
+    """So many rows of X around one, zeros beyond the border."""
+    padded = np.pad(X, ((0, 0), (width, width), (0, 0)))
+    first = middle + width - width // 2
+    return padded[:, first : first + width]
+
+
+def convolution(X: Array, W: Array, b: Array) -> Array:
     """A kernel of c positions."""
-    result = np.zeros((*X.shape[:2], W.shape[-1])) + b
-    for m in range(X.shape[1]):
-        for c in range(places.shape[1]):
-            result[:, m] += keep[m, c] * X[:, places[m, c]] @ W[c]
-    return result
+    rows = [np.tensordot(near(X, m, len(W)), W, 2) for m in range(X.shape[1])]
+    return np.stack(rows, 1) + b
 
 
-def separable_convolution(X: Array, places: Array, keep: Array, D: Array, W: Array, b: Array) -> Array:
+def separable_convolution(X: Array, D: Array, W: Array, b: Array) -> Array:
     """A kernel for every channel, then a product over channels."""
-    depth = np.zeros_like(X)
-    for m in range(X.shape[1]):
-        for c in range(places.shape[1]):
-            depth[:, m] += keep[m, c] * X[:, places[m, c]] * D[c]
-    return depth @ W + b
+    rows = [(near(X, m, len(D)) * D).sum(1) for m in range(X.shape[1])]
+    return np.stack(rows, 1) @ W + b
 
 
 def recurrent(X: Array, h: Array, W: Array, U: Array, b: Array) -> tuple[Array, Array]:
@@ -132,7 +133,7 @@ def masked_lm_transform(X: Array, W: Array, b: Array, g: Array, beta: Array) -> 
 LAYERS: Mapping[str, Callable[..., Array]] = {
     "add_norm": of("3311", lambda X, F, g, b: normal(X + F) * g + b),
     "attention": of("3333333", attention),
-    "convolution": of("32231", convolution),
+    "convolution": of("331", convolution),
     "cross_attention": of("3333333", attention),
     "disentangled_attention": of("32233333", disentangled_attention),
     "embedding": of("22", lambda tokens, W: np.eye(len(W))[tokens] @ W),
@@ -152,7 +153,7 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "recurrent": of("32221", recurrent),
     "residual": of("33", lambda X, F: X + F),
     "restricted_attention": of("3223333", restricted_attention),
-    "separable_convolution": of("322221", separable_convolution),
+    "separable_convolution": of("3221", separable_convolution),
     "sinusoidal_positions": of("32", lambda E, S: E + S),
     "token_types": of("322", lambda E, types, W: E + np.stack([W[row] for row in types])),
     **modern_references.LAYERS,

@@ -41,20 +41,22 @@ _LAID = '"""X, added along an axis at places of an axis of this size; what is be
 TAKEN = f"""\
 def taken(X, axis, places, outside=0.0):
     {_TAKEN}
-    inside = (places >= 0) & (places < X.shape[axis])
-    X = X.take(np.where(inside, places, 0), axis)
-    X[(*[slice(None)] * axis, ~inside)] = outside
+    beyond = (places < 0) | (places >= X.shape[axis])
+    X = X[(*[slice(None)] * axis, np.where(beyond, 0, places))]
+    X[(*[slice(None)] * axis, beyond)] = outside
     return X"""
 LAID = f"""\
 def laid(X, axis, places, size):
     {_LAID}
-    before, after = X.shape[:axis], X.shape[axis + np.ndim(places) :]
-    places = np.where((places >= 0) & (places < size), places, size)
-    X = X.reshape(*before, *np.shape(places), *after)
+    before, after, every = X.shape[:axis], X.shape[axis + len(places.shape) :], [slice(None)] * axis
+    places = np.where((places < 0) | (places >= size), size, places)
+    places = places.reshape(len(places), -1)
+    X = X.reshape(*before, *places.shape, *after)
     total = np.zeros((*before, size + 1, *after), X.dtype)
-    for turn in np.ndindex(places.shape[1:]):  # along the first axis no two places are the same
-        total[(*[slice(None)] * axis, places[(..., *turn)])] += X[(*[slice(None)] * (axis + 1), *turn)]
-    return total[(*[slice(None)] * axis, slice(size))]"""
+    for turn in range(places.shape[1]):  # of which none has two of the same place
+        at = (*every, places[:, turn])
+        total[at] = total[at] + X[(*every, slice(None), turn)]
+    return total[(*every, slice(size))]"""
 TORCH_TAKEN = f"""\
 def taken(X, axis, places, outside=0.0):
     {_TAKEN}

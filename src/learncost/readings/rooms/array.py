@@ -78,6 +78,12 @@ class Array:
             items = (*items, Ellipsis)  # so that a number stays an array, which nobody reads
         return Array(self.layout[items], self.room)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Into the array itself: nothing is taken."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def astype(self, dtype: Any) -> Array:
         return Array.new(self.account, self.shape, dtype, order_of(self.shape, [self]))
 

@@ -77,6 +77,16 @@ class Tensor:
         last %= max(1, len(self.shape))
         return self.reshape(*self.shape[:first], -1, *self.shape[last + 1 :])
 
+    def unflatten(self, axis: int, shape: Sequence[int]) -> Tensor:
+        return self.reshape(*self.shape[:axis], *shape, *self.shape[axis + 1 :])
+
+    def narrow(self, axis: int, first: int, length: int) -> Tensor:
+        return self[(*[slice(None)] * axis, slice(first, first + length))]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
     def contiguous(self) -> Tensor:
         return self if self.layout.flags.c_contiguous else self.like(self.shape)
 
@@ -145,6 +155,12 @@ class Tensor:
 
     def gather(self, axis: int, index: Tensor) -> Tensor:
         return self.like(index.shape)
+
+    def index_select(self, axis: int, index: Tensor) -> Tensor:
+        return self.like((*self.shape[:axis], *index.shape, *self.shape[axis + 1 :]))
+
+    def where(self, condition: Tensor, other: Any) -> Tensor:
+        return elementwise(self.account, (condition, self, other), self.dtype)
 
     def select_scatter(self, source: Tensor, axis: int, index: int) -> Tensor:
         return self.like(self.shape)

@@ -14,6 +14,7 @@ from learncost.equation.table import (
     Repeat,
     Statement,
     Table,
+    walk,
     windows,
 )
 from learncost.equation.value import Value
@@ -37,7 +38,8 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         Inputs and weights by name, shaped as the layer declares them. The weight of a repeat is a stack, with the turn
         as its first axis. With an output's gradient (`dY` for Y) the result has all gradients (`dX`, `dW`, ...).
     sizes
-        Counts of repeats and sizes of windows, by name, where no array shows them; they may also stand among `arrays`.
+        Sizes by name where no array shows them, as of windows, of counts of repeats, of an output whose positions give
+        the places that are read; they may also stand among `arrays`.
 
     Returns
     -------
@@ -134,12 +136,14 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     """The size of every axis and window: from the shapes of the arrays, where it is not given."""
     found: dict[str, int] = dict(sizes or {})
     origin: dict[str, str] = dict.fromkeys(found, "the given sizes")
-    for name in (*table.inputs, *table.weights):
+    seeds = {f"d{table.header(name)}": table.axes[name] for name in table.outputs}
+    declared = {name: table.axes[name] for name in (*table.inputs, *table.weights)}
+    for name, axes in ({seed: axes for seed, axes in seeds.items() if seed in arrays} | declared).items():
         if name in found:
             continue
         if name not in arrays:
-            raise InputError(f"{name}[{' '.join(table.axes[name])}] is missing among the arrays")
-        shape, axes = np.shape(arrays[name]), table.axes[name]
+            raise InputError(f"{name}[{' '.join(axes)}] is missing among the arrays")
+        shape = np.shape(arrays[name])
         if len(shape) != len(axes):
             raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
         for axis, size in zip(axes, shape, strict=True):
@@ -153,6 +157,10 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
             raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
         if not _is_number(found[window]) or found[window] < 1:
             raise InputError(f"the window {window} must be a whole number from 1, not {found[window]!r}")
+    for line, turns in walk(table.lines):
+        for axis in (*turns, *line.loops):
+            if base(axis).partition("/")[0] not in found and not base(axis)[0].isdigit():
+                raise InputError(f"the size of {base(axis)} is not known: give {base(axis)} among the arrays or sizes")
     return found
 
 

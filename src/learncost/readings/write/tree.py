@@ -20,6 +20,8 @@ _MARKS = {
     "∑": r"\sum",
     "∂": r"\partial",
     "ℒ": r"\mathcal{L}",
+    "⌊": r"\lfloor",
+    "⌋": r"\rfloor",
     "'": "'",
     " ": r"\quad",
     "thin": r"\,",

@@ -231,19 +231,13 @@ class Scope:
         return Linear(lines, tuple(one.makes for one in made), value, tuple(groups), heads)
 
     def _convolution(self, line: Line) -> Linear | None:
-        """A product with what a window gathers of a value, places outside of it being 0: it reads the value itself."""
-        source = line.right[0]
-        if not (isinstance(line, Product) and len(line.right) == 1 and source.indexed and source.name in self.values):
+        """A product of a weight with what windows of a value hold: it reads the value itself."""
+        weight = self._weight_of(line) if isinstance(line, Product) and len(line.right) == 2 else ""
+        source = next((term for term in line.right if weight and term.name != weight), None)
+        if source is None or not source.indexed or source.name not in self.values:
             return None
-        lines: list[Line] = [line]
-        following = self._only(line.name, Product)
-        if following and not self._weight_of(following) and len(following.right) == 2:
-            lines.append(following)
-            following = self._only(following.name, Product)
-        if following is None or not self._weight_of(following):
-            return None
-        projection, more = self._projection(following, lines[-1].name)
-        return Linear((*lines, *more), (projection.makes,), source.name, ((projection,),), False)
+        projection, lines = self._projection(line, source.name)
+        return Linear(lines, (projection.makes,), source.name, ((projection,),), False)
 
     def _projection(self, line: Line, value: str) -> tuple[Projection, tuple[Line, ...]]:
         """A product with its path of low rank and its bias, and all lines of these."""

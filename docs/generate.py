@@ -17,12 +17,12 @@ import reference
 from learncost.books.book import BOOKS, every
 from learncost.books.errata import errata
 from learncost.books.formula import formulas as formula_books
+from learncost.derivations.emit import LIBRARIES, emit
+from learncost.derivations.explain import explain
+from learncost.derivations.explanation import Explanation, Part
+from learncost.derivations.formulas import formulas
+from learncost.derivations.subject import Subject, layers, subject
 from learncost.equation.count import base
-from learncost.faces.emit import LIBRARIES, emit
-from learncost.faces.explain import explain
-from learncost.faces.explanation import Explanation, Part
-from learncost.faces.formulas import formulas
-from learncost.faces.subject import Subject, layers, subject
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.plan import planned

@@ -14,9 +14,13 @@ from typing import Any
 from docstring_parser import Docstring, DocstringStyle, parse
 
 import learncost as lc
+from learncost.ledger.question import told
 
 _ELSEWHERE = re.compile(r"mean\s+what\s+they\s+mean\s+in\s+`lc\.(\w+)`")
 """How a docstring says where arguments that it does not list are described."""
+
+_COMMANDS = re.compile(r"\n\nCommands\n-{8}\n.*?(?=\n\n\w+\n-{3,}\n|\Z)", re.DOTALL)
+"""What is typed on the command line for the same."""
 
 NAMES = tuple(sorted((name for name in lc.__all__ if not name.startswith("_")), key=str.lower))
 
@@ -28,7 +32,7 @@ def public(name: str) -> Any:
 
 def docstring(thing: Any) -> Docstring:
     """The parts of a docstring: what it is, parameters or attributes, what it gives, raises, and an example."""
-    return parse(inspect.getdoc(thing) or "", DocstringStyle.NUMPYDOC)
+    return parse(_COMMANDS.sub("", inspect.getdoc(thing) or ""), DocstringStyle.NUMPYDOC)
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -106,6 +110,9 @@ def section(name: str) -> str:
     parts = [f"# {name}", f"```python\n{_heading(name)}\n```", summary(name)]
     parts += [linked(text, name)] if text else []
     parts += [f"```pycon\n{example_of(name)}\n```"]
+    if typed := told(thing).commands if inspect.isfunction(thing) else ():
+        lines = "\n".join(f"# {what}\n{command}" for command, what in typed)
+        parts.append(f"On the command line:\n\n```sh\n{lines}\n```")
     if takes := parameters(name):
         about = described(name)
         listed = [(own, about[own]) for own in takes]
@@ -169,7 +176,8 @@ def _signature(thing: Any) -> inspect.Signature:
     if inspect.isclass(thing) and issubclass(thing, Exception):
         thing = thing.__init__ if "__init__" in vars(thing) else lambda: None
     signature = inspect.signature(thing)
-    return signature.replace(parameters=[one for one in signature.parameters.values() if one.name != "self"])
+    taken = getattr(thing, "parameters", signature.parameters) if inspect.isfunction(thing) else signature.parameters
+    return signature.replace(parameters=[one for one in taken.values() if one.name != "self"])
 
 
 def written(name: str, signature: inspect.Signature) -> str:

@@ -5,19 +5,17 @@ python -m tests.fuzz --commands 5000
 
 from __future__ import annotations
 
-import inspect
 import random
 import resource
 import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from importlib import import_module
 from pathlib import Path
 
 from commands.called import call, ending
+from learncost.derivations.subject import layers
 from learncost.faces.command import COMMANDS
-from learncost.faces.subject import layers
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets
 from learncost.models.sizes import CANONICAL
@@ -200,9 +198,7 @@ def _given(chance: random.Random, flag: str, files: list[str]) -> list[str]:
 
 def _flags(command: str) -> list[str]:
     """Every flag of a command."""
-    module, _, name = COMMANDS[command][0].partition(":")
-    found = inspect.signature(getattr(import_module(f"learncost.faces.{module}"), name)).parameters.values()
-    return [f"--{own.name.replace('_', '-')}" for own in found if own.kind is own.KEYWORD_ONLY] or ["--format"]
+    return [flag.names[0] for flag in COMMANDS[command].flags if flag.how == "flag"]
 
 
 def _sizes() -> list[str]:

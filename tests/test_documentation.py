@@ -11,7 +11,7 @@ import pytest
 import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.books.errata import errata
-from learncost.faces.subject import layers
+from learncost.derivations.subject import layers
 from learncost.vocabulary import entries
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -105,8 +105,8 @@ def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.M
     (table,) = blocks("add-a-layer.md", "text")
     name = lc.layer(table).name
     Path(f"{name}.table").write_text(table, encoding="utf-8")
-    from learncost.faces.explain import explain
-    from learncost.faces.formulas import formulas
+    from learncost.derivations.explain import explain
+    from learncost.derivations.formulas import formulas
 
     assert "Shazeer" in str(explain(f"{name}.table"))
     assert "Shazeer" in str(formulas(f"{name}.table"))

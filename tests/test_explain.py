@@ -8,12 +8,12 @@ import pytest
 
 import learncost as lc
 from learncost.books.book import BOOKS
+from learncost.derivations.explain import explain
+from learncost.derivations.formulas import formulas
+from learncost.derivations.subject import layers
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Tag
-from learncost.faces.explain import explain
-from learncost.faces.formulas import formulas
-from learncost.faces.subject import layers
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, named
 from learncost.readings.live import live

@@ -12,13 +12,13 @@ import pytest
 import sympy
 
 from learncost.books.book import BOOKS
+from learncost.derivations.explain import explain
+from learncost.derivations.formulas import Formulas, formulas
+from learncost.derivations.subject import layers
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.parse import parse_line
 from learncost.equation.table import Line, replace
-from learncost.faces.explain import explain
-from learncost.faces.formulas import Formulas, formulas
-from learncost.faces.subject import layers
 from learncost.layers.derive import derive
 from learncost.layers.layer import layer, named, shipped, usual_names
 from learncost.ledger.cost import cost
@@ -289,7 +289,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
 
 def test_no_heavy_import() -> None:
     code = (
-        "import sys; from learncost.faces.formulas import formulas; from learncost.faces.explain import explain;"
+        "import sys; from learncost import explain, formulas;"
         "str(formulas('attention')); str(explain('attention'));"
         "assert not {'torch', 'sympy', 'jax'} & set(sys.modules)"
     )

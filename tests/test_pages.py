@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learncost.faces.command import COMMANDS, application, main
+from learncost.faces.command import COMMANDS, main
+from learncost.faces.typed import read
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
@@ -66,7 +67,7 @@ def test_a_screen(screen):
 def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""
     given = arguments(line)
-    application().parse_args(given, exit_on_error=False, print_error=False)
+    read(given[0], COMMANDS[given[0]].flags, given[1:])
     if given[0] in SLOW:
         return
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,6 @@ from fractions import Fraction
 import pytest
 
 import learncost as lc
-from learncost.faces.rules import rules as command
 from learncost.ledger.rules import rules
 from learncost.ledger.thumbs import evaluate, thumbs
 from learncost.models.configuration import configure
@@ -186,16 +185,15 @@ def test_text_fits_80_columns(model):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_formats(capsys):
+def test_formats():
     found = rules("gpt2")
-    data = json.loads(command("gpt2", json=True))
+    data = json.loads(found.show("json"))
     assert data == json.loads(json.dumps(found.to_dict()))
     assert data["rules"][0]["cases"][0]["relative_error"] == found.rules[0].cases[0].error
     rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
     assert len(rows) == sum(len(rule.cases) for rule in found.rules)
     assert found.show("md").count("\n| --- |") == len(found.rules)
     assert found._repr_html_().count("<table>") == len(found.rules)
-    assert command("gpt2", format="md") == found.show("md")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from learncost.books.book import book as book
     from learncost.books.errata import errata as errata
+    from learncost.derivations.emit import emit as emit
+    from learncost.derivations.explain import explain as explain
+    from learncost.derivations.explanation import Explanation as Explanation
+    from learncost.derivations.formulas import Formulas as Formulas
+    from learncost.derivations.formulas import formulas as formulas
+    from learncost.derivations.of_model import ModelFormulas as ModelFormulas
     from learncost.devices.device import Device as Device
     from learncost.devices.device import device as device
     from learncost.devices.figure import Figure as Figure
@@ -24,12 +30,6 @@ if TYPE_CHECKING:
     from learncost.engines.numpy_engine import Training as Training
     from learncost.equation.errors import InputError as InputError
     from learncost.equation.errors import NotationError as NotationError
-    from learncost.faces.emit import emit as emit
-    from learncost.faces.explain import explain as explain
-    from learncost.faces.explanation import Explanation as Explanation
-    from learncost.faces.formulas import Formulas as Formulas
-    from learncost.faces.formulas import formulas as formulas
-    from learncost.faces.of_model import ModelFormulas as ModelFormulas
     from learncost.hardware.run_cost import RunCost as RunCost
     from learncost.hardware.run_cost import run_cost as run_cost
     from learncost.layers.derive import Derived as Derived
@@ -79,13 +79,13 @@ _PUBLIC = {
     "Derived": "learncost.layers.derive",
     "device": "learncost.devices.device",
     "Device": "learncost.devices.device",
-    "emit": "learncost.faces.emit",
+    "emit": "learncost.derivations.emit",
     "errata": "learncost.books.errata",
-    "explain": "learncost.faces.explain",
-    "Explanation": "learncost.faces.explanation",
-    "formulas": "learncost.faces.formulas",
-    "Formulas": "learncost.faces.formulas",
-    "ModelFormulas": "learncost.faces.of_model",
+    "explain": "learncost.derivations.explain",
+    "Explanation": "learncost.derivations.explanation",
+    "formulas": "learncost.derivations.formulas",
+    "Formulas": "learncost.derivations.formulas",
+    "ModelFormulas": "learncost.derivations.of_model",
     "Figure": "learncost.devices.figure",
     "fit": "learncost.ledger.memory_fit",
     "Fit": "learncost.ledger.memory_fit",

@@ -12,7 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 from learncost.books.errata import errata
-from learncost.faces.subject import layers
+from learncost.derivations.subject import layers
 from learncost.models.families import FAMILIES
 from learncost.models.presets import presets
 

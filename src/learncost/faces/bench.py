@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from learncost.bench.result import Bench
@@ -13,23 +12,22 @@ from learncost.bench.rounds import bench as measure
 from learncost.bench.sides import PEERS, peers
 from learncost.bench.subject import USUAL, subjects
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Number, Switch, Two, chosen, written
+from learncost.ledger.question import question
 from learncost.training.files import write_json
 
 EVERY = ",".join(PEERS)
 
 
+@question()
 def bench(
     *models: str,
-    shape: Two = None,
-    dtype: Name = "fp32",
-    against: Name = EVERY,
-    rounds: Number = "8",
-    plan: Name | None = None,
-    out: Name | None = None,
-    format: Name = "table",
-    json: Switch = False,
-) -> Bench | Text:
+    shape: tuple[int | str, int | str] | None = None,
+    dtype: str = "fp32",
+    against: str = EVERY,
+    rounds: int | str = 8,
+    plan: str | None = None,
+    out: str | None = None,
+) -> Bench:
     """Set the engine's training step against PyTorch's and JAX's on this machine: time, memory, and the step's floor.
 
     Every side has a fresh process; gradients and losses are compared first, then the sides take turns.
@@ -38,9 +36,9 @@ def bench(
     ----------
     models
         char, gpt2-124m, tiny, long (these four are the default) or llama-char, which have their batches; or, with
-        --shape, a preset (learncost list models) or the path of a config.json of GPT-2's or Llama's kind.
+        `shape`, a preset (`learncost list models`) or the path of a config.json of GPT-2's or Llama's kind.
     shape
-        How many sequences are in a batch and how many tokens in a sequence, such as --shape 4 256.
+        How many sequences are in a batch and how many tokens in a sequence, such as `shape` 4 256.
     dtype
         The types to measure: fp32, bf16 (products in bf16; weights and optimizer in fp32), or both as fp32,bf16.
     against
@@ -48,20 +46,17 @@ def bench(
     rounds
         How often every side takes its turn.
     plan
-        The engine's plan (learncost list plans). Without it, the engine chooses one itself, which is its default.
+        The engine's plan (`learncost list plans`). Without it, the engine chooses one itself, which is its default.
     out
         The file for everything that was measured, as JSON.
-    format
-        How the result is written: table, json or md.
 
-    Examples
+    Commands
     --------
     learncost bench tiny --rounds 2
         The engine against its peers on a tiny model.
     learncost bench gpt2 --shape 1 256 --against eager --out bench.json
         One model of one's own, against PyTorch, with everything in a file.
     """
-    wanted = chosen(format, json, ("table", "json", "md"))
     file = None if out is None else _free(Path(out))
     sizes = None if shape is None else (_whole("--shape", shape[0]), _whole("--shape", shape[1]))
     types = tuple(dict.fromkeys(one.strip() for one in dtype.split(",")))
@@ -70,21 +65,10 @@ def bench(
         found = measure(cases, peers(against), _whole("--rounds", rounds), say)
     if file is not None:
         write_json(file, found.to_dict())
-    return found if wanted == "table" else Text(str(written(found, wanted)), found.exit_code)
+    return found
 
 
-@dataclass(frozen=True)
-class Text:
-    """What is printed for programs, with the exit code of what it tells."""
-
-    text: str
-    exit_code: int
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _whole(name: str, value: str) -> int:
+def _whole(name: str, value: int | str) -> int:
     try:
         return int(value)
     except ValueError:

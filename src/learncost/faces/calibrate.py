@@ -9,13 +9,14 @@ from pathlib import Path
 
 from learncost.devices.calibration import Calibration, check_place, here, save
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Switch
 from learncost.hardware.calibrate import calibrate as measure
+from learncost.ledger.question import question
 from learncost.ledger.sheet import wrapped
 from learncost.models.wording import shown
 
 
-def calibrate(*, out: Name | None = None, quick: Switch = False) -> str:
+@question()
+def calibrate(*, out: str | None = None, quick: bool = False) -> str:
     """Time single operations on this machine, in under two minutes, and keep what it attains in a file.
 
     learncost cost MODEL --on here then predicts the time of a step. Nothing else should run meanwhile. Ctrl-C stops it,
@@ -24,11 +25,11 @@ def calibrate(*, out: Name | None = None, quick: Switch = False) -> str:
     Parameters
     ----------
     out
-        The file to write. The default is where --on here looks for it; --on FILE takes any other.
+        The file to write. The default is where `on` here looks for it; `on` FILE takes any other.
     quick
         Measures a coarser grid of products, which takes seconds and is less exact.
 
-    Examples
+    Commands
     --------
     learncost calibrate
         Measures this machine; learncost cost gpt2 --on here then tells the time of a step.

@@ -1,57 +1,118 @@
 """The command `learncost`: its subcommands, what they print, and how they fail.
 
 Results go to standard output. Whatever is wrong with what was typed or read is one line on standard error and exit
-code 2. Subcommands are imported when they are called, so that one costs nothing to another.
+code 2. Questions are imported when they are asked, so that one costs nothing to another.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
-
-from cyclopts import App, CycloptsError, MissingArgumentError, RepeatArgumentError, UnknownCommandError
-from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
+from pathlib import Path
+from typing import Any
 
 from learncost import __version__
 from learncost.equation.errors import InputError
-from learncost.faces.flags import refuse_unknown
+from learncost.faces.typed import read
+from learncost.ledger.flags import FLAGS
+from learncost.ledger.question import Flag, flags_of, schema_of
+from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown
-
-if TYPE_CHECKING:
-    from learncost.faces.help import Page
 
 ABOUT = "What learning costs a transformer: exact MACCs, FLOPs, parameters and bytes, proved by running them."
 
-_COMMANDS: Mapping[str, tuple[str, str]] = {
-    "cost": ("cost:cost", "The exact cost of one training step, by layer and macro-operation."),
-    "compare": ("compare:compare", "Learning procedures side by side, and where one overtakes another."),
-    "conventions": ("conventions:conventions", "What each price book and counter says, and why they differ."),
-    "formulas": ("layers:formulas", "MACCs and FLOPs as formulas: of a layer, or of a model's own layers."),
-    "explain": ("layers:explain", "A layer, a word or a model's layer line by line, with its gradients."),
-    "sweep": ("sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet."),
-    "rules": ("rules:rules", "Rules of thumb set against the exact numbers."),
-    "memory": ("memory:memory", "The peak of one training step, the arrays that make it, what fits a budget."),
-    "fit": ("fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."),
-    "run-cost": ("run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."),
-    "calibrate": ("calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step."),
-    "complexity": ("complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."),
-    "contest": ("contest:contest", "Learning procedures trained with equal budgets, and what came of it."),
-    "train": ("train:train", "Train a language model on text files, in a folder that transformers loads."),
-    "sample": ("sample:sample", "Let a trained model go on with a text."),
-    "bench": ("bench:bench", "The engine against PyTorch and JAX: time, memory, and the step's floor."),
-    "verify": ("verify:verify", "Run the tables and prove the counts and the gradients."),
-    "emit": ("emit:command", "The step as Python source for NumPy, PyTorch or JAX."),
-    "errata": ("errata:errata", "What the publications print wrong, and what it does to a total."),
-    "list": ("lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
+
+@dataclass(frozen=True)
+class Command:
+    """A command: where its question is, as module:function, what it does, and how its answer is written.
+
+    formats  none where it is a text, or where the command shows itself
+    file     whether it can be written to a file
+    """
+
+    where: str
+    about: str
+    formats: tuple[str, ...] = FORMATS
+    file: bool = True
+
+    @property
+    def question(self) -> Callable[..., Any]:
+        """The function, imported now."""
+        module, _, name = self.where.partition(":")
+        found: Callable[..., Any] = getattr(import_module(f"learncost.{module}"), name)
+        return found
+
+    @property
+    def writing(self) -> tuple[Flag, ...]:
+        """The flags that say how the answer is written."""
+        rows: list[tuple[str, str, Any, str]] = []
+        if self.formats:
+            meaning = f"How the result is written: {', '.join(self.formats[:-1])} or {self.formats[-1]}."
+            rows += [("format", "string", "table", meaning), ("json", "boolean", False, FLAGS["json"].meaning)]
+        if self.file:
+            rows.append(("output", "string", None, FLAGS["output"].meaning))
+        return tuple(Flag(name, kind, 1, usual, "flag", said, FLAGS[name]) for name, kind, usual, said in rows)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """All that is typed after it."""
+        return (*flags_of(self.question), *self.writing)
+
+
+_LAYER = (*FORMATS, "mathml")
+
+_COMMANDS: Mapping[str, Command] = {
+    "cost": Command("ledger.cost:cost", "The exact cost of one training step, by layer and macro-operation."),
+    "compare": Command("ledger.compare:compare", "Learning procedures side by side, and where one overtakes another."),
+    "conventions": Command(
+        "ledger.conventions:conventions", "What each price book and counter says, and why they differ."
+    ),
+    "formulas": Command(
+        "derivations.formulas:formulas", "MACCs and FLOPs as formulas: of a layer, or of a model's own layers.", _LAYER
+    ),
+    "explain": Command(
+        "derivations.explain:explain", "A layer, a word or a model's layer line by line, with its gradients."
+    ),
+    "sweep": Command("faces.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
+    "rules": Command("ledger.rules:rules", "Rules of thumb set against the exact numbers."),
+    "memory": Command(
+        "ledger.memory:memory", "The peak of one training step, the arrays that make it, what fits a budget."
+    ),
+    "fit": Command(
+        "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
+    ),
+    "run-cost": Command(
+        "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
+    ),
+    "calibrate": Command(
+        "faces.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
+    ),
+    "complexity": Command(
+        "ledger.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."
+    ),
+    "contest": Command(
+        "faces.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
+    ),
+    "train": Command(
+        "faces.train:train", "Train a language model on text files, in a folder that transformers loads.", (), False
+    ),
+    "sample": Command("faces.sample:sample", "Let a trained model go on with a text.", (), False),
+    "bench": Command(
+        "faces.bench:bench", "The engine against PyTorch and JAX: time, memory, and the step's floor.", FORMATS, False
+    ),
+    "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
+    "emit": Command("derivations.emit:emit", "The step as Python source for NumPy, PyTorch or JAX.", ()),
+    "errata": Command("faces.errata:errata", "What the publications print wrong, and what it does to a total."),
+    "list": Command("faces.lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
 
-COMMANDS = {name: own for name, own in _COMMANDS.items() if find_spec(f"{__package__}.{own[0].partition(':')[0]}")}
-"""Every command that is installed, its function in this package, and what it does."""
+COMMANDS = {name: own for name, own in _COMMANDS.items() if find_spec(f"learncost.{own.where.partition(':')[0]}")}
+"""Every command that is installed."""
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -60,33 +121,16 @@ class _NotWrittenError(Exception):
     """The result could not be written, such as for want of space."""
 
 
-def application() -> App:
-    """The commands, none of them imported yet; their help is `learncost.faces.help`."""
-    app = App(
-        name="learncost",
-        version=__version__,
-        version_flags=["--version"],
-        help_flags=[],
-        result_action="return_value",
-        suppress_keyboard_interrupt=False,
-    )
-    for name, (function, about) in COMMANDS.items():
-        app.command(f"{__package__}.{function}", name=name, help=about)
-    return app
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _check(given)
-        if (asked := _help(given)) is not None:
-            _print(asked)
-            return GOOD
-        result = application()(_with_stream(given), exit_on_error=False, print_error=False)
-        _print(result)
-    except CycloptsError as error:
-        return _refuse(_message(error))
+        if given[:1] == ["--version"]:
+            found: Any = __version__
+        elif (found := _help(given)) is None:
+            found = _answer(given[0], given[1:])
+        _print(found)
+        return found if isinstance(found, int) else int(getattr(found, "exit_code", GOOD))
     except InputError as error:
         return _refuse(str(error))
     except BrokenPipeError:
@@ -97,31 +141,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _NotWrittenError as error:
         print(f"learncost: cannot write the result: {error}", file=sys.stderr)
         return FAILED
-    return result if isinstance(result, int) else int(getattr(result, "exit_code", GOOD))
 
 
-def _help(given: Sequence[str]) -> Page | None:
-    """The page of help that is asked for, by a flag, by nothing at all, or by `help`."""
+def _help(given: Sequence[str]) -> Any:
+    """The page of help that is asked for, by a flag, by nothing at all, or by `help`; with --json the JSON schema."""
     flags = given[: given.index("--")] if "--" in given else given
     named = next(iter(given), "")
-    if named == "help" or {"--help", "-h"} & set(flags) or not given:
-        from learncost.faces.help import overview, page
+    if not (named == "help" or {"--help", "-h"} & set(flags) or not given):
+        return None
+    names = [word for word in given if word in COMMANDS][:1]
+    if "--json" in flags:
+        found = [schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)]
+        return json.dumps(found[0] if names else found, indent=2)
+    from learncost.faces.help import overview, page
 
-        name = next((word for word in given if word in COMMANDS), "")
-        if name:
-            module, _, function = COMMANDS[name][0].partition(":")
-            return page(name, getattr(import_module(f"{__package__}.{module}"), function))
-        return overview({name: about for name, (_, about) in COMMANDS.items()}, ABOUT)
-    return None
+    if names:
+        return page(names[0], COMMANDS[names[0]])
+    return overview({name: command.about for name, command in COMMANDS.items()}, ABOUT)
 
 
-def _check(given: Sequence[str]) -> None:
-    """Refuse what the parser would put less clearly."""
-    if given and not given[0].startswith("-") and given[0] not in (*COMMANDS, "help"):
-        raise InputError(_no_command(given[0]))
-    for token in given:
-        if token.startswith("-") and "." in token.partition("=")[0] and not _is_number(token):
-            raise InputError(f"unknown flag {shown(token.partition('=')[0])}")
+def _answer(name: str, words: Sequence[str]) -> Any:
+    """What a command finds, as it is to be printed. Raises `InputError`."""
+    if name not in COMMANDS:
+        raise InputError(_no_command(name))
+    command = COMMANDS[name]
+    arguments, given = read(name, command.flags, words)
+    writing = {flag.name: given.pop(flag.name, flag.default) for flag in command.writing}
+    wanted = _format(command.formats, **writing)
+    found = command.question(*arguments, **given)
+    if wanted != "table" or writing.get("output"):
+        found = _Written(found if isinstance(found, str) else found.show(wanted), getattr(found, "exit_code", GOOD))
+    if writing.get("output"):
+        _save(Path(writing["output"]), str(found))
+        return found.exit_code
+    return found
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An answer as text, with the exit code of what it tells."""
+
+    text: str
+    exit_code: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _format(formats: Sequence[str], format: str = "table", json: bool = False, output: str | None = None) -> str:
+    """The format that --format and --json ask for together."""
+    if not formats:
+        return "table"
+    wanted = SPELLED.get(format, format)
+    if wanted not in formats:
+        raise InputError(f"format must be one of {', '.join(formats)}, not {shown(format)}{nearest(format, formats)}")
+    if json and wanted not in ("table", "json"):
+        raise InputError(f"--json contradicts --format {format}")
+    return "json" if json else wanted
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _no_command(name: str) -> str:
@@ -129,25 +212,6 @@ def _no_command(name: str) -> str:
         return f"unknown flag {shown(name)}{nearest(name, ('--help', '--version'))}"
     hint = nearest(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
     return f"no command is called {shown(name)}{hint}"
-
-
-def _is_number(token: str) -> bool:
-    try:
-        float(token)
-    except ValueError:
-        return False
-    return True
-
-
-def _with_stream(given: Sequence[str]) -> list[str]:
-    """The arguments with a MODEL of `-` behind `--`, without which the parser takes it for a flag."""
-    for place, token in enumerate(given):
-        before = given[place - 1] if place else ""
-        if token == "--":
-            break
-        if token == "-" and place and (not before.startswith("-") or "=" in before or before == "--json"):
-            return [*given[:place], *given[place + 1 :], "--", "-"]
-    return list(given)
 
 
 def _print(result: Any) -> None:
@@ -180,33 +244,6 @@ def _forget_output() -> None:
 def _refuse(message: str) -> int:
     print(f"learncost: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
-
-
-def _message(error: CycloptsError) -> str:
-    """One line for what the parser refused."""
-    if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return _no_command(error.unused_tokens[0])
-    if isinstance(error, RepeatArgumentError) and error.token.keyword:
-        return f"{error.token.keyword} is given twice"
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"{shown(error.unused_tokens[0])} is one word too many"
-    if isinstance(error, UnknownOptionError):
-        flag = error.token.keyword or error.token.value
-        known = [name for argument in error.argument_collection for name in argument.names]
-        return f"unknown flag {shown(flag.partition('=')[0])}{nearest(flag.partition('=')[0], known)}"
-    if type(error) is MissingArgumentError and error.argument is not None:
-        keyword = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
-        name = keyword or error.argument.name.strip("-<>")
-        if error.argument.field_info.kind is Parameter.VAR_KEYWORD and error.target is not None:
-            try:
-                refuse_unknown({name.lstrip("-"): ""}, signature(error.target).parameters)
-            except InputError as unknown:
-                return str(unknown)
-        if name.startswith("-"):
-            return f"{name} needs a value"
-        return f"{' '.join(error.command_chain or ())} needs {name.upper()}; see its --help"
-    text = str(error).strip().rstrip(".")
-    return text[:1].lower() + text[1:]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from learncost.contest.contest import contest as compete
 from learncost.contest.entrant import BOOKS, DTYPES, Setting, entrants
 from learncost.contest.problem import Problem
 from learncost.equation.errors import InputError, named_one
-from learncost.faces.flags import Name, Number, Procedures, Switch, Value, chosen, refuse_unknown, written
+from learncost.ledger.question import question
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import optimizer as find_optimizer
@@ -25,26 +25,25 @@ from learncost.training.interrupt import asked_to_stop
 PROCEDURES = "bp,recompute,pepita:paper,pepita:stable,mempepita:stable,head-only"
 
 
+@question()
 def contest(
     *data: str,
-    procedures: Procedures = PROCEDURES,
-    budget: Name = "steps:300",
-    model: Name | None = None,
-    mode: Name = "stable",
-    seeds: Name = "0,1,2",
-    rates: Name | None = None,
-    batch_size: Number | None = None,
-    steps: Number | None = None,
-    seq_len: Number | None = None,
-    widths: Name | None = None,
-    optimizer: Name | None = None,
-    dtype: Name = "fp32",
-    price_book: Name = "run",
-    out: Name | None = None,
-    format: Name = "table",
-    json: Switch = False,
-    **sizes: Value,
-) -> Contest | str | int:
+    procedures: str = PROCEDURES,
+    budget: str = "steps:300",
+    model: str | None = None,
+    mode: str = "stable",
+    seeds: str = "0,1,2",
+    rates: str | None = None,
+    batch_size: int | str | None = None,
+    steps: int | str | None = None,
+    seq_len: int | str | None = None,
+    widths: str | None = None,
+    optimizer: str | None = None,
+    dtype: str = "fp32",
+    price_book: str = "run",
+    out: str | None = None,
+    **sizes: Any,
+) -> Contest:
     """Train by several learning procedures with equal budgets: loss, accuracy, counts, time and memory of each.
 
     All have the same data in the same order, the same initial weights and optimizer, each the best learning rate of one
@@ -64,7 +63,7 @@ def contest(
         For digits mlp (the default) or vit. For text a preset or a config.json; the default is two Llama-like blocks of
         width 64.
     mode
-        How pepita and mempepita update where --procedure names no mode: stable or paper.
+        How pepita and mempepita update where `procedure` names no mode: stable or paper.
     seeds
         The seeds of weights and order, with commas between: one training for each.
     rates
@@ -72,7 +71,7 @@ def contest(
     batch_size
         How many examples are in a step. The default is 64 images, or 8 sequences.
     steps
-        With --budget memory, how many steps are run. The default is 300.
+        With `budget` memory, how many steps are run. The default is 300.
     seq_len
         How many bytes are in a sequence of text. The default is 64.
     widths
@@ -85,21 +84,17 @@ def contest(
         How a budget in FLOPs is counted: run, or matmul for matrix products alone.
     out
         The file for everything, as JSON, with the loss of every step of every training.
-    format
-        How the result is written: table, json or md.
     sizes
-        Any size or setting of the vit or of the text's model, such as --hidden-size 32.
+        Any size or setting of the vit or of the text's model, such as `hidden_size` 32.
 
-    Examples
+    Commands
     --------
     learncost contest digits --budget steps:100 --seeds 0
         A short contest on images of digits.
     learncost contest my-texts/ --procedure bp,pepita --budget flops:2e10
         Two procedures on text, with equal FLOPs.
     """
-    wanted = chosen(format, json, ("table", "json", "md"))
-    flags = [name.replace("_", "-") for name in contest.__annotations__]
-    given = {"seq_len": seq_len, "widths": widths} | refuse_unknown(sizes, flags)
+    given = {"seq_len": seq_len, "widths": widths} | sizes
     named = entrants(procedures, mode)
     limit = read_budget(budget)
     numbers = {"batch_size": batch_size, "steps": steps}
@@ -125,16 +120,7 @@ def contest(
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
     if out is not None:
         write_json(Path(out), found.to_dict())
-    return _shown(found, wanted)
-
-
-def _shown(found: Contest, wanted: str) -> Contest | str | int:
-    """What is printed. A text has no exit code of its own: that of a contest that was stopped is printed here."""
-    result = written(found, wanted)
-    if not found.stopped or isinstance(result, Contest):
-        return result
-    print(result)
-    return found.exit_code
+    return found
 
 
 def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -> Problem:

@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-import json as to_json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from learncost.books.errata import Erratum
 from learncost.books.errata import errata as every
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Switch, chosen
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.question import question
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.wording import nearest, shown
 
 
+@question()
 def errata(
     name: str | None = None,
     /,
-    *,
-    format: Name = "table",
-    json: Switch = False,
-) -> Sheet | str:
+) -> Errata:
     """Errata of the publications behind learncost: where, printed, right, and what it does to a total.
 
     Parameters
     ----------
     name
         The name of an erratum, such as E2, which is shown whole. Without it, all of them are shown in a table.
-    format
-        How the result is written: table, json or md.
 
-    Examples
+    Commands
     --------
     learncost errata
         All errata.
     learncost errata E2
         One of them: what is printed, what is right.
     """
-    wanted = chosen(format, json, ("table", "json", "md"))
-    found = _one(name) if name is not None else None
-    if wanted == "json":
-        return to_json.dumps(asdict(found) if found else [asdict(e) for e in every()], indent=2, ensure_ascii=False)
-    sheet = _whole(found) if found else _table(every(), whole=wanted == "md")
-    return sheet.markdown() if wanted == "md" else sheet
+    return Errata(every()) if name is None else Errata((_one(name),), alone=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Errata(Shown):
+    """All errata as a table, or one of them whole."""
+
+    errata: tuple[Erratum, ...]
+    alone: bool = False
+
+    def to_dict(self) -> Any:
+        """As the JSON has it."""
+        return asdict(self.errata[0]) if self.alone else [asdict(erratum) for erratum in self.errata]
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        return (_whole(self.errata[0]) if self.alone else _table(self.errata, whole=width > 2 * WIDTH),)
 
 
 def _one(name: str) -> Erratum:

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from learncost.derivations.explain import explain as explained
+from learncost.derivations.explanation import Explanation
+from learncost.derivations.formulas import Formulas
+from learncost.derivations.formulas import formulas as formulated
+from learncost.derivations.of_model import ModelFormulas
 from learncost.equation.errors import InputError
-from learncost.faces.explain import explain as explained
-from learncost.faces.explanation import Explanation
 from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown, written
-from learncost.faces.formulas import Formulas
-from learncost.faces.formulas import formulas as formulated
-from learncost.faces.of_model import ModelFormulas
 
 FORMATS = {"table": "text", "md": "markdown"}
 """What formats are called at other commands, and here."""

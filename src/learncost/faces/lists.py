@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Switch, chosen
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.question import question
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.wording import nearest, shown
 
 
+@question()
 def listing(
     what: str | None = None,
     /,
-    *,
-    format: Name = "table",
-    json: Switch = False,
-) -> Sheet | str:
+) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
     devices, countries, runs, peaks, commands.
 
@@ -28,32 +25,22 @@ def listing(
     ----------
     what
         Which list. Without it, all lists are named with how many entries each has.
-    format
-        How the result is written: table, json or md.
 
-    Examples
+    Commands
     --------
     learncost list models
         Every preset with its parameters.
     learncost list devices --json
         Devices with their peaks, for other programs.
     """
-    wanted = chosen(format, json, ("table", "json", "md"))
     if what is None:
         found = Listed([{"what": name, "count": len(make().entries)} for name, make in _REGISTRIES.items()])
         found.columns.update({"what": _field("what"), "how many": lambda one: str(one["count"])})
-        heading = "learncost list WHAT"
-    elif what in _REGISTRIES:
-        found = _REGISTRIES[what]()
-        heading = f"{len(found.entries)} {what.replace('-', ' ')}"
-    else:
+        return replace(found, heading="learncost list WHAT")
+    if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
-    if wanted == "json":
-        return to_json.dumps(found.entries, indent=2, ensure_ascii=False)
-    rows = tuple(Row(tuple(cell(one) for cell in found.columns.values())) for one in found.entries)
-    left = frozenset(place for place, name in enumerate(found.columns) if name not in _NUMBERS)
-    sheet = Sheet(heading, tuple(found.columns), rows, (), left)
-    return sheet.markdown() if wanted == "md" else sheet
+    found = _REGISTRIES[what]()
+    return replace(found, heading=f"{len(found.entries)} {what.replace('-', ' ')}")
 
 
 Known = dict[str, Any]
@@ -71,12 +58,22 @@ _NUMBERS = frozenset({"published", "predicted", "ratio", "parameters", "how many
 """Columns of numbers, which stand at the right."""
 
 
-@dataclass(frozen=True)
-class Listed:
+@dataclass(frozen=True, repr=False)
+class Listed(Shown):
     """The things of a list, and by the headings of a table the cells of each."""
 
     entries: list[Known]
     columns: dict[str, Cell] = field(default_factory=dict)
+    heading: str = ""
+
+    def to_dict(self) -> Any:
+        """As the JSON has it: a list."""
+        return self.entries
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        rows = tuple(Row(tuple(cell(one) for cell in self.columns.values())) for one in self.entries)
+        left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
+        return (Sheet(self.heading, tuple(self.columns), rows, (), left),)
 
 
 @cache
@@ -315,7 +312,7 @@ def _peaks() -> Listed:
 def _commands() -> Listed:
     from learncost.faces.command import COMMANDS
 
-    entries: list[Known] = [{"name": name, "about": about} for name, (_, about) in COMMANDS.items()]
+    entries: list[Known] = [{"name": name, "about": command.about} for name, command in COMMANDS.items()]
     return Listed(entries, {"command": _field("name"), "what it does": _field("about")})
 
 

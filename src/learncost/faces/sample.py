@@ -5,24 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from learncost.equation.precision import precision_of
-from learncost.faces.flags import Name, Number
 from learncost.faces.train import number
+from learncost.ledger.question import question
 from learncost.models.model import build
 from learncost.training.folder import Folder
 from learncost.training.generate import Decoder, Sampling
 from learncost.training.generate import sample as compose
 
 
+@question()
 def sample(
     run: str,
     /,
     *,
-    prompt: Name = "",
-    tokens: Number = "200",
-    temperature: Number = "0.8",
-    top_k: Number = "0",
-    top_p: Number = "1",
-    seed: Number = "0",
+    prompt: str = "",
+    temperature: float | str = 0.8,
+    top_k: int | str = 0,
+    top_p: float | str = 1,
+    tokens: int | str = 200,
+    seed: int | str = 0,
 ) -> str:
     """Let a trained model go on with a text, with a cache of keys and values; it ends where the document would.
 
@@ -43,7 +44,7 @@ def sample(
     seed
         Another seed gives another text.
 
-    Examples
+    Commands
     --------
     learncost sample run-1 --prompt "Once upon a time"
         Goes on with a text.

@@ -6,12 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from learncost.faces.flags import Name, Number, Switch, Value, refuse_unknown
 from learncost.ledger.columns import check_path, write, write_csv
+from learncost.ledger.question import question
 from learncost.ledger.run import check_probability
 from learncost.ledger.sweep import Sweep
 from learncost.ledger.sweep import sweep as compute
@@ -19,22 +17,22 @@ from learncost.ledger.sweep import sweep as compute
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-OWN = ("procedure", "price-book", "batch-size", "seq-len", "target-len", "output", "by", "optimizer", "dropout", "help")
 PATIENCE = 1.0  # seconds before a bar of progress appears
 
 
+@question()
 def sweep(
     model: str,
     /,
     *,
-    procedure: Name = "bp",
-    price_book: Name = "run",
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
-    by: Name = "total",
-    optimizer: Name | None = None,
-    dropout: Number = "0",
-    skip_invalid: Switch = False,
-    **sizes: Value,
+    procedure: str = "bp",
+    price_book: str = "run",
+    output: str | None = None,
+    by: str = "total",
+    skip_invalid: bool = False,
+    optimizer: str | None = None,
+    dropout: float | str = 0,
+    **sizes: Any,
 ) -> None:
     """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
 
@@ -47,8 +45,8 @@ def sweep(
         How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all by which it
         can learn.
     price_book
-        What one operation costs: run, matmul, paper or others (learncost list price-books) with commas between, or all
-        that price lines.
+        What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or
+        all that price lines.
     output
         The file to write, which ends in .csv or .parquet (which needs the extra sweep). Without it, CSV goes to
         standard output.
@@ -58,19 +56,19 @@ def sweep(
         Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
         refused.
     sizes
-        Any size, --batch-size, --seq-len and --target-len among them, with one value, several with commas between, or a
+        Any size, `batch_size`, `seq_len` and `target_len` among them, with one value, several with commas between, or a
         range as Python's: start:stop or start:stop:step, from start up to and without stop.
 
-    Examples
+    Commands
     --------
     learncost sweep gpt2 --num-hidden-layers 6,12 --seq-len 256:1025:256
         Eight configurations as CSV.
     learncost sweep gpt2 --hidden-size 256:4097:64 --skip-invalid -o widths.csv
         Many widths, into a file.
     """
-    if output is not None:
-        check_path(output)
-    given = refuse_unknown(sizes, OWN)
+    path = None if output is None else Path(output)
+    if path is not None:
+        check_path(path)
     with _Bar() as bar:
         found = compute(
             model,
@@ -81,13 +79,13 @@ def sweep(
             optimizer=optimizer,
             dropout=check_probability("dropout", dropout),
             progress=bar.at,
-            **given,
+            **sizes,
         )
-    if output is None:
+    if path is None:
         write_csv(found, sys.stdout)
     else:
-        write(found, output)
-    for note in notes(found, output):
+        write(found, path)
+    for note in notes(found, path):
         print(note, file=sys.stderr)
 
 

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.faces.flags import Name, Number, Switch, Value, chosen, refuse_unknown
 from learncost.layers.layer import Layer
-from learncost.ledger.sheet import Row, Sheet
+from learncost.ledger.question import question
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 from learncost.models.argument import layer_or_model
 from learncost.proof.report import Check, Report
 from learncost.proof.verify import verify as compute
 
-OWN = ("every", "engine", "plan", "procedure", "optimizer", "batch_size", "seq_len", "format", "json", "help")
 _MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What is printed, and whether all was well."""
+@dataclass(frozen=True, repr=False)
+class Verdict(Shown):
+    """What was compared, as it is asked to be shown, and whether all was well."""
 
-    shown: Sheet | str
-    exit_code: int
+    report: Report
+    sheet: Sheet
 
-    def __str__(self) -> str:
-        return str(self.shown)
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.report.passed else 1
 
-    def __rich__(self) -> Sheet | str:
-        return self.shown
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {"schema": 1, "passed": self.report.passed, "checks": [asdict(check) for check in self.report.checks]}
+
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        return (self.sheet,)
 
 
+@question()
 def verify(
     model: str | None = None,
     /,
     *,
-    every: Switch = False,
-    engine: Name | None = None,
-    plan: Name | None = None,
-    procedure: Name | None = None,
-    optimizer: Name | None = None,
-    batch_size: Number | None = None,
-    seq_len: Number | None = None,
-    format: Name = "table",
-    json: Switch = False,
-    **sizes: Value,
+    every: bool = False,
+    engine: str | None = None,
+    plan: str | None = None,
+    procedure: str | None = None,
+    optimizer: str | None = None,
+    batch_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    **sizes: Any,
 ) -> Verdict:
     """Run the tables and prove the counts and the gradients; exit code 1 if anything fails.
 
@@ -69,41 +71,32 @@ def verify(
     engine
         Watches what an engine executes: torch or jax.
     plan
-        With --engine torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
+        With `engine` torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
     procedure
-        With --engine, how the model learns: bp (the default), recompute, pepita or mempepita.
+        With `engine`, how the model learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        With --engine, what updates the weights: adamw (the default), sgd or momentum.
+        With `engine`, what updates the weights: adamw (the default), sgd or momentum.
     batch_size
-        With --engine, how many sequences are in the step. The default is 2.
+        With `engine`, how many sequences are in the step. The default is 2.
     seq_len
-        With --engine, how many tokens are in each. The default is 80.
-    format
-        How the result is written: table or json.
+        With `engine`, how many tokens are in each. The default is 80.
     sizes
-        With --engine, any size or setting of the model, such as --num-hidden-layers 2.
+        With `engine`, any size or setting of the model, such as `num_hidden_layers` 2.
 
-    Examples
+    Commands
     --------
     learncost verify attention
         Proves the counts and gradients of one layer.
     learncost verify gpt2 --engine torch --num-hidden-layers 2
         Holds what PyTorch executes against what is priced.
     """
-    wanted = chosen(format, json, ("table", "json"))
     own = {"plan": plan, "procedure": procedure, "optimizer": optimizer, "batch_size": batch_size, "seq_len": seq_len}
     given = {name: value for name, value in own.items() if value is not None}
-    sizes = refuse_unknown(sizes, OWN)
     if engine is None and (given or sizes):
         raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for --engine torch or jax")
     report = compute(model) if engine is None else _of_engine(model, engine, given, sizes)
-    code = 0 if report.passed else 1
-    if wanted == "json":
-        checks = [asdict(check) for check in report.checks]
-        return Verdict(to_json.dumps({"schema": 1, "passed": report.passed, "checks": checks}, indent=2), code)
-    if every or model is not None:
-        return Verdict(_lines(report, model or "every word and every layer"), code)
-    return Verdict(_summary(report), code)
+    whole = every or model is not None
+    return Verdict(report, _lines(report, model or "every word and every layer") if whole else _summary(report))
 
 
 def _of_engine(model: str | None, engine: str, given: dict[str, Any], sizes: dict[str, Any]) -> Report:

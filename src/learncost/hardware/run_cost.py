@@ -16,6 +16,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.hardware import given, grid, products
 from learncost.ledger.cost import cost
+from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import check_tokens
 from learncost.ledger.sheet import Shown
@@ -36,6 +37,10 @@ TOTALS = {
     "mfu": "the MFU, not on the modelled step, which knows one device, no others to wait for, no data, no restarts",
     "step": "the modelled step, on devices that do not wait for each other",
 }
+
+
+_OF_A_STEP = "batch_size seq_len target_len optimizer train train_layers lora lora_rank lora_alpha"
+"""What may be said of the step beside sizes of the model."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,16 +132,13 @@ class RunCost(Shown):
         }
 
 
+@question(cost, _OF_A_STEP)
 def run_cost(
     model: str | Configuration,
     tokens: int | str | None = None,
     on: str | Device | Rates | None = None,
     devices: int | str = 1,
     *,
-    procedure: str = "bp",
-    price_book: str | Book = "matmul",
-    dtype: str | None = None,
-    precision: str | None = None,
     mfu: float | str | None = None,
     hfu: float | str | None = None,
     tokens_per_second: float | str | None = None,
@@ -147,53 +149,49 @@ def run_cost(
     year: int | str | None = None,
     carbon_intensity: float | str | None = None,
     price_per_hour: float | str | None = None,
+    procedure: str = "bp",
+    price_book: str | Book = "matmul",
+    dtype: str | None = None,
+    precision: str | None = None,
     **sizes: Any,
 ) -> RunCost:
-    """Days, energy, CO2 and price of a whole training run on devices.
-
-    Every figure says how it is known and who says so; what is assumed or computed from it has an interval. Numbers may
-    be given as text, as on the command line. Arguments that are not listed here mean what they mean in `lc.cost`.
+    """Days, energy, CO2 and price of a whole training run; every figure with its label, source and interval.
 
     Parameters
     ----------
     tokens
-        Tokens of the whole run.
+        How many tokens the run has, such as 3e11.
     on
-        A device (`learncost list devices`), a file that describes one, or one that was measured: "here" after
-        `learncost calibrate`, the file that it wrote, or rates. What was measured makes the time of the run by its
-        steps.
+        A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
+        calibrate), or a file of learncost calibrate `out`.
     devices
-        How many of them work together.
+        How many of these devices there are.
     price_book
-        How the operations are counted: by default matmul, as utilization is counted in the field.
+        What counts as an operation: matmul, as utilization is counted, or another (`learncost list price-books`).
     dtype
-        The data type whose peak counts: by default bf16, fp16 or fp32, the first that the device has.
+        The type whose peak rate counts. The default is bf16, fp16 or fp32, the first that the device has.
     precision
-        The same by the name of a precision: the type of its values.
+        The same by the name of a precision: the type of its values counts.
     mfu
-        Model FLOPs utilization, from 0 to 1. Where neither this nor the two below are given, it is what published runs
-        used of such devices.
+        Model FLOPs utilization, above 0 to 1. The default is what published runs used of such devices.
     hfu
-        Hardware FLOPs utilization, from 0 to 1: recomputed operations count too.
+        Hardware FLOPs utilization: what `procedure` recompute runs again is work too.
     tokens_per_second
-        What was measured, of all devices together.
+        The measured rate of all devices together, instead of a utilization.
     peak_tflops
-        10^12 FLOPs a second of one device, where none is published.
+        The TeraFLOP/s of one device, where none is published.
     power
-        Watts of one device with its share of the host; by default what published runs drew of such a device's design
-        power. PUE is apart.
+        The measured watts of one device with its share of the host. The default is what is published, or modelled.
     pue
-        Power usage effectiveness of the data centre.
+        The power usage effectiveness of the data centre. The default is 1.1, an assumption.
     country
-        The country whose carbon intensity counts (`learncost list countries`).
+        Where it runs, as a name or three letters, for the carbon intensity of its electricity.
     year
-        The year of that intensity.
+        The year of that intensity. The default is the last that is known.
     carbon_intensity
-        Kilograms of CO2e a kWh, in place of a country's.
+        Kilograms of CO2 equivalents a kWh, instead of a country's.
     price_per_hour
-        US dollars for one device for an hour. Without it there is no price.
-    sizes
-        Whatever else `lc.cost` takes: seq_len, batch_size, lora, sizes of the model.
+        US dollars for one device and hour.
 
     Returns
     -------
@@ -204,6 +202,13 @@ def run_cost(
     ------
     InputError
         As for `lc.cost`, and for a device that is not known.
+
+    Commands
+    --------
+    learncost run-cost llama-3-8b --tokens 15e12 --on H100-SXM --devices 1024
+        Days, energy, CO2 and price of a whole training.
+    learncost run-cost gpt2 --tokens 1e10 --on A100-SXM-40GB --country France
+        The CO2 of a training in France.
 
     Examples
     --------

@@ -12,6 +12,7 @@ from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.ledger.crossing import coefficients, stretches
+from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import Run, possible, prepare
 from learncost.ledger.sheet import Shown
@@ -145,6 +146,7 @@ class Comparison(Shown):
         return {key: whole[key] for key in own if key in whole} | {"ratio_to_bp": ratios}
 
 
+@question()
 def compare(
     model: str | Configuration,
     procedures: Iterable[str] | str | None = None,
@@ -164,28 +166,25 @@ def compare(
     plan: str | None = None,
     *,
     precision: str | None = None,
-    procedure: Iterable[str] | str | None = None,
     **sizes: Any,
 ) -> Comparison:
-    """One step of several learning procedures side by side, and the lengths at which one overtakes another.
+    """Learning procedures side by side, and the sequence length at which one overtakes another.
 
-    The books `run` and `paper` are compared in any case. Arguments that are not listed here mean what they mean in
-    `lc.cost`.
+    Macro-operations and totals under one price book; ratios to bp under run and paper; and for each pair of procedures
+    which of them is cheaper at every length from 1 to 10^12, exactly.
 
     Parameters
     ----------
     procedures
-        Names, or one text with commas between them. By default all that the model can be trained by.
+        Which procedures are compared, with commas between: bp, recompute, pepita, mempepita, head-only. The default is
+        all by which the model can learn, without the control head-only.
     price_book
-        The book whose macro-operations are shown.
-    seq_len
-        The length at which the ledgers are made. The overtaking is looked for at every length from 1 to 10^12.
+        The price book whose macro-operations are shown: run, matmul, paper or another (`learncost list price-books`).
     target_len
-        The decoder's length. Left out, it varies together with `seq_len`.
-    plan
-        Rewritings that every procedure's step is given.
-    procedure
-        The same as `procedures`, as the command line calls it.
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and both vary
+        together.
+    precision
+        The types of what is moved. No count that is compared depends on it.
 
     Returns
     -------
@@ -197,6 +196,13 @@ def compare(
     InputError
         As for `lc.cost`, and where the model cannot be trained by any of the procedures.
 
+    Commands
+    --------
+    learncost compare gpt2 --procedure bp,recompute,pepita
+        Three procedures side by side, and at which lengths one overtakes another.
+    learncost compare distilbert-base --price-book paper-corrected --architecture DistilBertForMaskedLM
+        A paper's table of PEPITA for DistilBERT.
+
     Examples
     --------
     >>> found = lc.compare("gpt2", "bp,pepita", optimizer="sgd")
@@ -205,7 +211,7 @@ def compare(
     >>> [(one.price_book, one.quantity, one.crossings[0].seq_len) for one in found.overtaking if one.crossings]
     [('run', 'maccs', 4156), ('run', 'flops', 4229), ('paper', 'maccs', 598)]
     """
-    names = _names(procedures, procedure)
+    names = _names(procedures)
     kind = either(dtype, precision)
     wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
     lengths = (batch_size, seq_len, target_len)
@@ -246,10 +252,10 @@ def _varied(two_sided: bool, fixed: bool, one_target: bool) -> tuple[str, ...]:
     return ("seq_len",) if one_target else ("seq_len", "target_len")
 
 
-def _names(procedures: Iterable[str] | str | None, procedure: Iterable[str] | str | None) -> tuple[str, ...]:
-    if procedures is None and procedure is None:
+def _names(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
+    if procedures is None:
         return ()
-    names = several(procedures, procedure)
+    names = several(procedures)
     if not names or len(set(names)) < len(names):
         raise InputError(f"procedures must be different names with commas between them, not {','.join(names)!r}")
     return names

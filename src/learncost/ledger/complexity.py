@@ -17,6 +17,7 @@ from learncost.equation.table import walk
 from learncost.layers.layer import Layer, named
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text
+from learncost.ledger.question import question
 from learncost.ledger.sheet import Shown
 from learncost.models.sizes import check_size, resolve
 from learncost.models.wording import shown
@@ -252,6 +253,7 @@ def _all() -> tuple[tuple[Kind, ...], tuple[Crossing, ...]]:
     return tuple(kinds.values()), tuple(crossing(kinds[one], kinds[other]) for one, other in pairs)
 
 
+@question()
 def complexity(
     *,
     seq_len: int | str | None = None,
@@ -261,24 +263,25 @@ def complexity(
     window: int | str | None = None,
     **sizes: int | str,
 ) -> Complexity:
-    """Self-attention beside recurrent and convolutional layers: MACCs, parameters, path lengths, and where costs cross.
+    """Self-attention, feed-forward, recurrence, convolution and restricted attention side by side.
 
-    Sizes that are left out stay letters, and the counts are polynomials in them.
+    MACCs, parameters, orders, steps that must follow each other, path lengths, and the sequence lengths at which
+    attention costs less. Sizes that are left out stay letters.
 
     Parameters
     ----------
     seq_len
-        The length n of the sequence.
+        How many tokens are in a sequence, n.
     hidden_size
-        The width d.
+        How wide every layer is, d.
     num_attention_heads
-        The heads h, which must divide the width.
+        How many heads there are, h; they divide the width.
     kernel_size
-        The width k of a convolution's kernel.
+        How many positions a convolution reads, k.
     window
-        The neighbourhood r of restricted self-attention.
+        How many positions restricted attention looks at, r.
     sizes
-        The same sizes in other spellings, such as d_model.
+        The same sizes in any other accepted spelling, such as `d_model` 512.
 
     Returns
     -------
@@ -289,6 +292,13 @@ def complexity(
     ------
     InputError
         A size that is not a whole number from 1 to 10^12, or a width that the heads do not divide.
+
+    Commands
+    --------
+    learncost complexity
+        Costs in letters, and where they cross.
+    learncost complexity --seq-len 1024 --hidden-size 768 --num-attention-heads 12 --kernel-size 3 --window 128
+        The same with numbers.
 
     Examples
     --------

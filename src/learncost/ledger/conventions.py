@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from learncost.books.book import every
 from learncost.equation.count import total
@@ -13,12 +13,17 @@ from learncost.equation.errors import InputError
 from learncost.ledger.counters import Counter, counters
 from learncost.ledger.mine import Mine
 from learncost.ledger.mine import mine as held_against
+from learncost.ledger.question import question
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
 from learncost.ledger.run import Run, prepare
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Book, Row
+
+if TYPE_CHECKING:
+    from learncost.ledger.memory_measured import Peaks
+    from learncost.ledger.memory_published import PublishedMemory
 
 SCHEMA = 1
 YARDSTICK = "matmul"
@@ -140,44 +145,62 @@ class Conventions(Shown):
         return found if self.mine is None else {**found, "mine": self.mine.to_dict()}
 
 
+@overload
 def conventions(
     model: str | Configuration,
     batch_size: int | str = 1,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     mine: int | float | str | None = None,
+    memory: Literal[False] = False,
     **sizes: Any,
-) -> Conventions:
-    """What every price book and the common counters say of one step of backpropagation, and why they differ.
+) -> Conventions: ...
 
-    Counts are MACCs and FLOPs of forward, backward and weight update. The optimizer's step is left out, because most
-    conventions know none. One MACC is two FLOPs in all of them. Arguments mean what they mean in `lc.cost`.
+
+@overload
+def conventions(model: str | Configuration, *, memory: Literal[True], **more: Any) -> PublishedMemory | Peaks: ...
+
+
+@question()
+def conventions(
+    model: str | Configuration,
+    batch_size: int | str = 1,
+    seq_len: int | str | None = None,
+    target_len: int | str | None = None,
+    mine: int | float | str | None = None,
+    memory: bool = False,
+    **sizes: Any,
+) -> Conventions | PublishedMemory | Peaks:
+    """What every price book and the common counters say of the same training step, and line by line why they differ.
+
+    The optimizer's step is left out, because most conventions know none. One MACC is two FLOPs in all of them.
 
     Parameters
     ----------
-    model
-        A model, as `lc.cost` takes it.
-    batch_size
-        Sequences in the step.
-    seq_len
-        Tokens in a sequence.
-    target_len
-        Tokens of the decoder's sequence, where there is an encoder too.
     mine
-        A number that somebody has, such as 291.6e9 or "291.6G": the result then says which conventions give it, within
-        the rounding of its digits, or which comes nearest and what explains the rest.
-    sizes
-        Any size of the model.
+        A number that you have, such as 291.6G or 8.75e11. Which conventions give it is then said, or which comes
+        nearest and what explains the rest.
+    memory
+        Shows instead what is published of memory: the activations of one sequence as Pau & Aymone count them, beside
+        the exact ones; or the peaks that were measured of this model on one GPU, beside those predicted (`learncost
+        list peaks` has all).
 
     Returns
     -------
     Conventions
-        Every book's counts, and every counter's.
+        Every book's counts, and every counter's; of memory the elements or bytes that are published.
 
     Raises
     ------
     InputError
         As for `lc.cost`.
+
+    Commands
+    --------
+    learncost conventions gpt2
+        What counters and price books say of one step of GPT-2, and why they differ.
+    learncost conventions gpt2 --mine 291.6G
+        Which of them gives this number.
 
     Examples
     --------
@@ -191,6 +214,8 @@ def conventions(
     >>> lc.conventions("gpt2", mine="291.6G").mine.matches[0].text
     'counter FlopCounterMode, CPU, forward, attention by matmul: FLOPs of forward, for a step'
     """
+    if memory:
+        return _of_memory(model, batch_size, mine, {"seq_len": seq_len, "target_len": target_len} | sizes)
     run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
     plain = run.rows("bp", run.book)
     found = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
@@ -207,6 +232,20 @@ def conventions(
         counters=counters(run, plain),
     )
     return result if mine is None else replace(result, mine=held_against(run, mine, result))
+
+
+def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any]) -> PublishedMemory | Peaks:
+    """The peaks that were measured of a model as it is; else its activations, of one sequence."""
+    from learncost.ledger.memory_measured import Peaks, measured_of  # are about memory alone
+    from learncost.ledger.memory_published import published_memory
+
+    if mine is not None:
+        raise InputError("--mine is a count of operations: leave --memory out")
+    if str(batch_size) != "1":
+        raise InputError("--memory is of one sequence: leave --batch-size out")
+    given = {name: value for name, value in sizes.items() if value is not None}
+    runs = () if given else measured_of(model)
+    return Peaks(model, runs) if runs else published_memory(model, **given)
 
 
 def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
+from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import BY, adaptation_of, check_choice, prepare
 from learncost.models.configuration import Configuration
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from learncost.readings.time import Rates
 
 
+@question()
 def cost(
     model: str | Configuration,
     procedure: str = "bp",
@@ -42,59 +44,34 @@ def cost(
     precision: str | None = None,
     **sizes: Any,
 ) -> Cost:
-    """The exact cost of one training step, or of one step of inference.
+    """MACCs, FLOPs, bytes and parameters of a training step or of inference, exactly, by layer and macro-operation.
 
-    Every count is a whole number and follows the price book; one MACC is two FLOPs. Numbers may be given as text, as on
-    the command line.
+
+    Every count is a whole number and follows the price book; one MACC is two FLOPs.
 
     Parameters
     ----------
-    model
-        A preset (`learncost list models`), the path of a `config.json` or of its folder, or `encoder`, `decoder` or
-        `encoder-decoder` with all sizes as arguments.
     procedure
-        How the model learns: bp, recompute, pepita, mempepita, or head-only. For inference prefill or decode.
-    price_book
-        What is counted and how: run, matmul, paper, causal-half, palm and others (`learncost list price-books`).
-    batch_size
-        Sequences in a step.
+        What the step is: learning by bp (backpropagation), recompute, pepita, mempepita or the control head-only;
+        inference as prefill (the prompt's pass) or decode (one new token).
     seq_len
-        Tokens in a sequence. With an encoder and a decoder, the encoder's length N. By default what the model allows.
+        How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
+        positions that the model has. With decode it is the number of new tokens, and the default is 1.
     target_len
-        The decoder's length M, where there is an encoder too.
-    tokens
-        Tokens of a whole training run; the result then has the whole run beside one step.
-    optimizer
-        adamw, sgd or momentum. The default is adamw; under the paper's books it is sgd, as the paper has it.
-    dropout
-        The probability of a zero. Above 0 the products with the masks are counted.
-    dtype
-        The same as `precision`.
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and 1 with
+        decode.
     by
-        What a row of the result stands for: layer, macro-operation, equation or kind.
+        What a row of the table is: layer, macro-operation, equation, or kind (linear, attention, elementwise).
     context
-        For decode: how many tokens of the sequence are in the cache already. `seq_len` is then the number of new
-        tokens.
-    train
-        What learns: all, none, head, embeddings, biases, or names of weights and modules with commas between.
-    train_layers
-        Which blocks learn, or have low-rank paths: 10-11, 0,2,5-7, first 2, last 2.
-    lora
-        The projections that get a low-rank path: names of modules or weights, attention, feed_forward, all-linear.
-    lora_rank
-        The rank of these paths, 8 by default.
-    lora_alpha
-        Their result is multiplied by alpha over rank; 16 by default.
-    plan
-        Rewritings of the step, such as head,at-once,recompute=gelu+norm (`learncost list plans`).
+        With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
+        for.
     on
-        The device whose time is wanted: a name such as "A100-SXM-80GB", "here" after `learncost calibrate`, or what
-        `lc.rates` gave.
+        The device whose time is told, with what bounds every line and the energy where the power is known: here (after
+        learncost calibrate), a file of learncost calibrate `out`, or a published device (`learncost list devices`).
+        Under a plan it is the time of the package's own kernels, else of PyTorch's operators one by one.
     precision
-        Which type each role has: fp32, bf16 and others (`learncost list precisions`). Bytes depend on it, operations do
-        not. By default fp32; with a device, what one trains in on it.
-    sizes
-        Any size of the model, in the spelling of Hugging Face, of nanoGPT or of the paper.
+        Which type each role has, for the bytes: {choices} (`learncost list precisions`). The default is fp32; with
+        `on` a published device it is what one trains in on it: bf16, fp16 or fp32, the first that it has.
 
     Returns
     -------
@@ -105,6 +82,17 @@ def cost(
     ------
     InputError
         A name, a size or a file that is not known or does not fit, in one line.
+
+    Commands
+    --------
+    learncost cost gpt2
+        What one training step of GPT-2 costs, layer by layer.
+    learncost cost llama-2-7b --lora q_proj,v_proj --seq-len 4096
+        The same for LoRA, which trains two projections of each block.
+    learncost cost llama-3-8b --procedure decode --context 8191 --dtype bf16
+        What one new token costs, with 8,191 tokens in the cache.
+    learncost cost ./config.json --json
+        The model of a Hugging Face config.json, for other programs.
 
     Examples
     --------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either
 from learncost.ledger.memory_runner import Chosen, largest, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of
+from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
 from learncost.ledger.sheet import Shown
@@ -19,6 +20,9 @@ from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import PAPER
 from learncost.readings.live import Held, Moment
+
+if TYPE_CHECKING:
+    from learncost.ledger.memory_several import Several
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,6 +145,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
+@question()
 def memory(
     model: str | Configuration,
     procedure: str = "bp",
@@ -164,45 +169,52 @@ def memory(
     lora_rank: object = None,
     lora_alpha: object = None,
     **sizes: Any,
-) -> Memory:
-    """The memory of one training step at its peak, in bytes, and with a budget what fits it.
-
-    Arguments that are not listed here mean what they mean in `lc.cost`.
+) -> Memory | Several:
+    """The memory of one training step, exactly: the peak, the arrays that make it, and what fits a budget.
 
     Parameters
     ----------
     optimizer
-        adamw (the default), sgd, momentum, or one whose state alone is known: adam8bit, adafactor, lion, muon.
-    dtype
-        The same as `precision`.
-    precision
-        Which type each role has: fp32 (the default), bf16 with fp32 master weights, bf16-pure, nf4 and others
-        (`learncost list precisions`).
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
+    dropout
+        The probability of dropout. Above 0 the masks are there.
     plan
-        Rewritings of the step; auto leaves them to the planner, for the budget where there is one.
+        Rewritings of the step, with commas between: head,at-once,recompute=gelu+norm (`learncost list plans`); auto:
+        the planner's, and what `engine` torch takes where it is left out.
     accumulate
-        How many microbatches the batch is cut into.
+        Into how many microbatches the batch is cut.
     budget
-        Bytes that the step may take, as 8GB: the result then has the largest batch and the longest sequence that fit.
+        How many bytes there are, as 8GB or 256MiB. The largest batch and the longest sequence that fit are then shown.
     engine
-        Whose step it is: numpy, torch, torch-operators, autograd, autograd-foreach, autograd-for-loop, or table; by
-        default autograd where it has an answer, else table. The result's `engine` and `convention` say what was taken
-        and what is counted of it.
+        Who runs the step: autograd, which is PyTorch's with AdamW fused, autograd-foreach or autograd-for-loop; table,
+        as the step is written; numpy, torch (in place where it can be) or torch-operators, which run this package's
+        programs. The default is autograd where it has an answer, else table. Several with commas between stand side by
+        side, with what makes the difference.
     module
-        Whose code autograd trains: transformers, the default; transformers-reentrant, with checkpoints by
-        use_reentrant=True; or plain, a module that is written as for speed.
+        Whose code autograd trains: transformers (the default), transformers-reentrant, whose checkpoints are the older
+        ones (use_reentrant=True), or plain, which is written as for speed.
     mode
-        How pepita and mempepita update: paper, or stable, which `learncost train` runs.
+        How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
 
     Returns
     -------
     Memory
-        The peak, what it is made of, and which arrays are alive then.
+        The peak, what it is made of, and which arrays are alive then; of several procedures or engines, `Several` of
+        them.
 
     Raises
     ------
     InputError
         As for `lc.cost`, and for an engine that cannot run the step as asked.
+
+    Commands
+    --------
+    learncost memory gpt2 --batch-size 4
+        The peak of a training step of four sequences, and what makes it.
+    learncost memory gpt2 --engine table,autograd,numpy
+        What the step takes as three runners execute it, and which rules make the difference.
+    learncost memory gpt2 --budget 8GB
+        The largest batch and the longest sequence that fit in 8 GB.
 
     Examples
     --------
@@ -215,20 +227,38 @@ def memory(
     {'batch_size': 31, 'seq_len': 1024}
     """
     limit = None if budget is None else bytes_of("budget", budget)
-    runner = named_one("engine", engine or USUAL, runners())
-    given = train, train_layers, lora, lora_rank, lora_alpha
-    lengths = batch_size, seq_len, target_len
+    learning = train, train_layers, lora, lora_rank, lora_alpha
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    wanted = adaptation_of(*given, kind=kind)
-    plan = runner.plan if plan is None else plan
-    run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), wanted, plan)
-    chosen = optimizer or DEFAULT
-    step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
-    found = answered(step, engine, limit)
-    if limit is not None and not any(found.fits.values() if found.fits else ()):
-        raise InputError(_too_little(found, limit))
-    return found
+    wanted = adaptation_of(*learning, kind=kind)
+
+    def one(procedure: str, engine: str) -> Memory:
+        runner = named_one("engine", engine or USUAL, runners())
+        own, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
+        run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), wanted, own)
+        chosen = optimizer or DEFAULT
+        step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
+        found = answered(step, engine, limit)
+        if limit is not None and not any(found.fits.values() if found.fits else ()):
+            raise InputError(_too_little(found, limit))
+        return found
+
+    names, engines = _names("procedures", procedure), _names("engines", engine)
+    if len(names) > 1 and len(engines) > 1:
+        raise InputError("several procedures stand side by side, or several engines: give one of the others")
+    found = tuple(one(name, own) for name in names for own in engines)
+    if len(found) == 1:
+        return found[0]
+    from learncost.ledger.memory_several import Several  # is built on this module
+
+    return Several(found, "engine" if len(engines) > 1 else "procedure")
+
+
+def _names(what: str, text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if len(set(names)) < len(names):
+        raise InputError(f"{what} must be different names with commas between them, not {text!r}")
+    return names
 
 
 def _too_little(found: Memory, budget: int) -> str:

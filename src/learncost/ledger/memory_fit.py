@@ -13,6 +13,7 @@ from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
 from learncost.ledger.memory_step import Step
 from learncost.ledger.memory_types import bytes_of, said_bytes
+from learncost.ledger.question import question
 from learncost.ledger.run import Run, adaptation_of, prepare
 from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
@@ -213,6 +214,7 @@ class Fit(Shown):
         return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
 
 
+@question()
 def fit(
     model: str | Configuration,
     ram: int | str,
@@ -232,32 +234,31 @@ def fit(
     lora_rank: object = None,
     lora_alpha: object = None,
     target_len: int | str | None = None,
-    procedure: Iterable[str] | str | None = None,
     **sizes: Any,
 ) -> Fit | Lengths:
-    """Which learning procedures fit a device's memory, and how large a batch would.
-
-    Arguments that are not listed here mean what they mean in `lc.memory`.
+    """Which learning procedures fit a device's memory, how large a batch does, and what to change where none does.
 
     Parameters
     ----------
     ram
-        Bytes of RAM, as 256MB.
+        How many bytes there are, as 24GB or 24GiB. It is the same as `budget` of learncost memory.
     flash
-        Bytes of flash. Frozen weights lie there where it is given, else in RAM.
+        How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
     procedures
-        Names, or one text with commas between them; `inference` is the model as it is, which learns nothing. By
-        default that, bp, recompute, pepita and mempepita.
+        What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only. The
+        default is all but the last.
     seq_len
-        Tokens in a sequence; several, as a list or with commas between, give a table by length (`Lengths`).
+        How many tokens are in a sequence. Several with commas between, as 512,1024,2048, show what fits at each. The
+        default is the number of positions that the model has.
+    optimizer
+        adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     plan
-        This plan alone; by default several are tried.
+        This plan alone (`learncost list plans`). The default is to try several.
     engine
-        Whose step it is, as in `lc.memory`.
+        Who runs the step, as in learncost memory. The default is autograd, PyTorch's, where it has an answer, and
+        table, as the step is written, elsewhere: under a plan, with `flash`, in int8.
     module
-        Whose code autograd trains, as in `lc.memory`.
-    procedure
-        The same as `procedures`, as the command line calls it.
+        Whose code autograd trains: transformers (the default) or plain, as in learncost memory.
 
     Returns
     -------
@@ -268,6 +269,15 @@ def fit(
     ------
     InputError
         As for `lc.memory`, and where the model can do none of this.
+
+    Commands
+    --------
+    learncost fit gpt2 --ram 8GB
+        Which procedures fit in 8 GB, and how large a batch.
+    learncost fit gpt2 --ram 256MB --flash 1GB --seq-len 128
+        A small device whose frozen weights lie in flash.
+    learncost fit qwen2.5-7b --precision qlora --lora all-linear --seq-len 1024,4096,16384 --ram 24GB
+        What fits a GPU at which length, with which checkpointing.
 
     Examples
     --------
@@ -282,7 +292,7 @@ def fit(
     )  # fmt: skip
     if engine:
         named_one("engine", engine, runners())
-    names = tuple(dict.fromkeys(several(procedures, procedure) or EVERY))
+    names = tuple(dict.fromkeys(several(procedures) or EVERY))
     for name in names:
         named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module

@@ -42,7 +42,9 @@ class Measured:
     def predicted(self) -> Memory:
         """The step as it is predicted."""
         given = dict(self.step)
-        return memory(given.pop("model"), **given)
+        found = memory(given.pop("model"), **given)
+        assert isinstance(found, Memory)  # one procedure, one engine
+        return found
 
     @property
     def shown(self) -> str:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learncost.equation.errors import InputError
-from learncost.ledger.memory import Memory, memory
+from learncost.ledger.memory import Memory
 from learncost.ledger.sheet import Shown
-from learncost.models.configuration import Configuration
 
 EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
 """The parts of a peak that every runner tells apart; of the others some tell the sum alone."""
@@ -84,28 +82,3 @@ def _part(found: Memory, part: str) -> int:
     if part != ELSE:
         return found.split.get(part, 0)
     return found.peak - sum(found.split.get(name, 0) for name in EVERYWHERE)
-
-
-def several(
-    model: str | Configuration, procedures: str, *given: Any, engine: str = "", **more: Any
-) -> Memory | Several:
-    """What `memory` says of one procedure and one runner, or of several of either, with commas between.
-
-    Raises `InputError`.
-    """
-    names, engines = _names("procedures", procedures), _names("engines", engine)
-    if len(names) > 1 and len(engines) > 1:
-        raise InputError("several procedures stand side by side, or several engines: give one of the others")
-    if len(engines) > 1:
-        found = (memory(model, names[0], *given, engine=name, **more) for name in engines)
-        return Several(tuple(found), "engine")
-    if len(names) == 1:
-        return memory(model, names[0], *given, engine=engines[0], **more)
-    return Several(tuple(memory(model, name, *given, engine=engines[0], **more) for name in names))
-
-
-def _names(what: str, text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if len(set(names)) < len(names):
-        raise InputError(f"{what} must be different names with commas between them, not {text!r}")
-    return names

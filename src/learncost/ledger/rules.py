@@ -13,6 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import named
 from learncost.ledger.measures import Block, Measures, attends, backward, forward
+from learncost.ledger.question import question
 from learncost.ledger.run import prepare
 from learncost.ledger.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.models.configuration import Configuration
@@ -25,6 +26,7 @@ _WITH_THE_WIDTH = re.compile(r"intermediate_size|ffn_dim|(attention|key_value)_h
 """The sizes of a configuration that grow with its width: a feed-forward network's own, and how many heads there are."""
 
 
+@question()
 def rules(
     model: str | Configuration,
     tokens: int | str | None = None,
@@ -33,14 +35,12 @@ def rules(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Rules:
-    """Rules of thumb set against the exact numbers of a model, with the error of each and where it comes from.
-
-    Arguments that are not listed here mean what they mean in `lc.cost`.
+    """Rules of thumb set against the exact numbers: the error of each, where it comes from, and who says so.
 
     Parameters
     ----------
     tokens
-        Tokens of a whole training run; those of one step where it is left out.
+        How many tokens a whole training has, such as 3e11. The default is those of one step.
 
     Returns
     -------
@@ -51,6 +51,11 @@ def rules(
     ------
     InputError
         As for `lc.cost`.
+
+    Commands
+    --------
+    learncost rules gpt2 --tokens 3e11
+        How far rules such as 6 N D are from the exact numbers, and why.
 
     Examples
     --------

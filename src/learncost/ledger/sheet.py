@@ -54,7 +54,7 @@ class Shown(Readable):
     `records(answer)`, rows for CSV.
     """
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Any:
         """Everything as data, as the JSON has it."""
         raise NotImplementedError
 

@@ -80,14 +80,10 @@ INFERENCE: Mapping[str, Procedure] = {
 }
 
 
-def several(procedures: Iterable[str] | str | None, same: Iterable[str] | str | None = None) -> tuple[str, ...]:
-    """The names of several procedures, given as a list or with commas between; `same` is the argument's other name."""
-    if procedures is not None and same is not None:
-        raise InputError("procedure and procedures are the same: give one of them")
-    given = same if procedures is None else procedures
-    if given is None:
-        return ()
-    return tuple(str(name).strip() for name in (given.split(",") if isinstance(given, str) else given))
+def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
+    """The names of several procedures, given as a list or with commas between."""
+    given = procedures.split(",") if isinstance(procedures, str) else procedures or ()
+    return tuple(str(name).strip() for name in given)
 
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:

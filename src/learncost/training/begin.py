@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.ledger.memory import memory
+from learncost.ledger.memory import Memory, memory
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
@@ -84,6 +84,7 @@ def _within(configuration: Configuration, options: Options) -> str:
         budget=options.budget,
         **options.learns,
     )
+    assert isinstance(found, Memory)  # one procedure, one engine
     assert found.budget is not None
     if found.peak > found.budget:
         raise InputError(

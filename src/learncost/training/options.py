@@ -28,17 +28,73 @@ MINUTES = 2.0
 class Options:
     """How to train; what is None follows from the model or from the number of steps, see `resolved`.
 
-    steps      None: as many as fit in `minutes`, measured before the first one
-    minutes    stops after as many, saved
-    start      the folder of a checkpoint of Hugging Face to start from
-    beta_2     of adamw, which remembers squares of gradients by it; 0.999 is for longer trainings
-    peak_flops  of the machine, FLOPs in a second, for the share of it that is used (MFU)
-    accumulate  microbatches of `batch_size` sequences whose gradients are averaged before the optimizer's one step
-    plan        the rewritings of the step, as `flash,fused,recompute=gelu+norm`; None: the engine's own choice
-    dtype       a precision, by its name
-    train, train_layers, lora, lora_rank, lora_alpha  what learns, as `lc.cost` takes it
-    device      of --engine torch: cpu, or what PyTorch calls another one, such as cuda
-    budget      bytes that a step of --engine torch may take, as 2GB: the plan is chosen so that it does
+    Parameters
+    ----------
+    paths
+        Text files in UTF-8, and folders of them. Everything else in a folder is skipped, and counted.
+    model
+        nano (the default) or small, a preset (`learncost list models`), or a config.json. Sizes as flags change it.
+    start
+        Starts from a checkpoint of transformers in this folder, of GPT-2's or Llama's kind.
+    tokenizer
+        bytes, or a tokenizer.json of Hugging Face. The default is the checkpoint's own, else bytes.
+    engine
+        What runs the steps: torch (the default where PyTorch is installed), numpy or jax.
+    procedure
+        How the model learns: bp (the default), recompute, pepita or mempepita.
+    mode
+        How pepita and mempepita update: stable (the default) or paper.
+    optimizer
+        What updates the weights: adamw (the default), momentum or sgd.
+    batch_size
+        How many sequences are computed at once.
+    accumulate
+        How many batches are one step. Their gradients are averaged, and memory is that of one batch. The default is 1.
+    seq_len
+        How many tokens are in a sequence.
+    dropout
+        The probability of dropout. The default is 0.
+    learning_rate
+        The highest learning rate, after the warm-up; it then goes down by half a cosine.
+    final_learning_rate
+        The share of the learning rate that is left at the end. The default is 0.1.
+    warm_up
+        In how many steps the learning rate rises. The default is a tenth of all, at most 100.
+    beta_2
+        The second beta of adamw. The default is 0.99.
+    weight_decay
+        The weight decay. The default is 0.01.
+    clip
+        The largest norm of all gradients together. The default is 0, which leaves them alone.
+    plan
+        How the step is rewritten, such as recompute=gelu+norm. The default is the engine's choice.
+    device
+        With `engine` torch, cpu (the default) or cuda, where PyTorch's operators run under torch.compile.
+    budget
+        How many bytes a step of `engine` torch may take, such as 2GB. What is kept and what is made again is chosen by
+        it.
+    seed
+        The seed of weights, batches, dropout and samples. The default is 0.
+    steps
+        How many steps are run. The default is as many as fit in `minutes`, which is measured before the first.
+    minutes
+        How many minutes the run may take. The default is 2. With `steps` too, the run stops there, saved.
+    validate_every
+        After how many steps the loss on held-out documents is measured. The default is a tenth of all, at least 50. It
+        is always measured after the last step.
+    save_every
+        After how many steps a checkpoint is saved. The default is a tenth of all.
+    sample_every
+        After how many steps a sample is written. The default is a quarter of all, at least 50.
+    validation_share
+        The share of the documents that is held out. The default is 0.05.
+    peak_flops
+        How many FLOPs this machine does in a second at best, such as 2e11. The share that is used (MFU) is then shown.
+    prompt
+        How samples begin. The default is a new line.
+    train
+        What learns: all, head, embeddings, biases, or names of weights and modules with commas between. All else is
+        frozen.
     """
 
     paths: tuple[str, ...] = ()
@@ -54,12 +110,12 @@ class Options:
     batch_size: int | None = None
     accumulate: int = 1
     seq_len: int | None = None
+    dropout: float = 0.0
     learning_rate: float | None = None
     final_learning_rate: float = 0.1
     warm_up: int | None = None
     beta_2: float = 0.99
     weight_decay: float = 0.01
-    dropout: float = 0.0
     clip: float = 0.0
     plan: str | None = None
     device: str = "cpu"
@@ -71,8 +127,8 @@ class Options:
     save_every: int | None = None
     sample_every: int | None = None
     validation_share: float = 0.05
-    prompt: str = "\n"
     peak_flops: float | None = None
+    prompt: str = "\n"
     train: str | None = None
     train_layers: str | None = None
     lora: str | None = None

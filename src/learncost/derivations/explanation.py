@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
-from learncost.ledger.sheet import Readable, Row, Sheet, number
+from learncost.ledger.sheet import SPELLED, Readable, Row, Sheet, number
 from learncost.readings import write
 from learncost.readings.price import Book
 
@@ -150,16 +150,8 @@ class Explanation(Readable):
             yield Row(("kept", kept.text, self.short(kept.elements), ""))
 
     def show(self, format: str) -> str:
-        """The explanation as text, markdown, latex or json."""
-        if format == "text":
-            return plain(self._table())
-        if format == "markdown":
-            return self.markdown()
-        if format == "latex":
-            return self._latex()
-        if format == "json":
-            return json.dumps(self.to_dict(), indent=2)
-        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+        """The explanation as table (or text), md (or markdown), latex, json or html."""
+        return in_format(self, format, md=self.markdown, latex=self._latex)
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as data; counts are expressions of Python, to be multiplied by `times`."""
@@ -372,6 +364,15 @@ class Explanation(Readable):
                 rows.append(rf"& {left} && {maccs}\ \text{{MACCs}},\ {flops}\ \text{{FLOPs}}{number}")
             lines += [" \\\\\n".join(rows), r"\end{align*}"]
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
+
+
+def in_format(found: Any, format: str, **others: Callable[[], str]) -> str:
+    """An answer that is more than sheets in one of its formats: table, json, html, and those of its own."""
+    known = {"table": lambda: plain(found._table()), "json": lambda: json.dumps(found.to_dict(), indent=2), **others}
+    known["html"] = found._repr_html_
+    if (wanted := SPELLED.get(format, format)) not in known:
+        raise InputError(f"format must be one of {', '.join(known)}, not {format!r}")
+    return known[wanted]()
 
 
 def plain(table: RenderableType, width: int = 80) -> str:

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-from learncost.equation.count import Count, base
-from learncost.equation.errors import InputError
-from learncost.equation.table import Repeat, Statement, Table, Word, walk
-from learncost.faces.explanation import Explanation, Format, Kept, Part, Step
-from learncost.faces.of_model import model_explained
-from learncost.faces.of_word import word_explained
-from learncost.faces.subject import (
+from learncost.derivations.explanation import Explanation, Format, Kept, Part, Step
+from learncost.derivations.of_model import model_explained
+from learncost.derivations.of_word import word_explained
+from learncost.derivations.subject import (
     Subject,
     is_layer,
     is_model,
@@ -22,14 +19,19 @@ from learncost.faces.subject import (
     of_a_word,
     prepared,
 )
-from learncost.faces.subject import subject as find_subject
+from learncost.derivations.subject import subject as find_subject
+from learncost.equation.count import Count, base
+from learncost.equation.errors import InputError
+from learncost.equation.table import Repeat, Statement, Table, Word, walk
 from learncost.layers.layer import Layer
+from learncost.ledger.question import question
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
 from learncost.vocabulary import called
 
 
+@question()
 def explain(
     subject: str | Layer,
     layer: str | None = None,
@@ -45,33 +47,32 @@ def explain(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Explanation:
-    """A layer, a word, or a layer of a model, line by line: what every line costs, and what is kept between passes.
+    """A layer, a word, or a layer of a model, line by line: forward, backward, weight update, what is kept.
 
     Parameters
     ----------
     subject
-        A layer, by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, a word of the
-        vocabulary (softmax), or a model as `lc.cost` takes it.
+        A layer by its name or as people call it (attention, mha, SwiGLU; learncost list layers), a file in the
+        notation, a word (softmax; learncost list words), or a model as learncost cost takes it.
     layer
-        Of a model: which of its layers; by default all of them.
-    price_book
-        What one operation costs: run, matmul, paper and others.
+        The layer of the model. Without it, all layers of the model are shown.
     procedure
-        Of a model: the learning procedure of the step, bp by default.
+        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
     jacobian
-        Of a layer: backward through explicit Jacobians, or in closed form; by default as the price book has it.
+        For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        Of a model and of the layer `optimizer`: adamw, sgd or momentum.
+        For a model and the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and
+        sgd under the paper's price books.
     format
         How it prints itself: text, markdown, latex or json.
     batch_size
-        Of a model: sequences in the step.
+        For a model, how many sequences are in one step. The default is 1.
     seq_len
-        Of a model: tokens in a sequence.
+        For a model, how many tokens are in a sequence. The default is the number of positions that it has.
     target_len
-        Of a model with an encoder and a decoder: tokens in a sequence of the decoder.
+        For an encoder-decoder, how many tokens are in a sequence of the decoder. The default is `seq_len`.
     sizes
-        Of a model: any of its sizes.
+        For a model, any of its sizes or settings, such as `num_hidden_layers` 4.
 
     Returns
     -------
@@ -82,6 +83,15 @@ def explain(
     ------
     InputError
         Nothing is called so, or what is given does not go with it.
+
+    Commands
+    --------
+    learncost explain attention
+        Multi-head attention line by line, with its gradients.
+    learncost explain softmax
+        A word: its body and its gradient, written out.
+    learncost explain gpt2 attention
+        The attention that GPT-2 has, with its biases and mask, and what it costs there.
 
     Examples
     --------

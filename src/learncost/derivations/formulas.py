@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from learncost.equation.count import Count, total
-from learncost.equation.errors import InputError
-from learncost.equation.table import Table
-from learncost.faces.explanation import plain
-from learncost.faces.of_model import ModelFormulas, model_formulas
-from learncost.faces.of_word import word_explained
-from learncost.faces.subject import (
+from learncost.derivations.explanation import in_format
+from learncost.derivations.of_model import ModelFormulas, model_formulas
+from learncost.derivations.of_word import word_explained
+from learncost.derivations.subject import (
     Subject,
     is_layer,
     is_model,
@@ -24,8 +20,12 @@ from learncost.faces.subject import (
     of_a_word,
     prepared,
 )
-from learncost.faces.subject import subject as find_subject
+from learncost.derivations.subject import subject as find_subject
+from learncost.equation.count import Count, total
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
+from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
@@ -123,16 +123,8 @@ class Formulas(Readable):
         return self._mathml()
 
     def show(self, format: str) -> str:
-        """The formulas as text, latex, mathml or json."""
-        if format == "text":
-            return plain(self._table())
-        if format == "latex":
-            return self._latex()
-        if format == "mathml":
-            return self._mathml()
-        if format == "json":
-            return json.dumps(self.to_dict(), indent=2)
-        raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
+        """The formulas as table (or text), latex, mathml, json or html."""
+        return in_format(self, format, latex=self._latex, mathml=self._mathml)
 
     def to_dict(self) -> dict[str, Any]:
         """The formulas as data; expressions are those of Python, to be multiplied by `times`."""
@@ -252,6 +244,7 @@ class Formulas(Readable):
         return f"<div>\n{math}\n{notes}</div>"
 
 
+@question()
 def formulas(
     subject: str | Layer,
     layer: str | None = None,
@@ -267,33 +260,32 @@ def formulas(
     target_len: int | str | None = None,
     **sizes: Any,
 ) -> Formulas | ModelFormulas:
-    """MACCs and FLOPs as formulas: of a layer in the symbols of Pau & Aymone 2024, or of a model's own layers.
+    """MACCs and FLOPs as formulas: of a layer in the symbols of the paper, or of a model's own layers.
 
     Parameters
     ----------
     subject
-        A layer by its name or by what people call it (attention, mha, SwiGLU), a file in the notation, or a model as
-        `lc.cost` takes it.
+        A layer by its name or as people call it (attention, mha, SwiGLU; learncost list layers), a file in the
+        notation, or a model as learncost cost takes it.
     layer
-        Of a model: which of its layers; by default all of them.
-    price_book
-        What one operation costs: run, matmul, paper and others.
+        The layer of the model. Without it, all layers of the model are shown.
     procedure
-        The learning procedure whose step is summed: bp, recompute, pepita or mempepita.
+        How the model learns: bp, recompute, pepita or mempepita.
     jacobian
-        Of a layer: backward through explicit Jacobians, or in closed form; by default as the price book has it.
+        For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer
-        Of a model and of the layer `optimizer`: adamw, sgd or momentum.
+        For a model and the layer optimizer, what updates the weights: adamw, sgd or momentum. The default is adamw, and
+        sgd under the paper's price books.
     format
         How a layer's formulas print themselves: text, latex, mathml or json.
     batch_size
-        Of a model: sequences in the step.
+        For a model, how many sequences are in one step. The default is 1.
     seq_len
-        Of a model: tokens in a sequence.
+        For a model, how many tokens are in a sequence. The default is the number of positions that it has.
     target_len
-        Of a model with an encoder and a decoder: tokens in a sequence of the decoder.
+        For an encoder-decoder, how many tokens are in a sequence of the decoder. The default is `seq_len`.
     sizes
-        Of a model: any of its sizes.
+        For a model, any of its sizes or settings, such as `num_hidden_layers` 4.
 
     Returns
     -------
@@ -305,6 +297,13 @@ def formulas(
     ------
     InputError
         Nothing is called so, or what is given does not go with it.
+
+    Commands
+    --------
+    learncost formulas attention
+        What multi-head attention costs, as formulas.
+    learncost formulas gpt2
+        What every layer of GPT-2 costs, as formulas and as numbers.
 
     Examples
     --------

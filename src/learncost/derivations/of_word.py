@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.equation.count import Count, total
 from learncost.equation.table import Line, Term, Word
-from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.lower import lower_line
 from learncost.readings import write
 from learncost.readings.price import Book, executed

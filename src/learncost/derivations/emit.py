@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
-from learncost.faces.flags import Name, Number, Value, refuse_unknown
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
+from learncost.ledger.question import question
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build, run_sizes
@@ -29,73 +26,60 @@ from learncost.procedures.optimizer import DEFAULT, with_optimizer, without_grad
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
-from learncost.readings.emit import BACKENDS, program
+from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
 
-OWN = (
-    "backend",
-    "procedure",
-    "optimizer",
-    "plan",
-    "macro",
-    "batch-size",
-    "seq-len",
-    "dtype",
-    "precision",
-    "output",
-    "help",
-)
 MACROS = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}
 IN_PLACE = "c"
 """The dialect that writes into one arena: products of PyTorch's, kernels in C, for arrays of one size."""
 
 
+@question()
 def emit(
     subject: object,
     backend: str = "numpy",
     *,
     procedure: str | None = None,
     optimizer: str | None = None,
-    plan: str | None = None,
     macro: str = "step",
+    plan: str | None = None,
     batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     dtype: str | None = None,
     precision: str | None = None,
     **sizes: Any,
 ) -> str:
-    """The step of a layer or a model as Python source, which needs the backend's library and nothing else to run.
+    """The step as Python source that runs on NumPy, PyTorch or JAX and needs nothing of learncost.
 
-    Shapes stand in the source as names of axes: the program runs at every batch and length.
+    torch.compile and jax.jit take it whole. Every line says the axes of what it makes, and the numbers of the
+    equations that it is.
 
     Parameters
     ----------
     subject
-        The name of a layer, a file in the notation, a layer, a table, a configuration, or a model as `lc.cost` takes
-        it.
+        A layer (`learncost list layers`), a file in the notation, or a model as `learncost cost` takes it.
     backend
-        numpy, torch or jax; the library need not be installed to emit. c is for models: a step in place, with products
-        of PyTorch's and kernels in C on one arena, for one batch size and length.
+        What the program runs on: numpy, torch or jax; or c, for a model: PyTorch's products and kernels in C on one
+        arena, for one batch and length.
     procedure
-        Of a model: bp by default, recompute, pepita or mempepita.
+        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
     optimizer
-        adamw (the default of a model), sgd or momentum; none (of a layer) gives a program that returns the gradients.
+        What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for a
+        model and none for a layer.
     plan
-        Of a model: rewritings of its step, such as head,at-once,recompute=gelu+norm (`learncost list plans`).
+        For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (`learncost list plans`).
     macro
-        step; of a layer also forward alone, or backward alone, with the gradients of the weights.
+        What is written: the step; for a layer also forward or backward alone.
     batch_size
-        Of c: sequences, 1 by default.
+        With `backend` c, how many sequences there are. The default is 1.
     seq_len
-        Of c: tokens in a sequence, by default what the model allows.
-    dtype
-        The same as `precision`.
+        With `backend` c, how many tokens are in each. The default is the number of positions that the model has.
     precision
-        bf16 has products and activations in bf16 and weights in fp32; bf16-pure has these in bf16 too. Of c also fp32,
-        the default, and fp64.
+        bf16, with weights in fp32, or bf16-pure; with `backend` c also fp32 (the default) and fp64. Other programs take
+        the type of their arrays.
     sizes
-        Of a model: any size, in any accepted spelling.
+        Any size or setting of a model, such as `hidden_size` 1024. All programs but those in C read lengths off arrays.
 
     Returns
     -------
@@ -106,6 +90,13 @@ def emit(
     ------
     InputError
         For what is not known, or does not go together.
+
+    Commands
+    --------
+    learncost emit attention
+        Attention, its backward and its weights' gradients as a program for NumPy.
+    learncost emit gpt2 --backend torch --optimizer adamw -o step.py
+        A training step of GPT-2 for PyTorch, into a file.
 
     Examples
     --------
@@ -233,75 +224,3 @@ def _layer(layer: Layer, optimizer: str, macro: str) -> tuple[Table, str]:
         table = with_optimizer(replace(table, weights=layer.table.weights), gradients, find_optimizer(optimizer))
         about = about.replace(".", f", optimizer {optimizer}.", 1)
     return table, about
-
-
-def command(
-    subject: str,
-    /,
-    *,
-    backend: Name = "numpy",
-    procedure: Name | None = None,
-    optimizer: Name | None = None,
-    plan: Name | None = None,
-    macro: Name = "step",
-    batch_size: Number | None = None,
-    seq_len: Number | None = None,
-    dtype: Name | None = None,
-    precision: Name | None = None,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"], metavar="FILE")] = None,
-    **sizes: Value,
-) -> str | None:
-    """The step as Python source that runs on NumPy, PyTorch or JAX and needs nothing of learncost.
-
-    torch.compile and jax.jit take it whole. Every line says the axes of what it makes, and the numbers of the
-    equations that it is.
-
-    Parameters
-    ----------
-    subject
-        A layer (learncost list layers), a file in the notation, or a model as `learncost cost` takes it.
-    backend
-        What the program runs on: numpy, torch or jax; or c, for a model: PyTorch's products and kernels in C on one
-        arena, for one batch and length.
-    procedure
-        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
-    optimizer
-        What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for
-        a model and none for a layer.
-    plan
-        For a model, how its step is rewritten, as head,at-once,recompute=gelu+norm (learncost list plans).
-    macro
-        What is written: the step; for a layer also forward or backward alone.
-    batch_size
-        With --backend c, how many sequences there are. The default is 1.
-    seq_len
-        With --backend c, how many tokens are in each. The default is the number of positions that the model has.
-    precision
-        bf16, with weights in fp32, or bf16-pure; with --backend c also fp32 (the default) and fp64. Other programs take
-        the type of their arrays.
-    output
-        The file to write. The default is standard output.
-    sizes
-        Any size or setting of a model, such as --hidden-size 1024. All programs but those in C read lengths off arrays.
-
-    Examples
-    --------
-    learncost emit attention
-        Attention, its backward and its weights' gradients as a program for NumPy.
-    learncost emit gpt2 --backend torch --optimizer adamw -o step.py
-        A training step of GPT-2 for PyTorch, into a file.
-    """
-    given = refuse_unknown(sizes, OWN)
-    own: dict[str, Any] = {"procedure": procedure, "optimizer": optimizer, "plan": plan, "macro": macro}
-    own |= {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype, "precision": precision}
-    text = emit(subject, backend, **own, **given)
-    if output is None:
-        return text
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
-    return None
-
-
-__all__: Sequence[str] = ("BACKENDS", "command", "emit")

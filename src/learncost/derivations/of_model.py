@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from learncost.derivations.explanation import Explanation, Format, Part, Step
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line
-from learncost.faces.explanation import Explanation, Format, Part, Step
 from learncost.layers.alone import shape
 from learncost.layers.layer import usual_names
 from learncost.ledger.run import Run, shown_layer

@@ -1,0 +1,98 @@
+"""What is typed after a command, read by the flags of its question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.question import Flag
+from learncost.models.configuration import SETTINGS
+from learncost.models.families import FAMILIES
+from learncost.models.sizes import CANONICAL, spelled
+from learncost.models.wording import nearest, shown
+
+
+def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+    """The arguments, and by their parameters' names the flags, that are typed: texts, but switches, which are booleans.
+
+    Raises `InputError` for a flag that is not known, is given twice or has no value, and for words too few or too many.
+    """
+    known = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
+    others = any(flag.how == "flags" for flag in flags)
+    left, arguments, given = list(words), list[str](), dict[str, Any]()
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            arguments += left
+            break
+        if not _is_flag(word):
+            arguments.append(word)
+            continue
+        name, joined, text = word.partition("=")
+        flag = known.get(spelling := name.replace("_", "-")) or known.get(spelling.replace("--no-", "--", 1))
+        if flag is None:
+            _check_size(name, (*known, "--help"), others)
+        key = flag.name if flag else name.lstrip("-")
+        if key in given:
+            raise InputError(f"{name} is given twice")
+        if flag and flag.kind == "boolean":
+            if joined or (spelling not in flag.names and not flag.reverses):
+                raise InputError(f"{word} is no flag: {flag.names[0]} stands alone")
+            given[key] = spelling in flag.names
+            continue
+        values = [text] if joined else _values(left, flag.values if flag else 1)
+        if len(values) < (flag.values if flag else 1):
+            raise InputError(
+                f"{name} needs {'a value' if flag is None or flag.values == 1 else f'{flag.values} values'}"
+            )
+        given[key] = values[0] if len(values) == 1 else tuple(values)
+    _check_count(command, flags, arguments, given)
+    return arguments, given
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is none that stands for itself: a lone - is standard input, and -0.1 is a number."""
+    if not word.startswith("-") or word == "-":
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+def _values(left: list[str], count: int) -> list[str]:
+    """The words that follow a flag, taken away."""
+    found = list[str]()
+    while left and len(found) < count and not _is_flag(left[0]):
+        found.append(left.pop(0))
+    return found
+
+
+def _check_size(name: str, known: Sequence[str], others: bool) -> None:
+    """Refuse a flag that is neither the command's nor a size or a setting of models."""
+    sizes = {*CANONICAL, *SETTINGS} if others else set()
+    if others and name.startswith("--") and spelled(name[2:]) in sizes:
+        return
+    if others:  # what only some families read; their files are opened for it
+        every = [(f.sizes, f.settings, f.dropout, f.refused, f.spellings) for f in FAMILIES.values()]
+        sizes |= {key for own in every for keys in own for key in keys}
+        if name.startswith("--") and spelled(name[2:]) in sizes:
+            return
+    near = nearest(name, [*known, *(f"--{size.replace('_', '-')}" for size in sizes)])
+    hint = near or ("; `learncost list sizes` shows those that are sizes" if others else "")
+    raise InputError(f"unknown flag {shown(name)}{hint}")
+
+
+def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], given: Iterable[str]) -> None:
+    """Refuse arguments too many or too few, and a flag that is missing."""
+    places = [flag for flag in flags if flag.how == "argument"]
+    if len(arguments) > len(places) and not any(flag.how == "arguments" for flag in flags):
+        raise InputError(f"{shown(arguments[len(places)])} is one word too many")
+    missing = [flag.name.upper() for flag in places[len(arguments) :] if flag.required]
+    missing += [
+        f"{one.names[0]} {one.value}" for one in flags if one.how == "flag" and one.required and one.name not in given
+    ]
+    if missing:
+        raise InputError(f"{command} needs {missing[0]}; see its --help")

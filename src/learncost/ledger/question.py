@@ -1,0 +1,223 @@
+"""A question is a function, and its parameters are its flags: each is told once, in the signature and the docstring.
+
+From there come the keyword, the flag of the command line with its help, and the JSON schema. What parameters mean that
+several functions have stands in `learncost.ledger.flags`, once; a docstring has those that mean something else there,
+or that are the function's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, cleandoc, signature
+from typing import Any, TypeVar, cast
+
+from learncost.equation.errors import InputError
+from learncost.ledger.flags import FLAGS, Shared
+
+Asked = TypeVar("Asked", bound=Callable[..., Any])
+
+_SECTION = re.compile(r"(?:^|\n)(Parameters|Attributes|Returns|Raises|Commands|Examples)\n-{3,}\n")
+_ITEM = re.compile(r"[^,]+")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A parameter of a question, as it is typed, explained and read.
+
+    kind     boolean, integer, number or string, as a JSON schema has it
+    values   how many follow the flag
+    how      argument, arguments (all that there are), flag, or flags (all others: sizes of a model)
+    meaning  as the docstring has it: other parameters are between backticks
+    about    what it has in common with those of other questions, and its group
+    """
+
+    name: str
+    kind: str
+    values: int
+    default: Any
+    how: str
+    meaning: str
+    about: Shared
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is typed for it, the usual name first; short forms such as -o last."""
+        own = dict.fromkeys((self.about.typed or self.name, *self.about.also))
+        return tuple(name if name.startswith("-") else f"--{name.strip('_').replace('_', '-')}" for name in own)
+
+    @property
+    def reverses(self) -> bool:
+        """Whether it is a switch that --no- before its name turns off."""
+        return self.kind == "boolean" and self.default is None
+
+    @property
+    def required(self) -> bool:
+        return self.default is Parameter.empty and self.how in ("argument", "flag")
+
+    @property
+    def value(self) -> str:
+        """What stands for its value in the help; nothing for a switch."""
+        usual = {"boolean": "", "integer": "N", "number": "N", "string": "NAME"}[self.kind]
+        return self.about.value or " ".join([usual] * self.values)
+
+    def schema(self) -> dict[str, Any]:
+        """The property of a JSON schema. Numbers may be texts too, such as 3e11 or 8k."""
+        number = self.kind in ("integer", "number")
+        own: dict[str, Any] = {"type": [self.kind, "string"] if number else self.kind}
+        own["description"] = typed(self.meaning)
+        if self.about.choices:
+            own["examples" if self.about.several else "enum"] = list(self.about.choices)
+        if self.how == "arguments" or self.values > 1:
+            own = {"type": "array", "items": {"type": own["type"]}, "description": own["description"]}
+        return own if self.default in (None, "", Parameter.empty) else own | {"default": self.default}
+
+
+def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callable[[Asked], Asked]:
+    """Makes a function a question: arguments may be in another case or under their other names.
+
+    The docstring then lists all parameters.
+
+    rest   a function or a dataclass whose parameters go among the `**` of the question
+    names  which of them; else all
+    """
+
+    def make(function: Asked) -> Asked:
+        own = list(signature(function).parameters.values())
+        wanted = names.split()
+        more = [one for one in signature(rest).parameters.values() if not wanted or one.name in wanted] if rest else []
+        known = {one.name for one in own}
+        at = next((place for place, one in enumerate(own) if one.kind is Parameter.VAR_KEYWORD), len(own))
+        own[at:at] = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in more if one.name not in known]
+        parameters = {one.name: one for one in own}
+        function.__doc__ = _documented(function, parameters, told(rest).parameters if rest else {})
+
+        function.__dict__["parameters"] = parameters
+
+        @wraps(function)
+        def ask(*args: Any, **given: Any) -> Any:
+            named = {_renamed(name, parameters): _usual(name, value) for name, value in given.items()}
+            if len(named) < len(given):
+                raise InputError(f"{' and '.join(_twice(given, parameters))} are the same: give one of them")
+            places = (*parameters, *[""] * len(args))
+            return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **named)
+
+        return cast("Asked", ask)
+
+    return make
+
+
+def _renamed(name: str, parameters: Mapping[str, Any]) -> str:
+    """The name that the function has for an argument."""
+    others = (*FLAGS[name].also, FLAGS[name].typed) if name in FLAGS and name not in parameters else ()
+    return next((other for other in others if other in parameters), name)
+
+
+def _twice(given: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    names = [_renamed(name, parameters) for name in given]
+    return [name for name in given if names.count(_renamed(name, parameters)) > 1]
+
+
+def _usual(name: str, value: Any) -> Any:
+    """A name, or several with commas between, as its registry has it: AdamW is adamw."""
+    if not isinstance(value, str) or name not in FLAGS or value == value.lower():
+        return value
+    known = {choice.lower(): choice for choice in FLAGS[name].choices}
+    return _ITEM.sub(lambda part: known.get(part[0].strip().lower(), part[0]), value)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a docstring tells: what the function does, what its parameters mean, commands with what they show."""
+
+    about: str
+    parameters: Mapping[str, str]
+    commands: tuple[tuple[str, str], ...]
+
+
+def told(function: Callable[..., Any]) -> Told:
+    """The parts of a docstring that the help shows."""
+    about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    paragraphs = (" ".join(part.split()) for part in about.split("\n\n"))
+    said, commands = (tuple(_entries(sections.get(name, ""))) for name in ("Parameters", "Commands"))
+    return Told("\n\n".join(filter(None, paragraphs)), dict(said), commands)
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """Lines that stand at the left with the indented ones below each."""
+    for entry in re.split(r"\n(?=\S)", text.strip("\n")):
+        head, _, below = entry.partition("\n")
+        if head:
+            yield head.strip(), " ".join(below.split())
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """Its parameters, and those of another one that it passes on."""
+    own: Mapping[str, Parameter] = getattr(function, "parameters", None) or signature(function).parameters
+    return own
+
+
+def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
+    """The flags and arguments of a question, in the order of its parameters."""
+    said, group, found = told(function).parameters, "", list[Flag]()
+    for own in _parameters(function).values():
+        about = FLAGS.get(own.name, Shared(group))
+        group, annotation = about.group, str(own.annotation)
+        values = max(1, annotation.partition("tuple[")[2].partition("]")[0].count(",") + 1)
+        how = _HOW.get(own.kind, "flag")
+        if not found and own.kind is Parameter.POSITIONAL_OR_KEYWORD and own.default is Parameter.empty:
+            how = "argument"  # that it is about; others have names
+        found.append(Flag(own.name, _kind(annotation), values, own.default, how, said.get(own.name, ""), about))
+    return tuple(found)
+
+
+_HOW: Mapping[Any, str] = {
+    Parameter.POSITIONAL_ONLY: "argument",
+    Parameter.VAR_POSITIONAL: "arguments",
+    Parameter.VAR_KEYWORD: "flags",
+}
+
+
+def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """A question as a JSON schema (2020-12): what it may be asked with, by the names of its parameters."""
+    flags = flags_of(function)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        "description": typed(told(function).about),
+        "type": "object",
+        "properties": {flag.name: flag.schema() for flag in flags if flag.how != "flags"},
+        "required": [flag.name for flag in flags if flag.required],
+        "additionalProperties": any(flag.how == "flags" for flag in flags),
+    }
+
+
+def _kind(annotation: str) -> str:
+    words = re.findall(r"\w+", annotation)
+    kinds = {"bool": "boolean", "int": "integer", "float": "number"}
+    return next((kind for word, kind in kinds.items() if word in words), "string")
+
+
+def _documented(function: Callable[..., Any], parameters: Iterable[str], others: Mapping[str, str]) -> str:
+    """The docstring with all parameters, in their order; what it says nothing of is as others or all say it."""
+    about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
+    said, listed = told(function).parameters, []
+    for name in parameters:
+        shared = FLAGS.get(name, Shared(""))
+        meaning = said.get(name) or others.get(name) or shared.meaning
+        assert meaning, f"{function.__name__} does not say what {name} means"
+        if "{choices}" in meaning:
+            meaning = meaning.replace("{choices}", ", ".join(shared.choices))
+        listed.append(f"{name}\n    {meaning}")
+    own = dict(zip(parts[::2], parts[1::2], strict=True))
+    sections = {"Parameters": "", **own} | {"Parameters": "\n".join(listed)}
+    return "\n\n".join([about, *(f"{name}\n{'-' * len(name)}\n{text.strip()}" for name, text in sections.items())])
+
+
+def typed(text: str) -> str:
+    """A text as the command line says it: a name of an argument as its flag, and no backticks."""
+    named = re.sub(r"`([a-z][a-z0-9_]*)`", lambda found: f"--{found[1].replace('_', '-')}", text)
+    return named.replace("`", "")

@@ -9,8 +9,8 @@ from learncost.models.modules import joint
 from learncost.schedule.autograd.module import MODULES, Module
 
 
-def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
-    """The module of a name for a model; under checkpoints no cache of keys and values is kept."""
+def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:
+    """The module of a name for a model with weights of so many bytes; under checkpoints no cache is kept."""
     family = FAMILIES.get(model.configuration.family)
     if family is None or name == "plain":
         return MODULES[name]()
@@ -19,7 +19,7 @@ def module_of(model: Model, name: str, checkpointed: bool = False) -> Module:
     usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}
     if "buffers" in said:
-        said["buffers"] = evaluate(said["buffers"], model.configuration.values)
+        said["buffers"] = evaluate(said["buffers"], {**model.configuration.values, "width": width})
     given = {
         "cache": model.causal,
         "upcast": model.causal and not model.two_sided,

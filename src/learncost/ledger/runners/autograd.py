@@ -43,7 +43,7 @@ class Stepping:
 def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = step.model, step.kind
     recompute = step.procedure == "recompute"
-    module = module_of(model, step.module, recompute)
+    module = module_of(model, step.module, recompute, kind.weight)
     asked = Asked(
         module,
         step.state + step.master,

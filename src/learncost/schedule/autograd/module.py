@@ -45,6 +45,7 @@ class Scores:
     added     what is added to the scores
     cached    whether keys and values are of the positions that look at them
     alike     whether values are as wide as keys
+    cache     what the cache holds until the model returns
     """
 
     groups: int
@@ -63,6 +64,7 @@ class Scores:
     dropped: bool
     cached: bool
     alike: bool
+    cache: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ class Transformers(Module):
             scores, broadcast = replace(scores, groups=1), False
         if self.cache and scores.cached:
             k, v = cat((k,)), cat((v,))
+            scores.cache.extend((k, v))
         if self.attention == "eager":
             mask = masks(q.width) if scores.causal or scores.padded else None
             if self.scores == "products":
@@ -301,7 +304,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
         weights = weights + -1.0
     weights = (weights.in_float() if in_float else weights).apply("softmax").to(v.width)
     if scores.sink:
-        weights = weights.slice(scores.elements).copied()
+        weights = weights.slice(scores.elements)
     if scores.dropped:
         weights = weights.dropout()
     return weights.matmul(v.contiguous(), scores.results)

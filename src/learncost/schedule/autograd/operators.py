@@ -261,13 +261,6 @@ def _same(gradients: Gradients) -> Gradients:
     return [gradients.pop()]
 
 
-def _settled(tape: Tape, gradient: Value, elements: int, width: int) -> Value:
-    """A gradient as its operand is: summed where that was spread, in its type."""
-    if gradient.elements > elements:
-        gradient = tape.new(elements, gradient.width)
-    return gradient if gradient.width == width else tape.new(elements, width, gradient.turned)
-
-
 def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Value]:
     """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`)."""
     return [tape.new(elements, width) for elements, own in sizes if own < width]
@@ -277,8 +270,8 @@ def _times(one: Tensor, two: Tensor) -> Tensor:
     """A product by elements, the smaller spread: each is kept for the other's gradient."""
     tape, operands = one.tape, (one.value, two.value)
     elements, width = max(one.elements, two.elements), max(one.width, two.width)
-    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
-    own = [(each.elements, each.width) for each in operands]
+    needed = [each.node is not None for each in operands]
+    sizes = [(each.elements, each.width) for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> list[Value | None]:
@@ -288,19 +281,13 @@ def _times(one: Tensor, two: Tensor) -> Tensor:
         del whole
         found: list[Value | None] = [None, None]
         for number in (1, 0):  # the second operand's first, as Functions.cpp has it
-            copies = _alike(tape, [own[1 - number]], width) if sizes[number][2] else []
-            found[number] = tape.new(elements, width, laid) if sizes[number][2] else None
+            copies = _alike(tape, [sizes[1 - number]], width) if needed[number] else []
+            found[number] = tape.new(elements, width, laid) if needed[number] else None
             del copies
-        gradients.clear()
-        for number, (size, kind, _) in enumerate(sizes):
-            gradient = found[number]
-            found[number] = None
-            found[number] = _settled(tape, gradient, size, kind) if gradient else None
-            del gradient
         return found
 
-    keeps = [kept for kept, (_, _, needed) in zip(operands[::-1], sizes, strict=True) if needed]
-    copies = _alike(tape, own, width)
+    keeps = [kept for kept, wanted in zip(operands[::-1], needed, strict=True) if wanted]
+    copies = _alike(tape, sizes, width)
     (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
     del copies
     return Tensor(tape, result)
@@ -310,13 +297,13 @@ def _plus(one: Tensor, two: Tensor, room: Room | None = None) -> Tensor:
     """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
     tape, operands = one.tape, (one.value, two.value)
     elements, width = max(one.elements, two.elements), max(one.width, two.width)
-    sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    needed = [each.node is not None for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> list[Value | None]:
         whole = gradients.pop()
         assert whole
-        return [_settled(tape, whole, own, kind) if needed else None for own, kind, needed in sizes]
+        return [whole if wanted else None for wanted in needed]
 
     copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
     (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)

@@ -87,6 +87,7 @@ class _Step:
     leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)
+    cache: list[Tensor] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     tokens: str = ""
 
@@ -110,10 +111,13 @@ class _Step:
                 self.rooms[name] = room
             else:
                 values[name] = Tensor(self.tape, Value(elements, width, room))
+                if table.values[name].role == "value":
+                    self.inputs.append(values[name])  # images or sounds: who calls the model has them
         weights = {name: (name,) for name in table.weights}
         scope = _Scope(self, table.axes, weights, frozenset(asked.drawn), {})
         scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
         self.embedded.clear()
+        self.cache.clear()
         if not asked.checkpoint:
             self.masks.clear()
         return [values[name] for name in table.outputs]
@@ -130,7 +134,8 @@ class _Step:
 
     def embeds(self, weight: str, found: Tensor) -> None:
         """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
-        self.tokens = self.tokens or weight
+        if self.table.values[self.table.inputs[0]].role == "index":
+            self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
             self.embedded.append(found)
         if self.asked.checkpoint and not found.learns and weight == self.tokens:  # enable_input_require_grads
@@ -335,6 +340,7 @@ class _Scope:
             dropped=call.dropped,
             cached=bool(first.where) or base(keys[-1]) != base(place),
             alike=sum(widths) == count(last.sides.columns),
+            cache=self.step.cache,
         )
 
         def mask(width: int, elements: int = 0) -> Tensor:
@@ -371,7 +377,7 @@ class _Scope:
     def _experts(self, call: Experts, values: Values) -> Tensor:
         """transformers' `grouped_mm_experts_forward`: tokens sorted by experts, products of groups, sorted back.
 
-        Python's names hold the sorted tokens to the end.
+        Python's names hold the sorted tokens, and the biases of the last product, to the end.
         """
         count, tape = self.step.count, self.step.tape
         shares = self._found(call.shares, values)
@@ -383,11 +389,17 @@ class _Scope:
         local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
         left = Counter(name for line in call.lines for name in line.reads)
         del parts
+        made: set[str] = set()
+        biases: list[Tensor] = []
         for line in call.lines[:-1]:
+            made.add(line.name)
             if line == call.outward:
                 local[line.name] = linear(local[line.right[0].name], self._leaf(line.right[1].name), selected)
             elif isinstance(line, Sum) and line.right[-1].name in self.weights:  # out.add_(bias)
-                local[line.name] = local[line.right[0].name].add_(self._operand(line.right[-1], local))
+                bias = self._operand(line.right[-1], local)
+                biases = [bias] if call.outward.name in made else [*biases, bias]
+                local[line.name] = local[line.right[0].name].add_(bias)
+                del bias
             elif line not in call.inward:
                 local[line.name] = self._line(line, local)
             for name in line.reads:
@@ -400,7 +412,7 @@ class _Scope:
         local.clear()
         result = result.gather(order, selected)
         result = result.viewed().sum(count(call.makes[0].declared)).to(width)
-        del rows
+        del rows, biases
         return result
 
     def _single(self, call: Single, values: Values) -> Tensor:

@@ -47,14 +47,14 @@ Backward = Callable[[Gradients], Sequence[Value | None]]
 class Node:
     """An operator that was run, or a weight, whose `backward` is None and whose gradient stays.
 
-    operands   where the gradients of the operands go
+    operands   where the gradients of the operands go, and how many elements of how many bytes they have
     gradients  of its results, as far as they are there
     kept       the tensors that its backward needs
     frame      the checkpointed part that it belongs to, where that has to make again what it keeps
     """
 
     backward: Backward | None
-    operands: tuple[tuple[Node, int] | None, ...] = ()
+    operands: tuple[tuple[Node, int, int, int] | None, ...] = ()
     gradients: Gradients = field(default_factory=lambda: [None])
     kept: tuple[Value, ...] = ()
     frame: Frame | None = None
@@ -155,7 +155,7 @@ class Tape:
         return made
 
     def _node(self, operands: Sequence[Value], results: int, backward: Backward, kept: tuple[Value, ...]) -> Node:
-        places = tuple((one.node, one.result) if one.node else None for one in operands)
+        places = tuple((one.node, one.result, one.elements, one.width) if one.node else None for one in operands)
         node = Node(backward, places, [None] * results, label=self.label)
         if kept and self._frame:
             node.frame = self._frame
@@ -231,8 +231,9 @@ class Tape:
                 node.kept = ()
                 continue
             self.label = node.label if node.label.endswith(", backward") else f"{node.label}, backward"
+            again = node.frame is not None
             self._remake(node)
-            self._back(node)
+            self._back(node, again)
 
     def _remake(self, node: Node) -> None:
         frame = node.frame
@@ -245,17 +246,23 @@ class Tape:
             frame.run()
         self._again, self.label = None, label
 
-    def _back(self, node: Node) -> None:
+    def _back(self, node: Node, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
         found = list(node.backward(gradients))
+        if again:
+            node.kept = ()  # the hook that unpacks what was made again holds it no longer
+        for number, place in enumerate(node.operands):
+            gradient, found[number] = found[number], None
+            found[number] = self._settled(gradient, *place[2:]) if place and gradient else None
+            del gradient
         del gradients
         node.kept = ()
         node.backward = None
         for place in reversed(node.operands):
             gradient = found.pop()
             if place and gradient:
-                owner, number = place
+                owner, number, *_ = place
                 other = owner.gradients[number]
                 if other is None:
                     owner.gradients[number] = gradient
@@ -263,6 +270,12 @@ class Tape:
                     owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
                 del other
             del gradient
+
+    def _settled(self, gradient: Value, elements: int, width: int) -> Value:
+        """A gradient as its operand is (`validate_outputs`): summed where that was spread, in its type."""
+        if gradient.elements > elements:
+            gradient = self.new(elements, gradient.width)
+        return gradient if gradient.width == width else self.new(elements, width, gradient.turned)
 
 
 def _references(waiting: Value) -> tuple[int, int]:

@@ -24,8 +24,8 @@ class _InBackward(Tape):
         self._readers.update(place[0] for node in self._nodes for place in node.operands if place)
         super()._backward()
 
-    def _back(self, node: Node) -> None:
-        super()._back(node)
+    def _back(self, node: Node, again: bool) -> None:
+        super()._back(node, again)
         for place in node.operands:
             if place:
                 weight = place[0]

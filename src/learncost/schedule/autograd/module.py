@@ -88,6 +88,7 @@ class Module:
     grouped      how keys that several heads share reach them: sdpa, or broadcast
     masks        needed, or always: a causal mask is made even where the fused kernel knows it
     routing      in which type a token's shares of its experts are: own, or float
+    floats       products in float: a layer and its line
     after        what is made before experts run where the table has it after them: a layer and its line
     buffers      bytes that a module has beside weights: positions' angles, masks
     """
@@ -107,6 +108,7 @@ class Module:
     grouped: str = "sdpa"
     masks: str = "needed"
     routing: str = "own"
+    floats: Sequence[str] = ()
     after: str = ""
     buffers: int = 0
 

@@ -291,6 +291,8 @@ class _Scope:
             biases = [one.bias for one in group if one.bias]
             bias = self._leaf(*biases) if biases else None
             weight = self._leaf(*(one.weight for one in group))
+            if _local(call) in self.step.asked.module.floats:
+                x, weight = x.in_float(), weight.in_float()
             path, low = self._path(group, x)
             found = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
             for one in reversed(group):

@@ -5,10 +5,13 @@ import pytest
 
 import learncost as lc
 from learncost.engines.compiler import compiler
+from learncost.layers.lower import lower
 from learncost.models.from_layer import from_layer
 from learncost.plans.plan import planned
+from learncost.procedures.forward_learning import forward_learning
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
+from learncost.readings.run import execute as run
 from planned import given, results
 from programs import execute, worst
 
@@ -74,6 +77,39 @@ def test_every_plan_and_backend(procedure, plan):
     for backend in ("numpy", "torch"):
         found = {name: array for name, array in execute(table, backend, values, SIZES).items() if name in wanted}
         assert worst(found, wanted)[1] < 1e-12
+
+
+TURN = """
+  x{0}{1}[B d] = J{0}[M={1}[] B d]
+  R{0}{1}[B d'] = h{0}[B d] U{0}[d d']
+  S{0}{1}[B d] = R{0}{1}[B d] + x{0}{1}[B d]
+  h{0}[B d] = tanh(S{0}{1}[B d])
+  H{0}{1}[B M={1}[] d] = h{0}[B d]"""
+
+
+@pytest.mark.parametrize("mode", ["paper", "stable"])
+@pytest.mark.parametrize("procedure", ["pepita", "mempepita"])
+def test_forward_learning_of_weights_that_turns_share(procedure, mode):
+    """Every turn adds its update, as every line does where the turns are written out."""
+    unrolled = "network(X h targets share; W0 U0 W1 U1 V) -> loss"
+    for layer in range(2):
+        unrolled += f"\n  J{layer}[M B d'] = X[B M d] W{layer}[d d']\n  h{layer}[B d] = h[B d]"
+        unrolled += "".join(TURN.format(layer, turn) for turn in (3, 2, 1, 0))
+        unrolled += f"\n  Z{layer}[B M d] = {' + '.join(f'H{layer}{turn}[B M d]' for turn in range(4))}"
+        unrolled += f"\n  X[B M d] = X[B M d] + Z{layer}[B M d]"
+    texts = NESTED.replace("keep H=h:", "keep H=h shared U:"), unrolled + HEAD
+    values, found = {}, []
+    for text in texts:
+        table = forward_learning(from_layer(lc.layer(text), ("X",)), procedure == "mempepita", mode)
+        values = values or arrays(table)
+        own = {name: values[name] for name in (*table.inputs, *table.weights) if name in values}
+        own |= {name: values[name[0]][int(name[1])] for name in table.weights if name not in values}
+        run(lower(table), own, SIZES)
+        found.append(own)
+    for name in "WU":
+        written_out = np.stack([found[1][f"d{name}{turn}"] for turn in range(2)])
+        np.testing.assert_allclose(found[0][f"d{name}"], written_out, 1e-12, 1e-15, err_msg=name)
+    np.testing.assert_allclose(found[0]["dV"], found[1]["dV"], 1e-12)
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no C compiler")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from learncost.equation.table import Repeat, Table
+from collections.abc import Iterable, Mapping
+
+from learncost.equation.table import Repeat, Statement, Table
+from learncost.equation.value import Value
 from learncost.layers.derive import Derived, derive
 from learncost.models.model import Model
 
@@ -12,23 +15,18 @@ def backpropagation(model: Model, jacobian: bool = False) -> Derived:
     return derive(model.table, wanted=model.learning, jacobian=jacobian)
 
 
-def repeats(derived: Derived) -> list[tuple[Repeat, Repeat]]:
-    """Every repeat of the forward table with its backward one; one that needs no backward pass is left out."""
-    known = derived.reverse.values
-    reverse = {
-        known[carry.initial].of: line
-        for line in derived.reverse.lines
-        if isinstance(line, Repeat)
-        for carry in line.carry
-        if known[carry.initial].role == "gradient"
-    }
-    found = []
-    for line in derived.forward.lines:
-        if isinstance(line, Repeat):
-            # What comes out of the last turn is whose gradient goes into the first turn backwards.
-            back = [reverse[carry.final] for carry in line.carry if carry.final in reverse]
-            found += [(line, back[0])] if back else []
-    return found
+def backwards(line: Repeat, reverse: Iterable[Statement], known: Mapping[str, Value]) -> Repeat | None:
+    """The backward repeat of a forward one, among the lines backwards of its scope; None where it needs none.
+
+    What comes out of the last turn is whose gradient goes into the first turn backwards.
+    """
+    finals = {carry.final for carry in line.carry}
+    for back in reverse:
+        if isinstance(back, Repeat):
+            into = [known[carry.initial] for carry in back.carry]
+            if any(value.role == "gradient" and value.of in finals for value in into):
+                return back
+    return None
 
 
 def recomputed(step: Table) -> Table:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word
+from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word, defined
 from learncost.equation.value import Role, Value
 from learncost.layers.derive import Derived
 from learncost.layers.layer import named
@@ -20,7 +20,7 @@ from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.procedures.backpropagation import backpropagation, repeats
+from learncost.procedures.backpropagation import backpropagation, backwards
 from learncost.vocabulary import entry
 
 CONTROLS = ("count", "strength")
@@ -58,9 +58,6 @@ def forward_learning(model: Model, memory_efficient: bool, mode: str = "paper") 
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
             f"pepita and mempepita need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
         )
-    if any(isinstance(inner, Repeat) for line in model.table.lines if isinstance(line, Repeat) for inner in line.lines):
-        name = model.configuration.name
-        raise InputError(f"{name} has repeats inside of a repeat, which pepita and mempepita do not support; bp does")
     return _Schedule(model, backpropagation(model), MODES[mode], memory_efficient).table()
 
 
@@ -70,10 +67,11 @@ class _Schedule:
     def __init__(self, model: Model, derived: Derived, mode: Mode, memory_efficient: bool) -> None:
         self.model = model
         self.derived = derived
-        self.known = derived.step.known
+        self.known = dict(derived.step.known)
         self.mode = mode
         self.memory_efficient = memory_efficient
-        self.mirror = {name: f"{name}^" for name in (*_defined(model.table.lines), *model.projected)}
+        # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
+        self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.error = self.error_lines()
         self.check_modulation()
         # Beside the model's own inputs:
@@ -81,7 +79,6 @@ class _Schedule:
 
     def table(self) -> Table:
         plain = self.model.table
-        reverses = (reverse for _, reverse in repeats(self.derived))
         first: list[Statement] = []
         second: list[Statement] = []
         for name in self.model.projected:
@@ -89,10 +86,9 @@ class _Schedule:
                 second += self.projection(Term(name, plain.axes[name]), Term(name, plain.axes[name]), Tag())
         for line in plain.lines:
             if isinstance(line, Repeat):
-                modulated = self.modulated_repeat(line, next(reverses))
-                kept = tuple(pair for pair in modulated.each if pair not in line.each)
-                first.append(line if self.memory_efficient else replace(line, keep=kept))
-                second.append(modulated)
+                standard, modulated = self.repeat(line, self.derived.reverse.lines)
+                first.append(standard)
+                second += modulated
             else:
                 first.append(line)
                 second += [line, *self.modulated(line)] if self.memory_efficient else self.modulated(line)
@@ -148,6 +144,7 @@ class _Schedule:
 
     def modulated(self, line: Line) -> list[Line]:
         """A line of the modulated pass. The embedding's input is dense: (T + strength e) W = rows + strength (e W)."""
+        self.mirror |= {name: f"{name}^" for name in line.makes}
         if line.tag.layer != "embedding":
             return [line.renamed(self.mirror)]
         (left,), table = line.left, line.right[0]
@@ -183,27 +180,75 @@ class _Schedule:
             Sum((Term(self.mirror[value.name], own),), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
 
-    def modulated_repeat(self, line: Repeat, reverse: Repeat) -> Repeat:
-        """Every turn: the standard lines again where nothing is kept, modulated lines, differences, updates."""
-        if common := sorted(set(line.shared) & set(self.model.table.weights)):
-            raise InputError(
-                f"{common[0]} is shared by all turns of a repeat, which pepita and mempepita do not support; bp does"
-            )
-        own = [statement for statement in line.lines if isinstance(statement, Line)]
-        lines = [made for statement in own for made in self.modulated(statement)]
-        lines += self.updates(line.lines, reverse.lines)
-        carry = tuple(Carry(*(self.mirror[n] for n in (c.start, c.end, c.initial, c.final))) for c in line.carry)
-        values = dict(line.values)
-        values |= {c.start: Value(line.axes[old.start]) for c, old in zip(carry, line.carry, strict=True)}
-        keep = tuple((inside, self.derived.gradients[self.known[outer].of]) for inside, outer in reverse.keep)
+    def repeat(self, line: Repeat, reverse: Iterable[Statement]) -> tuple[Repeat, list[Statement]]:
+        """A repeat of the standard pass, and of the modulated one, after the zeros of the totals that it carries.
+
+        Every turn of the latter: the standard lines again where nothing is kept, modulated lines, differences, updates.
+        """
+        reverse = tuple(reverse)
+        back = backwards(line, reverse, self.known)
+        around = self.mirror
+        slices = {inside: outer for inside, outer in line.each if outer in around}
+        own = (*(carry.start for carry in line.carry), *slices)
+        self.mirror = around | {name: f"{name}^" for name in own}
+        first, lines = self.turn(line.lines, back.lines if back else ())
+        lines += self.updates(line.lines, back.lines if back else ())
+        made = defined(lines)
+        totals = tuple(carry for carry in back.carry if carry.end in made) if back else ()
+        zeros = [one for one in reverse if not {carry.initial for carry in totals}.isdisjoint(one.makes)]
+        values = {**line.values, **{self.mirror[name]: Value(line.axes[name]) for name in own}}
+        values |= {carry.start: self.known[carry.start] for carry in totals}
+        inner, self.mirror = self.mirror, around | {name: f"{name}^" for name in line.makes}
+        carry = tuple(
+            Carry(inner[c.start], inner[c.end], around.get(c.initial, c.initial), self.mirror[c.final])
+            for c in line.carry
+        )
+        each = tuple((inner[inside], around[outer]) for inside, outer in slices.items())
+        keep = [(inner[inside], self.mirror[outer]) for inside, outer in line.keep]
+        self.known |= {self.mirror[outer]: self.known[outer] for _, outer in line.keep}
+        keep += [(inside, outer) for inside, outer in back.keep if inside in made] if back else []
         if self.memory_efficient:
-            lines = [*own, *lines]
-            values = self.declared(lines, values)
-            return replace(line, lines=tuple(lines), values=values, carry=(*line.carry, *carry), keep=keep)
-        standard = {c.start for c in line.carry} | {t.name for statement in own for t in statement.left}
-        kept = dict.fromkeys((name, f"{name}*") for made in lines for name in made.reads if name in standard)
-        values = self.declared(lines, values)
-        return replace(line, lines=tuple(lines), values=values, carry=carry, each=(*line.each, *kept), keep=keep)
+            whole = replace(
+                line,
+                lines=tuple(lines),
+                values=self.declared(lines, values),
+                carry=(*line.carry, *carry, *totals),
+                each=(*line.each, *each),
+                keep=(*line.keep, *keep),
+            )
+            return line, [*zeros, whole]
+        read = dict.fromkeys(name for one in lines for name in one.reads)
+        standard = {c.start for c in line.carry} | defined(first)
+        kept = {name: dict(line.keep).get(name, f"{name}*") for name in read if name in standard}
+        given = [pair for pair in line.each if pair[0] not in slices or pair[0] in read]
+        more = tuple(pair for pair in kept.items() if pair not in line.keep)
+        plain = replace(line, lines=tuple(first), values=self.declared(first, line.values), keep=(*line.keep, *more))
+        whole = replace(
+            line,
+            lines=tuple(lines),
+            values=self.declared(lines, values | {name: plain.values[name] for name in kept}),
+            carry=(*carry, *totals),
+            each=(*given, *each, *kept.items()),
+            keep=tuple(keep),
+        )
+        return plain, [*zeros, whole]
+
+    def turn(self, lines: Iterable[Statement], reverse: Iterable[Statement]) -> tuple[list[Statement], list[Statement]]:
+        """The lines of a turn in the standard pass, and in the modulated one."""
+        first: list[Statement] = []
+        second: list[Statement] = []
+        modulated: list[Statement] = []
+        for line in lines:
+            if isinstance(line, Line):
+                first.append(line)
+                second += [line] if self.memory_efficient else []
+                modulated += self.modulated(line)
+                continue
+            standard, whole = self.repeat(line, reverse)
+            first.append(standard)
+            second += [*modulated, *whole]
+            modulated = []
+        return first, [*second, *modulated]
 
     def updates(self, forward: Iterable[Statement], reverse: Iterable[Statement]) -> list[Line]:
         """The update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count."""
@@ -212,7 +257,7 @@ class _Schedule:
         made: dict[str, list[Line]] = {}
         result: list[Line] = []
         for update in reverse:
-            if isinstance(update, Repeat) or update.tag.macro != "weight_update":
+            if isinstance(update, Repeat) or update.tag.macro != "weight_update" or not update.reads:
                 continue
             names = dict(self.mirror) if self.mode.modulated_inputs else {}
             for name in update.reads:
@@ -298,14 +343,3 @@ class _Schedule:
                 found = {term.name: Value(term.declared) for term in line.left}
             result |= {name: self.known.get(name, value).along(value.axes) for name, value in found.items()}
         return result
-
-
-def _defined(lines: Iterable[Statement]) -> list[str]:
-    """Every name that the forward pass makes, in every scope."""
-    names: list[str] = []
-    for line in lines:
-        if isinstance(line, Repeat):
-            names += [*_defined(line.lines), *(n for c in line.carry for n in (c.start, c.final))]
-        else:
-            names += [term.name for term in line.left]
-    return names

@@ -9,7 +9,11 @@ import learncost as lc
 from learncost.engines.compiler import compiler
 from learncost.engines.in_place import InPlace
 from learncost.layers.derive import derive
+from learncost.layers.lower import lower
 from learncost.plans.fused import fused
+from learncost.plans.plan import planned
+from learncost.proof.sample import random_arrays
+from learncost.readings.run import execute as execute_table
 from programs import execute
 
 SIZES = {"B": 3, "M": 5, "d": 4}
@@ -178,3 +182,44 @@ def test_conditions_with_numbers_and_between_equals(backend):
     if backend == "run":
         assert lc.check_layer(lc.layer(CONDITIONS)).passed
         assert r"\ne 0" in lc.explain(lc.layer(CONDITIONS)).show("latex")
+
+
+EMPTY = """empty(Q K V) -> A L
+  R[B M M'] = Q[B M d] K[B M' d] where M' <= M where M' != M
+  P[B M M'] = softmax[M'](R[B M M']) where M' <= M where M' != M
+  A[B M d] = P[B M M'] V[B M' d] where M' <= M where M' != M
+  L[B M M'] = log_softmax[M'](R[B M M']) where M' <= M where M' != M"""
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_softmax_of_nothing_is_nothing_and_so_is_its_gradient(backend):
+    """The first query sees no key: neither NaN nor a warning."""
+    seen = torch.ones(5, 5).tril(-1) > 0
+
+    def wanted(Q, K, V):
+        R = (Q @ K.mT).masked_fill(~seen, -1e30)
+        return torch.softmax(R, -1) * seen @ V, torch.log_softmax(R, -1).where(seen, 0.0)
+
+    held(backend, EMPTY, wanted, drawn(Q="BMd", K="BMd", V="BMd"))
+    if backend == "run":
+        assert lc.verify(lc.layer(EMPTY)).passed
+
+
+@pytest.mark.parametrize("plan", ["flash", "flash,fused", "recompute=softmax,fused"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_plans_keep_an_empty_softmax(plan, dtype):
+    """Attention that leaves out the token itself, in kernels in C."""
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    table = derive(lc.layer("own(X) -> Y\n Y[B M d] = attention(X, X, X; w, N = M') where M' < M")).step
+    arrays = random_arrays(table, {**SIZES, "h": 2, "k": 3})
+    expected = dict(arrays)
+    execute_table(lower(table), expected, {**SIZES, "h": 2, "k": 3})
+    found = InPlace(planned(table, plan), {**SIZES, "h": 2, "k": 3}, dtype, {})(arrays)
+    assert found.keys() == {*table.outputs}
+    assert not expected["Y"][:, 0].any()
+    for name, one in found.items():
+        np.testing.assert_allclose(
+            one.numpy().reshape(expected[name].shape), expected[name], atol=1e-9 if dtype == "fp64" else 1e-4
+        )

@@ -12,6 +12,7 @@ from itertools import count
 from math import prod
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import base
 from learncost.equation.table import (
     Axis,
     Condition,
@@ -306,6 +307,8 @@ class _Lowering:
 
     def word(self, line: Word) -> None:
         found = entry(line.word) if line.word != "inside" else None
+        if found and found.empty and line.part == "body" and _may_be_empty(line):
+            found, line = entry(found.empty), replace(line, word=found.empty)
         if found and line.part == "body" and found.outside is not None:
             line = self.guarded_word(line, found.outside)
         if found is None or (not found.body and line.part == "body"):
@@ -475,6 +478,20 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
     if isinstance(axis, Read) and isinstance(axis.at, Affine):
         return Read(axis.axis, replace(axis.at, outside=number))
     return axis
+
+
+def _may_be_empty(line: Word) -> bool:
+    """Whether the conditions may leave no place of what a word acts on; one that the first or the own place holds in
+    leaves something."""
+    told = [condition for condition in line.where if condition.axes & {*line.axes}]
+    if len(told) != 1:
+        return bool(told)
+    (one,) = told
+    same = base(one.lower) == base(one.upper)
+    first = one.lower in line.axes and one.window is None
+    if one.relation == "<":
+        return not (first and one.upper.isdigit() and int(one.upper) > 0)
+    return not (same or first) if one.relation == "<=" else not (one.relation == "=" and same)
 
 
 def _number(line: Line) -> Operand | None:

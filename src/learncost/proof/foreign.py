@@ -219,7 +219,7 @@ class _Translation:
         if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
-            outside = math.inf if line.word == "min" else -math.inf
+            outside = {"min": math.inf, "max": -math.inf}.get(line.word, -1e30)  # finite, where nothing is inside
             operands = [self.library.where(mask > 0, operands[0], outside), *operands[1:]]
         x = operands[0]
         if line.word in self.library.last:

@@ -216,6 +216,8 @@ WORDS: Mapping[str, Callable[..., Any]] = {
     "elu": lambda X: np.where(X > 0, X, np.exp(np.minimum(X, 0)) - 1),
     "softmax": softmax,
     "log_softmax": log_softmax,
+    "safe_softmax": softmax,
+    "safe_log_softmax": log_softmax,
     "normalize": normal,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,

@@ -28,6 +28,7 @@ class Entry:
     conditions  operands that hold or not at each element: they choose, and have no gradient
     outside   the value that an input has outside a `where` on the axes it acts on (minus infinity for a softmax); None:
               the word has no meaning there
+    empty     the word that it is where a `where` may leave nothing of what it acts on
     kind      of a primitive: elementwise, reduction, constant, or move: what it was given, without a gradient
     inline    a layer's line with it stands for the one line of its body
 
@@ -55,6 +56,7 @@ class Entry:
     defaults: tuple[Literal, ...] = ()
     conditions: tuple[str, ...] = ()
     outside: float | None = None
+    empty: str = ""
     kind: str = ""
     pointwise: bool = False
     source: str = ""

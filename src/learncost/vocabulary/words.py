@@ -31,11 +31,35 @@ define(
         J[_ n n'] = D[_ n n'] - O[_ n n']
         """,
         outside=-math.inf,
+        empty="safe_softmax",
         spelled={
             "torch": "torch.softmax({X}, {axis})",
             "jax": "jax.nn.softmax({X}, {axis})",
         },
         source="Pau & Aymone 2024 (3), (11); closed form: Jiang's blog, J = diag(a) - a a^T applied to dF/da",
+    )
+)
+define(
+    Entry(
+        "safe_softmax",
+        ("X",),
+        ("Y",),
+        body_text="""
+        a[_] = max[n](X[_ n])
+        m[_] = maximum(a[_], -1e+29[])
+        C[_ n] = X[_ n] - m[_]
+        E[_ n] = exp(C[_ n])
+        s[_] = E[_ n]
+        t[_] = maximum(s[_], 1[])
+        Y[_ n] = divide(E[_ n], t[_])
+        """,
+        gradient_text="""
+        c[_] = dY[_ n] Y[_ n]
+        D[_ n] = dY[_ n] - c[_]
+        dX[_ n] = Y[_ n] D[_ n]
+        """,
+        outside=-math.inf,
+        source="softmax, 0 where every X is minus infinity; of other rows the sum is 1 at least",
     )
 )
 define(
@@ -58,11 +82,37 @@ define(
         dX[_ n] = dY[_ n] - T[_ n]
         """,
         outside=-math.inf,
+        empty="safe_log_softmax",
         spelled={
             "torch": "torch.log_softmax({X}, {axis})",
             "jax": "jax.nn.log_softmax({X}, {axis})",
         },
         source="logarithm of (45); with the one-hot target its gradient is s - target, erratum E1",
+    )
+)
+define(
+    Entry(
+        "safe_log_softmax",
+        ("X",),
+        ("Y",),
+        body_text="""
+        a[_] = max[n](X[_ n])
+        m[_] = maximum(a[_], -1e+29[])
+        C[_ n] = X[_ n] - m[_]
+        E[_ n] = exp(C[_ n])
+        s[_] = E[_ n]
+        t[_] = maximum(s[_], 1[])
+        l[_] = log(t[_])
+        Y[_ n] = C[_ n] - l[_]
+        """,
+        gradient_text="""
+        s[_] = dY[_ n]
+        E[_ n] = exp(Y[_ n])
+        T[_ n] = E[_ n] s[_]
+        dX[_ n] = dY[_ n] - T[_ n]
+        """,
+        outside=-math.inf,
+        source="log_softmax, minus infinity where every X is; of other rows the sum is 1 at least",
     )
 )
 define(

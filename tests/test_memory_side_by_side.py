@@ -10,7 +10,7 @@ import pytest
 import learncost as lc
 from learncost.faces.command import main
 from learncost.ledger import runners as package
-from learncost.ledger.memory_several import differences, several
+from learncost.ledger.memory_several import differences
 from learncost.ledger.runner import RULES
 from learncost.ledger.runners import runners
 
@@ -50,7 +50,7 @@ def test_the_screen_and_the_json(capsys):
 )
 def test_refusals(engine, procedures, said):
     with pytest.raises(lc.InputError, match=said):
-        several("gpt2", procedures, engine=engine, **SMALL)
+        lc.memory("gpt2", procedures, engine=engine, **SMALL)
 
 
 ADDED = """

@@ -244,16 +244,16 @@ def test_why_autograd_was_not_taken_is_said_once():
 
 def test_several_lengths_are_one_table(capsys):
     asked = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
-    found = lc.fit("gpt2", "2MB", seq_len="8,16,32,4096", **asked)
-    assert found.seq_lens == (8, 16, 32, 4096)
-    for place, length in enumerate(found.seq_lens[:3]):
+    found = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **asked)
+    assert found.seq_lens == (8, 32, 4096)
+    for place, length in enumerate(found.seq_lens[:2]):
         alone = {(row.procedure, row.plan): row.largest for row in lc.fit("gpt2", "2MB", seq_len=length, **asked).rows}
         here = {(row.procedure, row.plan): row.batches[place] for row in found.rows}
         assert {key: here[key] for key in here.keys() & alone.keys()} == {
             key: alone[key] for key in here.keys() & alone
         }
         assert here.keys() & alone.keys()
-    assert {row.batches[3] for row in found.rows} == {None}  # the model has positions for 64
+    assert {row.batches[2] for row in found.rows} == {None}  # the model has positions for 64
     for row in found.rows:
         given = {**asked, "procedures": row.procedure, "plan": row.plan}
         assert lc.fit("gpt2", "2MB", seq_len=row.longest, **given).rows[0].fits

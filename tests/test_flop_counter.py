@@ -68,7 +68,7 @@ def ours(model: object, procedure: str = "bp", **keywords: object) -> tuple[int,
 
 
 @pytest.mark.parametrize(
-    "name", sampled(sorted(PRESETS.keys() - WITHOUT_MODULE), 6, lambda name: PRESETS[name]["config"]["model_type"])
+    "name", sampled(sorted(PRESETS.keys() - WITHOUT_MODULE), 40, lambda name: PRESETS[name]["config"]["model_type"])
 )
 def test_presets(name: str) -> None:
     keys = dict(PRESETS[name]["config"])

@@ -76,6 +76,7 @@ def test_segments_keep_their_input_alone():
     assert planned(table, "recompute=block/1").lines == planned(table, "recompute=block").lines
 
 
+@pytest.mark.slow
 def test_segments_take_less_where_there_are_many_blocks():
     # Of 96 blocks every input is kept, or that of every fourth block; four blocks at a time then keep some ten arrays
     # of that size each, where scores are not kept and the feed-forward network is narrow.

@@ -17,7 +17,7 @@ from trainings_on_disk import Silent
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 
-SIZES = {"num_hidden_layers": 4, "hidden_size": 16, "num_attention_heads": 2}
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
 
 
 @pytest.fixture

@@ -129,6 +129,27 @@ def test_head_and_loss_equal_cross_entropy():
     compare(layer, given, result, extra=extra)
 
 
+def test_lines_of_a_call_with_a_star_are_the_callers_own():
+    """Names, numbers of equations and what decoding keeps are as if the lines stood there."""
+    text = """mine(X T; WQ WK WV WO g b) -> Z
+  A[B M d] = attention(X, T, T; *)
+  Z[B M d] = norm(A; *)
+gradients: dA (7)"""
+    mine = lc.layer(text)
+    assert mine.table.weights == ("WQ", "WK", "WV", "WO", "g", "b")
+    assert {line.tag.layer for line in mine.table.lines} == {"mine"}
+    assert [(line.name, line.tag.equation) for line in mine.table.lines[2:4]] == [("V", "2"), ("R", "3")]
+    assert mine.equations["dWV"] == "27"  # attention's
+    assert mine.equations["dA"] == "7"  # its own, not attention's, nor norm's, whose input A is
+    assert mine.cache == ("K", "V")
+    with pytest.raises(lc.NotationError, match="V is a value of attention and one here: give a prefix"):
+        lc.layer(text.replace("  A[B", "  V[B M d] = norm(X; *)\n  A[B"))
+    with pytest.raises(lc.NotationError, match="attention has 4 weights"):
+        lc.layer(text.replace("T; *", "T; *, W"))
+    turned = lc.layer(text.replace("X, T, T; *", "X, X, X; *, N = M'").replace("X T;", "X;"))
+    assert turned.cache == ()  # its keys have no axis of their own
+
+
 def test_every_shipped_layer_has_a_foreign_implementation_in_the_proof():
     assert set(LAYERS) >= set(shipped())
 

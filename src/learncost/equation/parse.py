@@ -26,6 +26,10 @@ _CONDITION = re.compile(rf"{_SIDE}\s*(<=|>=|!=|<|>|=)\s*{_SIDE}(?:\s*<\s*{_SIDE}
 _TURNED = {">": "<", ">=": "<="}
 
 
+OWN = "*"
+"""In the place of a call's weights: they, and the values inside, keep the names that the called layer has for them."""
+
+
 @dataclass(frozen=True)
 class Header:
     """`name(inputs; weights) -> outputs`."""
@@ -47,6 +51,11 @@ class Call:
     axes: tuple[tuple[str, str], ...]
     where: tuple[Condition, ...]
     text: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the called lines become the caller's own."""
+        return self.weights == (OWN,)
 
 
 @dataclass(frozen=True)
@@ -410,8 +419,8 @@ class _Reader:
             self.take(",")
         if self.take(";"):
             while self.peek != ")":
-                name = self.name()
-                if self.take("="):
+                name = OWN if self.take(OWN) else self.name()
+                if name != OWN and self.take("="):
                     axes.append((name, self.name()))
                 else:
                     weights.append(name)

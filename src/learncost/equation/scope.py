@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from learncost.equation.affine import Affine
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError, advice
-from learncost.equation.parse import Block, Call, Header, Parsed, twice
+from learncost.equation.parse import OWN, Block, Call, Header, Parsed, twice
 from learncost.equation.table import (
     Carry,
     Condition,
@@ -41,12 +41,14 @@ class Expanded:
     weights  those that it brings along
     drawn    inputs that it brings along: masks
     roles    of the caller's names, what the layer knows of them beside their axes
+    made     the names of what they make and the caller does not name
     """
 
     lines: tuple[Parsed, ...]
     weights: tuple[str, ...]
     drawn: tuple[str, ...]
     roles: Mapping[str, Value]
+    made: frozenset[str] = frozenset()
 
 
 Expand = Callable[[Call, Axes], Expanded]
@@ -182,6 +184,9 @@ class _Scope:
                 raise NotationError(f"{name} is not defined before it is read", call.text)
         known = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
         found = self.expand(call, known)
+        if call.is_own and (twice := sorted(found.made & self.taken)):
+            told = f"{twice[0]} is a value of {call.layer} and one here: give a prefix in place of {OWN}"
+            raise NotationError(told, call.text)
         self.roles |= {name: value for name, value in found.roles.items() if name not in self.roles}
         for name in (*found.weights, *found.drawn):
             if name not in self.given:

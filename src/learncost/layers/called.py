@@ -9,7 +9,7 @@ from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Block, Call, Parsed
 from learncost.equation.scope import Axes, Expanded
-from learncost.equation.table import Carry, Condition, Line, Repeat, Statement, Table, walk, windows
+from learncost.equation.table import Carry, Condition, Line, Repeat, Statement, Table, Tag, walk, windows
 from learncost.equation.value import DRAWN
 from learncost.layers.spelling import primed
 
@@ -26,18 +26,28 @@ def expanded(table: Table, call: Call, known: Axes) -> Expanded:
     if len(call.left) != len(table.outputs):
         raise NotationError(f"{table.title} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
     weights, prefix = _weight_names(call, table.weights)
-    masks = {name: f"{prefix}.{name}" for name in drawn}
+    moved = _Moved(call, prefix, table.title)
+    masks = {name: moved.own(name) for name in drawn}
     given = dict(zip(inputs, call.arguments, strict=True))
     names = given | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    moved = _Moved(call, prefix, _axis_names(call, table, known, given | weights | masks))
+    moved.axes = _axis_names(call, table, known, given | weights | masks)
+    before = set(names)
     lines = moved.statements(table.lines, names)
     for condition in call.where:
         if condition not in moved.restricted:
             raise NotationError(f"where {condition}: no line of {table.title} has both axes", call.text)
     roles = {names[name]: table.values[name] for name in (*drawn, *inputs) if name in table.constants}
     roles = {name: replace(value, of=names.get(value.of, value.of)) for name, value in roles.items()}
-    return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles)
+    made = frozenset(new for name, new in names.items() if name not in before)
+    return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles, made)
+
+
+def own_equations(called: Mapping[str, str], table: Table, call: Call) -> dict[str, str]:
+    """The numbers of printed equations that derived lines of a layer equal, where its lines become the caller's own."""
+    names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come behind the inputs
+    names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
+    return {f"{name[0]}{names.get(name[1:], name[1:])}": number for name, number in called.items()}
 
 
 @dataclass
@@ -46,7 +56,8 @@ class _Moved:
 
     call: Call
     prefix: str
-    axes: Mapping[str, str]
+    title: str
+    axes: Mapping[str, str] = field(default_factory=dict)
     restricted: set[Condition] = field(default_factory=set)
 
     def statements(self, lines: Iterable[Statement], names: dict[str, str]) -> tuple[Parsed, ...]:
@@ -58,14 +69,17 @@ class _Moved:
         return tuple(result)
 
     def own(self, name: str) -> str:
-        return f"{self.prefix}.{name}"
+        return f"{self.prefix}.{name}" if self.prefix else name
 
     def line(self, line: Line, names: Mapping[str, str]) -> Line:
         moved = line.renamed(names, self.axes)
         binding = tuple((own, base(self.axes.get(now, now))) for own, now in line.tag.binding)
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
-        return replace(moved, where=(*moved.where, *where), tag=replace(line.tag, binding=binding))
+        tag = replace(line.tag, binding=binding)
+        if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
+            tag = Tag(equation=line.tag.equation)
+        return replace(moved, where=(*moved.where, *where), tag=tag)
 
     def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:
         """A repeat, whose own names are told apart from those of what the call is given."""
@@ -88,8 +102,10 @@ class _Moved:
 def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
 
-    Drawn masks are always named by the prefix: the call's left where it has no other.
+    Drawn masks are always named by the prefix: the call's left where it has no other; with `*` there is none.
     """
+    if call.is_own:
+        return {name: name for name in own}, ""
     prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
     if len(call.weights) == len(own):
         return dict(zip(own, call.weights, strict=True)), prefix

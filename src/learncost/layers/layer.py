@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 
 from learncost.equation.count import base
@@ -24,7 +24,7 @@ from learncost.equation.table import (
     each_line,
     walk,
 )
-from learncost.layers.called import expanded
+from learncost.layers.called import expanded, own_equations
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable, spell
 from learncost.vocabulary import Entry, canonical, entries, entry, plain
@@ -138,7 +138,10 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     header = parse_header(lines[0] if lines else "")
     if unknown := set(constants) - set(header.inputs):
         raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
-    table = bind(header, parse_lines(lines[1:]), _check_word, partial(_called, layers or {}), constants)
+    calls = _Calls(layers or {})
+    table = bind(header, parse_lines(lines[1:]), _check_word, calls, constants)
+    equations = {**calls.equations, **equations}
+    cache = [*(name for name in calls.cache if KEYS in table.axes[name]), *cache]
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
     made = {term.name for line, _ in walk(table.lines) for term in line.left}
@@ -261,9 +264,21 @@ def _inline(line: Word, found: Entry) -> Line:
     return replace(body, left=line.left, right=right, where=line.where, tag=tag)
 
 
-def _called(layers: Mapping[str, Layer], call: Call, known: Axes) -> Expanded:
-    """What stands for a call of one of the layers, or of one that ships."""
-    return expanded(marked(layers[call.layer] if call.layer in layers else named(call.layer, call.text)), call, known)
+@dataclass
+class _Calls:
+    """What stands for calls of layers, those given and those that ship; and what a caller has of those with `*`."""
+
+    layers: Mapping[str, Layer]
+    equations: dict[str, str] = field(default_factory=dict)
+    cache: list[str] = field(default_factory=list)
+
+    def __call__(self, call: Call, known: Axes) -> Expanded:
+        called = self.layers[call.layer] if call.layer in self.layers else named(call.layer, call.text)
+        found = expanded(marked(called), call, known)
+        if call.is_own:
+            self.equations |= own_equations(called.equations, called.table, call)
+            self.cache += called.cache
+        return found
 
 
 # The registry: a file `name.table` beside this one holds one layer.

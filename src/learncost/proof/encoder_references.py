@@ -51,6 +51,8 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "binary_loss": of("333", binary_loss),
     "class_pooler": of("321", lambda X, W, b: np.tanh(X[:, 0] @ W + b)),
     "classifier": of("221", classifier),
+    "dense_gelu": of("321", lambda X, W, b: gelu(X @ W + b)),
+    "dense_tanh": of("221", lambda F, W, b: np.tanh(F @ W + b)),
     "discriminator": of("32121", discriminator),
     "embedding_projection": of("321", lambda X, W, b: X @ W + b),
     "last_pooler": of(

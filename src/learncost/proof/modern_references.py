@@ -40,33 +40,28 @@ def grouped_attention(XQ: Array, XK: Array, XV: Array, WQ: Array, WK: Array, WV:
     return result
 
 
-def latent_attention(
-    XQ: Array, XK: Array, WDQ: Array, gQ: Array, WUQ: Array, WQR: Array, WDK: Array, gK: Array, WUK: Array,
-    WUV: Array, WKR: Array, WO: Array,
-) -> Array:  # fmt: skip
-    """Queries and keys from their compressions, every key beside the part that all heads share."""
-    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
-    for b in range(len(XQ)):
-        query, key = rms_normal(XQ[b] @ WDQ) * gQ, rms_normal(XK[b] @ WDK) * gK
-        for h in range(WUQ.shape[1]):
-            q = np.concatenate([query @ WUQ[:, h], query @ WQR[:, h]], axis=1)
-            k = np.concatenate([key @ WUK[:, h], XK[b] @ WKR], axis=1)
-            result[b] += softmax(q @ k.T / math.sqrt(128 + 64)) @ (key @ WUV[:, h]) @ WO[h]
-    return result
-
-
-def latent_key_attention(
-    XQ: Array, XK: Array, WQ: Array, WQR: Array, WDK: Array, gK: Array, WUK: Array, WUV: Array, WKR: Array, WO: Array
+def latent_heads(
+    Q: Array, QR: Array, XK: Array, WDK: Array, gK: Array, WUK: Array, WUV: Array, WKR: Array, WO: Array
 ) -> Array:
-    """Keys and values from their compression alone."""
-    result = np.zeros((*XQ.shape[:-1], WO.shape[-1]))
-    for b in range(len(XQ)):
+    """Keys and values from their compression, every key beside the part that all heads share."""
+    result = np.zeros((*Q.shape[:2], WO.shape[-1]))
+    for b in range(len(XK)):
         key = rms_normal(XK[b] @ WDK) * gK
-        for h in range(WQ.shape[1]):
-            q = np.concatenate([XQ[b] @ WQ[:, h], XQ[b] @ WQR[:, h]], axis=1)
+        for h in range(Q.shape[2]):
+            q = np.concatenate([Q[b, :, h], QR[b, :, h]], axis=1)
             k = np.concatenate([key @ WUK[:, h], XK[b] @ WKR], axis=1)
             result[b] += softmax(q @ k.T / math.sqrt(128 + 64)) @ (key @ WUV[:, h]) @ WO[h]
     return result
+
+
+def latent_key_attention(XQ: Array, XK: Array, WQ: Array, WQR: Array, *heads: Array) -> Array:
+    """Queries as they are."""
+    return latent_heads(np.tensordot(XQ, WQ, 1), np.tensordot(XQ, WQR, 1), XK, *heads)
+
+
+def latent_attention(XQ: Array, XK: Array, WDQ: Array, gQ: Array, *more: Array) -> Array:
+    """Queries from their compression, too."""
+    return latent_key_attention(rms_normal(XQ @ WDQ) * gQ, XK, *more)
 
 
 def clamped_mixture(
@@ -83,14 +78,22 @@ def clamped_mixture(
     return result
 
 
+def chosen_experts(X: Array, chosen: Array, WG: Array, WU: Array, WD: Array) -> Array:
+    """Every token with each of its experts, one after the other."""
+    result = np.zeros((*chosen.shape, WD.shape[-1]))
+    for *place, t in np.ndindex(chosen.shape):
+        expert = chosen[(*place, t)]
+        result[(*place, t)] = gated(X[tuple(place)], WG[expert], WU[expert], WD[expert])
+    return result
+
+
 def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     """A mixture whose gates follow from a token's logits and the experts that are chosen for it."""
 
-    def mixture(X: Array, chosen: Array, WR: Array, WG: Array, WU: Array, WD: Array) -> Array:
-        result = np.zeros((*X.shape[:-1], WD.shape[-1]))
+    def mixture(X: Array, chosen: Array, WR: Array, *experts: Array) -> Array:
+        made, result = chosen_experts(X, chosen, *experts), np.zeros_like(X)
         for place in np.ndindex(X.shape[:-1]):
-            for gate, expert in zip(gates(X[place] @ WR, chosen[place]), chosen[place], strict=True):
-                result[place] += gate * gated(X[place], WG[expert], WU[expert], WD[expert])
+            result[place] = gates(X[place] @ WR, chosen[place]) @ made[place]
         return result
 
     return mixture
@@ -119,6 +122,7 @@ def strided_convolution(X: Array, W: Array, b: Array, shape: tuple[int, ...]) ->
 
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
+    "chosen_experts": of("33333", chosen_experts),
     "clamped_mixture_of_experts": of("3321323232", clamped_mixture),
     "gated_feed_forward": of("3222", gated),
     "gated_shared_expert": of("332222", lambda X, E, WG, WU, WD, WS: E + sigmoid(X @ WS[:, :1]) * gated(X, WG, WU, WD)),
@@ -126,6 +130,7 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "grouped_attention": of("3334334", grouped_attention),
     "latent_attention": of("332133213323", latent_attention),
     "latent_key_attention": of("3333213323", latent_key_attention),
+    "latent_heads": of("443213323", latent_heads),
     "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
     "norm_without_shift": of("31", lambda X, g: normal(X) * g),
     "patch_embedding": of("64112", patch_embedding),

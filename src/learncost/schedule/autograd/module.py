@@ -15,6 +15,7 @@ from learncost.equation.table import Word
 from learncost.schedule.autograd.calls import Projection
 from learncost.schedule.autograd.operators import (
     BOOLEAN,
+    FLOAT,
     POINTWISE,
     Tensor,
     cat,
@@ -72,7 +73,7 @@ class Module:
     """The plain module.
 
     packed       weights that are one matrix
-    attention    sdpa or eager
+    attention    sdpa, eager, or disentangled: DeBERTa's
     cache        whether keys and values go through a cache
     upcast       whether the loss is computed in float
     written      how an activation is called, by its word
@@ -88,6 +89,7 @@ class Module:
     grouped      how keys that several heads share reach them: sdpa, or broadcast
     masks        needed, or always: a causal mask is made even where the fused kernel knows it
     routing      in which type a token's shares of its experts are: own, or float
+    composed     layers whose layer norm is composed of other operators
     floats       products in float: a layer and its line
     after        what is made before experts run where the table has it after them: a layer and its line
     buffers      bytes that a module has beside weights: positions' angles, masks
@@ -108,6 +110,7 @@ class Module:
     grouped: str = "sdpa"
     masks: str = "needed"
     routing: str = "own"
+    composed: Sequence[str] = ()
     floats: Sequence[str] = ()
     after: str = ""
     buffers: int = 0
@@ -185,9 +188,15 @@ class Transformers(Module):
 
     def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
         """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
+        width = x.width
+        if word.word == "normalize" and word.tag.layer in self.composed:  # DebertaLayerNorm
+            hidden = x.in_float()
+            mean = hidden.mean(rows)
+            deviation = ((hidden + mean).pow().mean(rows) + 1e-6).apply("sqrt")
+            hidden = (hidden + mean).divided(deviation).to(width)
+            return weights[0] * hidden + weights[1]
         if word.word == "normalize":
             return layer_norm(x, weights, rows)
-        width = x.width
         hidden = x.in_float()
         variance = hidden.pow().mean(rows)
         if self.norm == "own":
@@ -213,8 +222,8 @@ class Transformers(Module):
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, masks: Masks) -> Tensor:
         """Keys and values through the cache, then `sdpa_attention_forward` or `eager_attention_forward`."""
-        if self.heads == "copies":
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        if self.attention == "disentangled":
+            return _disentangled(q, k, v, scores, masks(FLOAT), self.heads == "copies").transpose().contiguous()
         broadcast = self.grouped == "broadcast" and scores.groups > 1
         if broadcast and scores.heads > 1:
             q, k, v = q.repeated(1), k.repeated(scores.groups), v.repeated(scores.groups)
@@ -307,6 +316,29 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
     weights = (weights.in_float() if in_float else weights).apply("softmax").to(v.width)
     if scores.sink:
         weights = weights.slice(scores.elements)
+    if scores.dropped:
+        weights = weights.dropout()
+    return weights.matmul(v.contiguous(), scores.results)
+
+
+def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor, newer: bool) -> Tensor:
+    """`DisentangledSelfAttention`: scores of contents, and those with positions, which are added to each other.
+
+    The newer one divides keys, the other one queries.
+    """
+    if newer:
+        k = k * 0.5
+    else:
+        q = q * 0.5
+    weights = q.contiguous().matmul(k.contiguous(), scores.elements)
+    related: Tensor | None = None
+    for one in scores.added:
+        related = related.add_(one) if related else one + 0.0
+        del one
+    if related:
+        weights = weights + related
+    weights = weights.masked(mask.apply("neg", BOOLEAN))
+    weights = weights.apply("softmax")
     if scores.dropped:
         weights = weights.dropout()
     return weights.matmul(v.contiguous(), scores.results)

@@ -218,7 +218,28 @@ class Tensor:
     def pow(self) -> Tensor:
         return self.apply("pow")
 
+    def masked(self, mask: Tensor) -> Tensor:
+        """`masked_fill`: keeps the mask, of booleans."""
+        x, tape = self.value, self.tape
+        elements, width = x.elements, x.width
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(elements, width),), (mask.value,))
+        return Tensor(tape, result)
+
     # Of two.
+
+    def divided(self, other: Tensor) -> Tensor:
+        """By one for every row: both are kept, and a quotient is made again for the gradient of the divisor."""
+        tape, operands = self.tape, (self.value, other.value)
+        elements, width = self.elements, self.width
+
+        def backward(gradients: Gradients) -> list[Value | None]:
+            beside = [tape.new(elements, width) for _ in range(3)]  # -grad * ((self / other) / other)
+            divisor = tape.new(elements, width)
+            del beside
+            return [tape.new(elements, width), divisor]
+
+        (result,) = tape.run(operands, ((elements, width),), backward, operands)
+        return Tensor(tape, result)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
         if not isinstance(other, Tensor):

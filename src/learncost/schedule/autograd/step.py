@@ -192,7 +192,7 @@ class _Scope:
                 left[name] -= 1
                 if not left[name] and name in values:
                     own = values.pop(name)
-                    if module.holds == "sublayers" and isinstance(call, Linear):
+                    if module.holds == "sublayers" and isinstance(call, Linear | Single):
                         held[name] = own
                     del own
             if isinstance(call, Norm):
@@ -261,7 +261,12 @@ class _Scope:
             return whole
         index = next((read.at.name for read in reads if read.at.name), "")
         keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
-        return whole.gather(self._found(index, values), elements, keeps) if index else whole.slice(elements)
+        if not index:
+            return whole.slice(elements)
+        places = self._found(index, values)
+        if keeps and self.step.asked.module.attention == "disentangled":
+            places = places.copied()  # clamped in every layer
+        return whole.gather(places, elements, keeps)
 
     def _fresh(self, elements: int) -> Tensor:
         return Tensor(self.step.tape, self.step.tape.new(elements))
@@ -297,7 +302,11 @@ class _Scope:
             found = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
             for one in reversed(group):
                 part = found.pop()
-                values[one.makes.name] = part.transpose() if call.heads else part
+                if call.heads:
+                    part = part.transpose()
+                if call.heads and self.step.asked.module.heads == "copies":
+                    part = part.contiguous()
+                values[one.makes.name] = part
             del x, part
 
     def _path(self, group: Sequence[Projection], x: Tensor) -> tuple[list[Tensor], int]:
@@ -435,8 +444,15 @@ class _Scope:
         result = operands.pop(0) if operands else self._fresh(elements)
         if isinstance(line, Word):
             return self.step.asked.module.activated(result, line.word)
+        module = self.step.asked.module
         if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
+            if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
+                result, whole = result.contiguous(), operands.pop()
+                spread = self.step.count(line.left[0].loops[:1])
+                return result.matmul(whole.copied(whole.elements * spread), elements)
             return result.matmul(operands.pop(), elements)
+        if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
+            return result  # divided before
         for other in operands:
             result = result + other if isinstance(line, Sum) else result * other
         if numbers:

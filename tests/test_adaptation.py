@@ -371,8 +371,12 @@ def test_lora_by_the_names_of_modules(family, named):
     assert parameters == parameters_of(module)
 
 
-def test_a_module_of_an_encoder_decoder_that_learns_alone():
+@pytest.mark.parametrize(
+    ("named", "within"),
+    [("encoder_attn.v_proj", "encoder_attn.v_proj"), ("encoder", "model.encoder."), ("decoder", "model.decoder.")],
+)
+def test_a_module_of_an_encoder_decoder_that_learns_alone(named, within):
     config = transformers.AutoConfig.for_model("bart", **TWO_SIDED, **SHAPES["bart"])
     config._attn_implementation, config.architectures = "eager", [CLASSES["bart"]]
-    module = learn_only(module_of(config), lambda name: "encoder_attn.v_proj" in name)
-    assert ours(config.to_dict(), train="encoder_attn.v_proj") == theirs(module)
+    module = learn_only(module_of(config), lambda name: within in name and "embed_tokens" not in name)
+    assert ours(config.to_dict(), train=named) == theirs(module)

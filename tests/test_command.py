@@ -86,6 +86,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("errata E2 --format mathml", "format must be one of"),
         ("list modells", "did you mean 'models'"),
         ("list models more", "one word too many"),
+        ("fit gpt2", "fit needs --ram BYTES"),
+        ("fit gpt2 --ram 8GB --budget 8GB", "--budget is given twice"),
+        ("cost gpt2 --format=mathml", "format must be one of table, json, csv, md, latex, html, not 'mathml'"),
+        ("bench --shape 4", "--shape needs 2 values"),
+        ("errata --seq-len 4", "unknown flag '--seq-len'"),
     ],
 )
 def test_what_is_wrong_is_one_line(line, said, capsys):
@@ -95,7 +100,7 @@ def test_what_is_wrong_is_one_line(line, said, capsys):
 @pytest.mark.parametrize("flag", ["--seq-len", "--batch-size", "--hidden-size", "--n_layer", "--voc", "--d-ff", "--h"])
 @pytest.mark.parametrize(
     "value",
-    ["0", "-1", "1.5", "1.0", "1e400", "nan", "inf", "abc", "", " ", "9" * 13, "9" * 5000, "1_000", "0x10", "٣"],
+    ["0", "-1", "1.5", "1.0", "1e400", "nan", "inf", "abc", "", " ", "9" * 13, "9" * 5000, "1_00", "1,00", "0x10", "٣"],
 )
 @pytest.mark.parametrize("joined", [True, False])
 def test_sizes_are_whole_numbers(flag, value, joined, capsys):
@@ -325,3 +330,63 @@ def test_answers_show_themselves(found):
     assert repr(answer) == str(answer)
     assert max(map(len, str(answer).splitlines())) <= 80
     assert answer.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("command", "usual", "other"),
+    [
+        ("cost", "--optimizer adamw --precision bf16 --by kind", "--optimizer AdamW --precision BF16 --by Kind"),
+        ("cost", "--price-book matmul --tokens 1000000", "--price-book MatMul --tokens 1,000,000"),
+        ("cost", "--hidden-size 1200", "--hidden-size 1_200"),
+        ("compare", "--procedure bp,pepita", "--procedures BP,Pepita"),
+        ("memory", "--procedure bp,pepita --budget 8GB", "--procedures bp,Pepita --ram 8GB"),
+        ("memory", "--engine table,numpy", "--engine Table,NumPy"),
+        ("fit", "--ram 8GB --procedure bp --engine numpy", "--budget 8GB --procedures BP --engine NumPy"),
+        ("cost", "--train all", "--train ALL"),
+    ],
+)
+def test_names_and_counts_as_people_write_them(command, usual, other, capsys):
+    """On the command line and in Python."""
+    found = []
+    for flags in (usual, other):
+        assert main([command, "gpt2", "--n-layer", "2", "--seq-len", "8", *flags.split(), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+        words = flags.split()
+        given = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+        from_python = getattr(learncost, command)("gpt2", n_layer=2, seq_len=8, **given)
+        found.append(json.loads(from_python.show("json")))
+    assert all(one == found[0] for one in found[1:])
+
+
+def test_a_name_of_an_argument_and_its_other_name_do_not_go_together():
+    with pytest.raises(learncost.InputError, match="procedures and procedure are the same"):
+        learncost.compare("gpt2", procedures="bp", procedure="pepita")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_question_has_a_schema(name, capsys):
+    """What the schema says is what the question takes."""
+    assert main([name, "--help", "--json"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["type"] == "object"
+    assert {*schema["required"]} <= {*schema["properties"]}
+    known = {flag.name for flag in COMMANDS[name].flags if flag.how != "flags"} - {"format", "json", "output"}
+    assert known <= {*schema["properties"], "output"}
+    for own in schema["properties"].values():
+        assert own["description"].endswith((".", ".)")), own
+        assert own.get("default") is None or "enum" not in own or own["default"] in own["enum"], own
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "md", "latex", "html"])
+@pytest.mark.parametrize(
+    "line", ["cost gpt2", "memory gpt2", "errata E2", "list plans", "rules gpt2", "verify residual"]
+)
+def test_every_answer_is_written_to_a_file_in_every_format(line, format, tmp_path, capsys):
+    path = tmp_path / "answer"
+    assert main([*line.split(), "--format", format]) == 0
+    shown = capsys.readouterr().out
+    assert main([*line.split(), "--format", format, "-o", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    assert path.read_text(encoding="utf-8") == shown
+    assert main([*line.split(), "--output", str(tmp_path / "no" / "answer")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -12,15 +12,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.faces.typed import read
-from learncost.ledger.flags import FLAGS
-from learncost.ledger.question import Flag, flags_of, schema_of
+from learncost.ledger.question import FLAGS, Flag, flags_of, schema_of
 from learncost.ledger.sheet import FORMATS, SPELLED
 from learncost.models.wording import nearest, shown
 
@@ -39,6 +37,11 @@ class Command:
     about: str
     formats: tuple[str, ...] = FORMATS
     file: bool = True
+
+    @property
+    def file_name(self) -> str:
+        """The question's file in the package."""
+        return f"{self.where.partition(':')[0].replace('.', '/')}.py"
 
     @property
     def question(self) -> Callable[..., Any]:
@@ -111,7 +114,9 @@ _COMMANDS: Mapping[str, Command] = {
     "list": Command("faces.lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }
 
-COMMANDS = {name: own for name, own in _COMMANDS.items() if find_spec(f"learncost.{own.where.partition(':')[0]}")}
+_SOURCES = Path(__file__).parents[1]
+
+COMMANDS = {name: own for name, own in _COMMANDS.items() if (_SOURCES / own.file_name).exists()}
 """Every command that is installed."""
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -167,12 +172,14 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     command = COMMANDS[name]
     arguments, given = read(name, command.flags, words)
     writing = {flag.name: given.pop(flag.name, flag.default) for flag in command.writing}
-    wanted = _format(command.formats, **writing)
+    wanted, path = _format(command.formats, **writing), writing.get("output")
+    if path and not Path(path).absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
     found = command.question(*arguments, **given)
-    if wanted != "table" or writing.get("output"):
+    if wanted != "table" or path:
         found = _Written(found if isinstance(found, str) else found.show(wanted), getattr(found, "exit_code", GOOD))
-    if writing.get("output"):
-        _save(Path(writing["output"]), str(found))
+    if path:
+        _save(Path(path), str(found))
         return found.exit_code
     return found
 

@@ -32,7 +32,7 @@ def contest(
     budget: str = "steps:300",
     model: str | None = None,
     mode: str = "stable",
-    seeds: str = "0,1,2",
+    seeds: str = "0, 1, 2",
     rates: str | None = None,
     batch_size: int | str | None = None,
     steps: int | str | None = None,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from learncost.ledger.flags import GROUPS
-from learncost.ledger.question import Flag, told, typed
+from learncost.ledger.question import GROUPS, Flag, told, typed
 from learncost.ledger.sheet import styled
 
 if TYPE_CHECKING:

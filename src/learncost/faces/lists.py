@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from inspect import Parameter
 from typing import Any
 
 from learncost.equation.errors import InputError
@@ -19,7 +20,7 @@ def listing(
     /,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
-    devices, countries, runs, peaks, commands.
+    devices, countries, runs, peaks, commands, flags.
 
     Parameters
     ----------
@@ -316,6 +317,32 @@ def _commands() -> Listed:
     return Listed(entries, {"command": _field("name"), "what it does": _field("about")})
 
 
+def _flags() -> Listed:
+    from learncost.faces.command import COMMANDS
+    from learncost.ledger.question import typed
+
+    entries: list[Known] = [
+        {
+            "command": name,
+            "flag": flag.names[0] if flag.how == "flag" else flag.name.upper(),
+            "argument": flag.name,
+            "value": flag.value,
+            "default": None if flag.default is Parameter.empty else flag.default,
+            "choices": list(flag.about.choices),
+            "meaning": typed(flag.meaning),
+        }
+        for name, command in COMMANDS.items()
+        for flag in command.flags
+        if flag.how != "flags"
+    ]
+    columns: dict[str, Cell] = {
+        "command": _field("command"),
+        "flag": lambda one: f"{one['flag']} {one['value']}" if one["flag"].startswith("--") else one["flag"],
+        "what it means": _field("meaning"),
+    }
+    return Listed(entries, columns)
+
+
 _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "models": _models,
     "families": _families,
@@ -332,4 +359,5 @@ _REGISTRIES: Mapping[str, Callable[[], Listed]] = {
     "runs": _runs,
     "peaks": _peaks,
     "commands": _commands,
+    "flags": _flags,
 }

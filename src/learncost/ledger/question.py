@@ -1,26 +1,61 @@
 """A question is a function, and its parameters are its flags: each is told once, in the signature and the docstring.
 
 From there come the keyword, the flag of the command line with its help, and the JSON schema. What parameters mean that
-several functions have stands in `learncost.ledger.flags`, once; a docstring has those that mean something else there,
-or that are the function's own.
+several functions have stands in flags.toml, once; a docstring has those that mean something else there, or that are
+the function's own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, cleandoc, signature
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from learncost.equation.errors import InputError
-from learncost.ledger.flags import FLAGS, Shared
 
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 _SECTION = re.compile(r"(?:^|\n)(Parameters|Attributes|Returns|Raises|Commands|Examples)\n-{3,}\n")
 _ITEM = re.compile(r"[^,]+")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several questions have in common in a flag: a row of flags.toml, which says what its fields are."""
+
+    group: str
+    meaning: str = ""
+    value: str = ""
+    also: Sequence[str] = ()
+    typed: str = ""
+    known: str = ""
+    several: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What it may be, where that is a list."""
+        found = list[str]()
+        for word in self.known.split():
+            module, is_registry, name = word.partition(":")
+            known = getattr(import_module(f"learncost.{module}"), name) if is_registry else (word,)
+            found += known() if callable(known) else known
+        return tuple(found)
+
+
+_ROWS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+
+FLAGS: Mapping[str, Shared] = {
+    name: Shared(group, **row) for group, rows in _ROWS.items() for name, row in rows.items()
+}
+
+GROUPS = tuple(_ROWS)
+"""The groups of the help in their order."""
 
 
 @dataclass(frozen=True)

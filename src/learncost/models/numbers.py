@@ -1,4 +1,4 @@
-"""Whole numbers as people write them: 1024, 1e3, 1.5e9, 512k, 8G, 24GiB, 16 GB. One reader for every flag."""
+"""Whole numbers as people write them: 1024, 1,024, 1e3, 1.5e9, 512k, 8G, 24GiB, 16 GB. One reader for every flag."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ BYTES: Mapping[str, int] = {
 }
 """Letters after a number of bytes: 8G and 8GB are 8 x 10^9, 8Gi and 8GiB are 8 x 2^30."""
 
+_GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3})+|[0-9]{1,3}(_[0-9]{3})+")
+
 _WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})")
 
 
 def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
+    if len(text) < 30 and _GROUPED.fullmatch(text):
+        text = text.replace(",", "").replace("_", "")
     found = _WRITTEN.fullmatch(text)
     if not found or found[4].lower() not in units:
         return None

@@ -133,7 +133,22 @@ class Parts:
         if name in _GROUPS:
             group = self.read_by(line for line in self.lines if _GROUPS[name] in line.tag.layer)
             return self._some(group, "train", name, name.replace("_", "-"))
+        if name in ("encoder", "decoder") and (side := self._side(name)):
+            return side
         return self.with_biases(self.held("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
+
+    def _side(self, name: str) -> tuple[str, ...]:
+        """The weights of an encoder or a decoder where there are both; what both read is neither's."""
+        first = next((place for place, line in enumerate(self.lines) if line.tag.block), 0)
+        stem = self.lines[:first] if self.lines[first].tag.block == name else ()  # convolutions before the blocks
+        inside = {*self.read_by((*stem, *(line for line in self.lines if line.tag.block == name)))}
+        others = {
+            *self.read_by(line for line in self.lines if line.tag.block not in (name, "", None)),
+            *self.embeddings,
+        }
+        named = {weight for weight in self.table.weights if weight.startswith(f"{name}.")}
+        chosen = (inside - others | named) if inside and self.model.two_sided else set()
+        return tuple(weight for weight in self.table.weights if weight in chosen)
 
     def _some(self, found: tuple[str, ...], what: str, name: str, meant: str) -> tuple[str, ...]:
         if not found:

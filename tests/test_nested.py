@@ -5,14 +5,16 @@ import pytest
 
 import learncost as lc
 from learncost.engines.compiler import compiler
+from learncost.equation.table import Repeat, walk
 from learncost.layers.lower import lower
+from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer
 from learncost.plans.plan import planned
 from learncost.procedures.forward_learning import forward_learning
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.readings.run import execute as run
-from planned import given, results
+from planned import given, results, sizes_of, table_of
 from programs import execute, worst
 
 HEAD = """
@@ -127,3 +129,25 @@ def test_in_place(dtype, near):
     weights = {name: torch.from_numpy(values[name].copy()) for name in table.weights}
     InPlace(planned(without_gradients(table), "fused"), SIZES, dtype, weights)(values)
     assert worst({f"{name}.new": array.double().numpy() for name, array in weights.items()}, wanted)[1] < near
+
+
+def test_turns_are_split_with_the_repeats_in_them():
+    table = lc.layer(NESTED).table
+    (repeat,) = (line for line in table.lines if isinstance(line, Repeat))
+    apart = split(table, repeat, [Part(0, 0, repeat), Part(1, 1, repeat)])
+    values = {**arrays(table), "dloss": np.array(1.0)}
+    other = {**values, **{f"{name}@{turn}": values[name][turn : turn + 1] for name in "WU" for turn in range(2)}}
+    one, two = lc.run(table, values, SIZES), lc.run(apart, other, SIZES)
+    for name in "WU":
+        np.testing.assert_allclose(
+            one[f"d{name}"], np.concatenate([two[f"d{name}@{turn}"] for turn in range(2)]), 1e-12
+        )
+
+
+def test_flash_reaches_attention_in_a_repeat_in_a_repeat():
+    table = table_of("albert-base-v2")
+    flash = planned(table, "flash")
+    assert any(line.tag.kernel for line, turns in walk(flash.lines) if len(turns) == 3)
+    sizes = sizes_of("albert-base-v2")
+    values = given(table, sizes)
+    assert worst(results(flash, values, sizes), results(table, values, sizes))[1] < 1e-12

@@ -24,16 +24,23 @@ def is_nested(repeat: Repeat) -> bool:
 
 
 def flat(table: Table, sizes: Mapping[str, int]) -> Table:
-    """The table without repeats inside of repeats: the same lines, as often, on the same numbers.
+    """The table without groups of turns of layers: the same lines, as often, on the same numbers.
 
     A stack of weights of groups and layers becomes one weight for each of them: with two groups of one layer `attn.WQ`
-    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Raises `InputError` for nests of another
-    kind than groups of turns of layers that hand on one value.
+    is `group_0.attn.WQ` and `group_1.attn.WQ`; a single one keeps its name. Repeats in repeats of another kind stay.
     """
     for line in table.lines:
-        if isinstance(line, Repeat) and is_nested(line):
-            table = _Groups(table, line, sizes).table()
+        if isinstance(line, Repeat) and len(nest := _nest(line)) == 3:
+            table = _Groups(table, nest, sizes).table()
     return table
+
+
+def _nest(repeat: Repeat) -> list[Repeat]:
+    """Groups of turns of layers that hand on one value, if that is what a repeat is; else fewer than these three."""
+    nest = [repeat]
+    while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Repeat):
+        nest.append(inner)
+    return [] if is_nested(nest[-1]) or any(len(one.carry) != 1 or one.keep for one in nest) else nest
 
 
 @dataclass
@@ -41,18 +48,13 @@ class _Groups:
     """One nest on its way; `made` are the new names of every stack."""
 
     whole: Table
-    groups: Repeat
+    nest: list[Repeat]
     sizes: Mapping[str, int]
     made: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        nest = [self.groups]
-        while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Repeat):
-            nest.append(inner)
-        if len(nest) < 3 or is_nested(nest[2]) or any(len(one.carry) != 1 or one.keep for one in nest):
-            raise InputError("only groups of turns of layers are known as repeats inside of repeats")
-        _, self.turns, self.layers = nest
+        self.groups, self.turns, self.layers = self.nest
         self.counts = [int(size_of(one.count, self.sizes)) for one in (self.groups, self.layers)]
         if self.counts[0] * self.counts[1] > MOST_LAYERS:
             raise InputError(f"layers of groups are written out for this, up to {MOST_LAYERS:,} of them")

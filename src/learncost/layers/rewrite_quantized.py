@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from learncost.equation.count import base, shape_of
+from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, BYTES, Blocks
 from learncost.equation.table import Line, Product, Read, Repeat, Statement, Table, Tag, Term, walk
 from learncost.equation.value import Value
@@ -170,7 +171,8 @@ class _Scope:
         lines: list[Statement] = []
         values, each = dict(repeat.values), list(repeat.each)
         for line in repeat.lines:
-            assert isinstance(line, Line)  # no repeat stands in another one
+            if isinstance(line, Repeat):
+                raise InputError(f"weights of a repeat in a repeat are not quantized, such as those over {line.count}")
             for inside in line.reads:
                 if inside in outer and inside not in made and is_linear(line, inside):
                     if not self.chosen(line, inside, outer[inside]):

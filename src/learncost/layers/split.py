@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Repeat, Table
+from learncost.equation.table import Repeat, Table
 from learncost.equation.value import Value
 
 
@@ -80,24 +80,19 @@ def _count(part: Part) -> str:
 
 def _part(part: Part, initial: dict[str, str], is_last: bool, values: dict[str, Value]) -> Repeat:
     """The body under its own names; `initial` says where each carried value comes from, by its name at the end."""
-    body = part.body
-    names = {name: f"{name}{part.mark}" for name in body.inside}
+    body = _marked(part.body, part.mark)
     carry = []
-    for own in body.carry:
-        final = own.final if is_last else f"{own.final}{part.mark}"
-        values[final] = body.values[own.end]
-        carry.append(Carry(names[own.start], names[own.end], initial[own.final], final))
-    lines = []
-    for line in body.lines:
-        assert isinstance(line, Line)  # no repeat stands in another one
-        lines.append(line.renamed(names))
-    return replace(
-        body,
-        count=_count(part),
-        lines=tuple(lines),
-        values={
-            names.get(name, name): replace(value, group=value.group or name) for name, value in body.values.items()
-        },
-        carry=tuple(carry),
-        each=tuple((names[inside], f"{outer}{part.mark}") for inside, outer in body.each),
-    )
+    for old, new in zip(part.body.carry, body.carry, strict=True):
+        final = old.final if is_last else f"{old.final}{part.mark}"
+        values[final] = part.body.values[old.end]
+        carry.append(replace(new, initial=initial[old.final], final=final))
+    each = tuple((inside, f"{outer}{part.mark}") for inside, outer in body.each)
+    return replace(body, count=_count(part), carry=tuple(carry), each=each)
+
+
+def _marked(repeat: Repeat, mark: str) -> Repeat:
+    """The repeat with its own names marked, and those of the repeats inside."""
+    lines = tuple(_marked(line, mark) if isinstance(line, Repeat) else line for line in repeat.lines)
+    values = {name: replace(value, group=value.group or name) for name, value in repeat.values.items()}
+    own = replace(repeat, lines=lines, values=values)
+    return own.with_own({name: f"{name}{mark}" for name in repeat.inside})

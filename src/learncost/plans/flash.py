@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
+from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once
 from learncost.plans.kernels import Names
@@ -46,8 +46,8 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
     for line in lines:
         if not isinstance(line, Repeat):
             continue
-        own = [inner for inner, _ in walk(line.lines)]
-        softmax = next((one for one in own if isinstance(one, Word) and one.word == "softmax"), None)
+        found |= _pairs(line.lines, table)
+        softmax = next((one for one in line.lines if isinstance(one, Word) and one.word == "softmax"), None)
         if softmax is None or len(softmax.axes) != 1:
             continue
         (keys,) = softmax.axes

@@ -197,7 +197,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
 
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     """The flags and arguments of a question, in the order of its parameters."""
-    said, group, found = told(function).parameters, "", list[Flag]()
+    said, group, found = told(function).parameters, GROUPS[-1], list[Flag]()
     for own in _parameters(function).values():
         about = FLAGS.get(own.name, Shared(group))
         group, annotation = about.group, str(own.annotation)

@@ -273,7 +273,7 @@ def test_refused_formulas_say_why_in_the_screen_and_in_the_data(capsys):
         (("gpt5",), "unknown model"),
         (("gpt2", "--seq-len", "0"), "seq_len"),
         (("gpt2", "--price-book", "run"), "unknown flag"),
-        (("gpt2", "--format", "latex"), "format must be one of table, json, csv, md"),
+        (("gpt2", "--format", "yaml"), "format must be one of table, json, csv, md"),
     ],
 )
 def test_what_is_wrong_is_one_line(flags, message, capsys):

@@ -149,7 +149,7 @@ def test_the_command(capsys):
     ("flags", "line"),
     [
         (["gpt2", "--batch-size", "2"], "--memory is of one sequence: leave --batch-size out"),
-        (["gpt2", "--format", "csv"], "format must be one of table, json, md"),
+        (["gpt2", "--format", "yaml"], "format must be one of table, json"),
         (["llama-2-7b"], "llama-2-7b has other blocks than the convention counts"),
         (["bert-base"], "bert-base is none of those that the convention counts"),
         (["whisper-large-v3"], "whisper-large-v3 has weights that never learn, and the convention counts"),

@@ -220,6 +220,17 @@ def test_lists_come_from_the_registries(capsys):
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+def test_lists_of_what_has_a_text_in_it(capsys):
+    names = {}
+    for flags in ("", "--like DISTIL", "--like=gpt2-xl"):
+        assert main(["list", "models", *flags.split(), "--json"]) == 0
+        names[flags] = {one["name"]: str(one).lower() for one in json.loads(capsys.readouterr().out)}
+    assert {*names["--like DISTIL"]} == {name for name, known in names[""].items() if "distil" in known}
+    assert "gpt2-xl" in names["--like=gpt2-xl"]
+    assert 0 < len(names["--like DISTIL"]) < len(names[""])
+    assert "no models have 'xyzzy'" in refused(["list", "models", "--like", "xyzzy"], capsys)
+
+
 def test_errata_as_data(capsys):
     assert main(["errata", "--json"]) == 0
     assert [entry["id"] for entry in json.loads(capsys.readouterr().out)] == [erratum.id for erratum in errata()]

@@ -18,6 +18,8 @@ from learncost.models.wording import nearest, shown
 def listing(
     what: str | None = None,
     /,
+    *,
+    like: str | None = None,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
     devices, countries, runs, peaks, commands, flags.
@@ -26,22 +28,34 @@ def listing(
     ----------
     what
         Which list. Without it, all lists are named with how many entries each has.
+    like
+        Shows only what has this text in anything that is known of it, such as llama, whatever its case.
 
     Commands
     --------
     learncost list models
         Every preset with its parameters.
+    learncost list models --like distil
+        Those that have it in their name, title or one of their other names.
     learncost list devices --json
         Devices with their peaks, for other programs.
     """
     if what is None:
-        found = Listed([{"what": name, "count": len(make().entries)} for name, make in _REGISTRIES.items()])
+        found = Listed([{"what": name, "count": len(_like(make(), like))} for name, make in _REGISTRIES.items()])
         found.columns.update({"what": _field("what"), "how many": lambda one: str(one["count"])})
         return replace(found, heading="learncost list WHAT")
     if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     found = _REGISTRIES[what]()
-    return replace(found, heading=f"{len(found.entries)} {what.replace('-', ' ')}")
+    entries = _like(found, like)
+    if not entries:
+        raise InputError(f"no {what} have {shown(like)} in what is known of them")
+    return replace(found, entries=entries, heading=f"{len(entries)} {what.replace('-', ' ')}")
+
+
+def _like(found: Listed, text: str | None) -> list[Known]:
+    """The entries that have a text in what is known of them."""
+    return [one for one in found.entries if text is None or text.lower() in str(list(one.values())).lower()]
 
 
 Known = dict[str, Any]

@@ -60,7 +60,8 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
     wanted = [n for n in given if f"d{n}" in gradients]
     for n in wanted:
         given[n].requires_grad_()
-    outputs = namespace(forward.text)["forward"](*(given[n] for n in forward.parameters))
+    more = {name: sizes[axis] for name, axis in forward.sizes.items()}
+    outputs = namespace(forward.text)["forward"](*(given[n] for n in forward.parameters), **more)
     outputs = outputs if len(forward.results) > 1 else (outputs,)
     seeds = [torch.as_tensor(arrays.get(f"d{n}", np.zeros(()))) for n in forward.results]
     found = torch.autograd.grad(outputs, [given[n] for n in wanted], seeds, allow_unused=True)

@@ -36,21 +36,31 @@ def erf(X):
         erf = np.frompyfunc(math.erf, 1, 1)
     return np.asarray(erf(X), X.dtype)'''
 
-_TAKEN = '"""X at places along an axis; where a place is beyond the ends of the axis, a number."""'
-_LAID = '"""X, added along an axis at places of an axis of this size; what is beyond its ends falls away."""'
+_TAKEN = '"""X along an axis at first + factor * position + ...; beyond the ends of the axis stands a number."""'
+_LAID = '"""X, added along an axis of this size at first + factor * position + ...; beyond its ends it falls away."""'
+
+
+def _places(arange: str) -> str:
+    """Lines that say at which places along an axis a helper reads or writes."""
+    return f"""places = first + factors[0] * {arange.format("sizes[0]")}
+    for count, factor in zip(sizes[1:], factors[1:], strict=True):
+        places = places[..., None] + factor * {arange.format("count")}"""
+
+
 TAKEN = f"""\
-def taken(X, axis, places, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0.0):
     {_TAKEN}
+    {_places("np.arange({})")}
     beyond = (places < 0) | (places >= X.shape[axis])
     X = X[(*[slice(None)] * axis, np.where(beyond, 0, places))]
     X[(*[slice(None)] * axis, beyond)] = outside
     return X"""
 LAID = f"""\
-def laid(X, axis, places, size):
+def laid(X, axis, sizes, factors, first, size):
     {_LAID}
-    before, after, every = X.shape[:axis], X.shape[axis + len(places.shape) :], [slice(None)] * axis
-    places = np.where((places < 0) | (places >= size), size, places)
-    places = places.reshape(len(places), -1)
+    {_places("np.arange({})")}
+    places = np.where((places < 0) | (places >= size), size, places).reshape(sizes[0], -1)
+    before, after, every = X.shape[:axis], X.shape[axis + len(sizes) :], [slice(None)] * axis
     X = X.reshape(*before, *places.shape, *after)
     total = np.zeros((*before, size + 1, *after), X.dtype)
     for turn in range(places.shape[1]):  # of which none has two of the same place
@@ -58,30 +68,34 @@ def laid(X, axis, places, size):
         total[at] = total[at] + X[(*every, slice(None), turn)]
     return total[(*every, slice(size))]"""
 TORCH_TAKEN = f"""\
-def taken(X, axis, places, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0.0):
     {_TAKEN}
+    {_places("torch.arange({}, device=X.device)")}
     inside = (places >= 0) & (places < X.shape[axis])
     after = (None,) * (X.ndim - axis - 1)
     X = X.index_select(axis, (places * inside).flatten()).unflatten(axis, places.shape)
     return X.where(inside[(..., *after)], outside)"""
 TORCH_LAID = f"""\
-def laid(X, axis, places, size):
+def laid(X, axis, sizes, factors, first, size):
     {_LAID}
+    {_places("torch.arange({}, device=X.device)")}
     places = places.where((places >= 0) & (places < size), size)
-    X = X.flatten(axis, axis + places.ndim - 1)
+    X = X.flatten(axis, axis + len(sizes) - 1)
     total = X.new_zeros((*X.shape[:axis], size + 1, *X.shape[axis + 1 :]))
     return total.index_add_(axis, places.flatten(), X).narrow(axis, 0, size)"""
 JAX_TAKEN = f"""\
-def taken(X, axis, places, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0.0):
     {_TAKEN}
+    {_places("jnp.arange({})")}
     inside = (places >= 0) & (places < X.shape[axis])
     after = (None,) * (X.ndim - axis - 1)
     return jnp.where(inside[(..., *after)], jnp.take(X, places * inside, axis), outside)"""
 JAX_LAID = f"""\
-def laid(X, axis, places, size):
+def laid(X, axis, sizes, factors, first, size):
     {_LAID}
+    {_places("jnp.arange({})")}
     places = jnp.where((places >= 0) & (places < size), places, size)
-    before, after = X.shape[:axis], X.shape[axis + places.ndim :]
+    before, after = X.shape[:axis], X.shape[axis + len(sizes) :]
     total = jnp.zeros((*before, size + 1, *after), X.dtype)
     total = total.at[(*[slice(None)] * axis, places.ravel())].add(X.reshape(*before, -1, *after))
     return total[(*[slice(None)] * axis, slice(size))]"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from learncost.equation.affine import Affine
-from learncost.equation.table import Line, Read, Term
+from learncost.equation.table import Line, Product, Read, Term
 from learncost.readings.emit.expression import Code, number, shape
 from learncost.readings.emit.scope import Scope
 
@@ -41,9 +41,7 @@ class Place:
 def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
     """A value read at indices."""
     place, array = Place(term), scope.settled(term.name).atom
-    if place.affine:
-        code, have = _taken(scope, term), term.loops
-    elif place.slices:
+    if place.slices:
         code, have = Code(f"{array}[{place.index(scope)}]"), term.loops
     elif place.one_a_row:
         index = f"{scope.positions(place.read).atom}[..., None]"
@@ -64,20 +62,36 @@ def _outside(axis: Read) -> str:
     return number(axis.at.outside).text
 
 
-def _taken(scope: Scope, term: Term) -> Code:
-    """A value read at places that positions give, one axis after another, the last one first."""
-    code = scope.settled(term.name)
+def is_taken(line: Line) -> bool:
+    """Whether a line reads one value at places that positions give, each of them at one axis alone."""
+    if not isinstance(line, Product) or len(line.right) != 1 or line.left[0].indexed:
+        return False
+    (term,) = line.right
+    return isinstance(term, Term) and term.indexed and Place(term).affine
+
+
+def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
+    """A value read at places that positions give, one axis after another, the last one first: a statement each."""
+    left, (term,) = line.left[0], line.right
+    assert isinstance(term, Term)
+    scope.layouts.pop(left.name, None)
+    code, name = scope.settled(term.name), scope.identifiers.of(left.name)
+    steps = []
     for place, axis in reversed([*enumerate(term.axes)]):
-        if not isinstance(axis, Read):
-            continue
-        positions = scope.positions(axis).text
-        if not axis.at.loops:
-            code = Code(f"{code.atom}[{', '.join((*[':'] * place, positions))}]")
-            continue
-        scope.helpers.library("taken")
-        outside = "" if _outside(axis) == "0.0" else f", {_outside(axis)}"
-        code = Code(f"taken({code.text}, {place}, {positions}{outside})")
-    return code
+        if isinstance(axis, Read) and axis.at.loops:
+            scope.helpers.library("taken")
+            outside = "" if _outside(axis) == "0.0" else f", {_outside(axis)}"
+            steps.append(f"taken({code.text}, {place}, {scope.steps(axis)}{outside})")
+            code = Code(name)
+        elif isinstance(axis, Read):
+            code = Code(f"{code.atom}[{', '.join((*[':'] * place, scope.positions(axis).text))}]")
+    last = scope.spread(code, term.loops, left.loops).text
+    steps += [last] if last != name else []
+    for step, text in enumerate(steps):
+        own = remark if step == len(steps) - 1 else ""
+        scope.put(f"{name} = {text}", () if step else (left.name,), own, "" if step else heading)
+        scope.read.append(left.name)
+    scope.read.pop()
 
 
 def _laid(scope: Scope, left: Term, value: Code) -> Code:
@@ -86,7 +100,7 @@ def _laid(scope: Scope, left: Term, value: Code) -> Code:
         if isinstance(axis, Read):
             scope.helpers.library("laid")
             size = scope.size(scope.axes[left.name][place])
-            value = Code(f"laid({value.text}, {place}, {scope.positions(axis).text}, {size})")
+            value = Code(f"laid({value.text}, {place}, {scope.steps(axis)}, {size})")
     return value
 
 

@@ -7,7 +7,7 @@ from string import ascii_letters
 from learncost.equation.count import base
 from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word, alias
 from learncost.readings.emit.expression import PRODUCT, SUM, WIDTH, Code, binary, call, shape
-from learncost.readings.emit.indices import gathered, scatter
+from learncost.readings.emit.indices import gathered, is_taken, scatter, take
 from learncost.readings.emit.precision import contraction
 from learncost.readings.emit.scope import Layout, Scope
 from learncost.readings.emit.words import is_along, primitive
@@ -22,6 +22,9 @@ def write(scope: Scope, line: Line, heading: str = "") -> None:
     left = line.left[0]
     if left.indexed:
         scatter(scope, line, comment(line), heading)
+        return
+    if is_taken(line):
+        take(scope, line, comment(line), heading)
         return
     scope.layouts.pop(left.name, None)
     if isinstance(line, Sum) and alias(line) and scope.is_alias(left, line.right[0]):

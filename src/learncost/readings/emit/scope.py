@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import isinf
 
-from learncost.equation.affine import Affine
+from learncost.equation.affine import Affine, Part
 from learncost.equation.count import base
 from learncost.equation.table import Condition, Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
-from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number
+from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
 from learncost.readings.emit.identifiers import Identifiers
 from learncost.readings.emit.words import Helpers
 
@@ -202,6 +202,25 @@ class Scope:
             sign = "-" if part.factor < 0 else "+"
             text += f" {sign} {' * '.join(factors)}" if text else f"{sign.strip('+')}{' * '.join(factors)}"
         return Code(text, SUM)
+
+    def steps(self, axis: Read) -> str:
+        """A place as helpers are told it: the sizes of its axes, with which factor each, and what is added."""
+        assert isinstance(axis.at, Affine)
+        loops = axis.at.loops
+        factors = [self._total([part for part in axis.at.parts if part.axis == loop]) for loop in loops]
+        first = self._total([part for part in axis.at.parts if not part.axis])
+        return f"{shape(self.shape(loops))}, {shape(factors)}, {first}"
+
+    def _total(self, parts: Sequence[Part]) -> str:
+        """The sum of what positions are multiplied with."""
+        terms = []
+        for part in parts:
+            sizes = " * ".join(self.size(size) for size in part.sizes)
+            factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not sizes else []
+            factors += [f"({sizes} // {part.over})" if part.over != 1 else sizes] if sizes else []
+            terms.append(f"{'-' if part.factor < 0 else '+'} {' * '.join(factors)}")
+        text = " ".join(terms).removeprefix("+ ") or "0"
+        return f"-{text[2:]}" if text.startswith("- ") else text
 
     def within(self, axis: Read, size: str, want: tuple[str, ...]) -> Code:
         """Whether a place is on an axis of this size, over the axes wanted."""

@@ -120,9 +120,9 @@ def test_a_report_prints_as_a_table_and_as_lines():
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report)
     shown = console.export_text()
-    assert "proof of residual" in shown
+    assert "Proof of residual" in shown
     assert "passed" in shown
-    assert str(report).startswith("passed: residual, operations executed")
+    assert "\n\npassed  residual, operations executed" in str(report)
 
 
 def test_an_unknown_model_is_refused():

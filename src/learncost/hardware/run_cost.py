@@ -160,7 +160,8 @@ def run_cost(
     Parameters
     ----------
     tokens
-        How many tokens the run has, such as 3e11.
+        How many tokens the run has, such as 3e11 (learncost cost has the same flag, for the operations alone); of an
+        encoder-decoder those of the decoder. It must be given.
     on
         A device (`learncost list devices`), a file in TOML or JSON that describes one, here (after learncost
         calibrate), or a file of learncost calibrate `out`.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from learncost.ledger.sheet import Readable
+from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+_MARKS = {True: "passed", False: "FAILED", None: "not made"}
 
 
 @dataclass(frozen=True)
@@ -22,16 +21,16 @@ class Check:
     passed: bool | None
 
     def __str__(self) -> str:
-        mark = {True: "passed", False: "FAILED", None: "not made"}[self.passed]
-        return f"{mark}: {self.subject}, {self.compared}: {self.found}"
+        return f"{_MARKS[self.passed]}: {self.subject}, {self.compared}: {self.found}"
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Readable):
-    """All comparisons; `passed` if none failed. Prints as a table."""
+class Report(Shown):
+    """All comparisons; `passed` if none failed. Prints as a table of them, or where `summed` of how many passed."""
 
     title: str
     checks: tuple[Check, ...]
+    summed: bool = False
 
     @property
     def passed(self) -> bool:
@@ -41,20 +40,45 @@ class Report(Readable):
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)
 
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.checks))
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.passed else 1
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it (schema 1)."""
+        return {"schema": 1, "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
 
-    def __rich__(self) -> RichTable:
-        from rich.table import Table
-        from rich.text import Text
+    def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
+        return (self._summary() if self.summed else self._lines_of_all(),)
 
-        table = Table(title=self.title, title_justify="left")
-        for heading in ("of", "compared", "found", ""):
-            table.add_column(heading, overflow="fold")
-        marks = {True: Text("passed", "green"), False: Text("FAILED", "bold red"), None: Text("not made", "dim")}
-        for check in self.checks:
-            table.add_row(check.subject, check.compared, check.found, marks[check.passed])
-        return table
+    def _lines_of_all(self) -> Sheet:
+        texts = ((c.passed, f"{c.subject}, {c.compared}: {c.found}") for c in self.checks)
+        rows = (Row((_MARKS[passed], text), "bold" if passed is False else "") for passed, text in texts)
+        return Sheet(self._heading, ("", ""), tuple(rows), (_verdict(self.checks),), frozenset({0, 1}))
+
+    def _summary(self) -> Sheet:
+        """How many of each comparison passed; what failed or was not made, in full."""
+        rows = []
+        states = [state for state in _MARKS if state is not None or any(c.passed is None for c in self.checks)]
+        for compared in dict.fromkeys(_kind(check) for check in self.checks):
+            own = [check.passed for check in self.checks if _kind(check) == compared]
+            rows.append(Row((compared, *(str(own.count(state)) for state in states))))
+        notes = (*map(str, self.failed), _verdict(self.checks))
+        columns = ("", *(_MARKS[state].lower() for state in states))
+        return Sheet(self._heading, columns, tuple(rows), notes)
+
+    @property
+    def _heading(self) -> str:
+        return self.title[:1].upper() + self.title[1:]
+
+
+def _kind(check: Check) -> str:
+    """The comparison without how many points or directions it took."""
+    return check.compared.partition(", ")[0]
+
+
+def _verdict(checks: Iterable[Check]) -> str:
+    states = [check.passed for check in checks]
+    failed = f"{states.count(False)} of {len(states)} comparisons failed"
+    missing = f"; {states.count(None)} were not made" if None in states else ""
+    return (failed if False in states or not states else f"All {states.count(True)} comparisons passed") + missing + "."

@@ -62,7 +62,7 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
     Returns
     -------
     Report
-        The comparisons; `passed` is true if none failed. It prints as a list.
+        The comparisons; `passed` is true if none failed. It prints as a table.
 
     Raises
     ------
@@ -75,7 +75,10 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
     >>> report.passed
     True
     """
-    return Report("verification" if model is None else f"verification of {_title(model)}", tuple(_checks(model)))
+    return Report(
+        "verification of every word and every layer" if model is None else f"verification of {_title(model)}",
+        tuple(_checks(model)),
+    )
 
 
 def _title(model: object) -> str:

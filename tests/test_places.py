@@ -1,5 +1,6 @@
 """Reads and writes at places that positions on axes give: windows, slices, shifts, pads, joins, turned axes."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -138,3 +139,35 @@ def test_values_and_gradients_are_those_of_pytorchs_functions(name):
 def test_what_numpy_takes_is_what_tracemalloc_sees(name, sizes):
     table = lc.derive(layer(name)).step
     assert abs(seen(table, sizes, "fp32") - executed(table, sizes, "fp32").peak) < 2**16
+
+
+def test_a_convolutional_network_learns_as_pytorchs():
+    text = """net(X labels; W1 a1 W2 W3) -> loss
+  A[B e i j] = X[B c y=i + u - #u/2 x=j + v - #v/2] W1[e c u v]
+  C[B e i j] = A[B e i j] + a1[e]
+  P[B e p q] = max[s t](C[B e i=2 p + s j=2 q + t])
+  R[B e p q] = relu(P[B e p q])
+  D[B f p q] = R[B e p=(p + u - 1) q=(q + v - 1)] W2[f e u v]
+  M[B f] = mean[p q](D[B f p q])
+  L[B w] = M[B f] W3[f w]
+  Q[B w] = log_softmax[w](L[B w])
+  T[B] = Q[B w=labels[B]]
+  loss[] = #B^-1[] T[B]
+"""
+    generator = np.random.default_rng(0)
+    shapes = {"W1": (4, 3, 3, 3), "a1": (4,), "W2": (5, 4, 3, 3), "W3": (5, 6)}
+    weights = {name: 0.5 * generator.standard_normal(shape) for name, shape in shapes.items()}
+    images, labels = generator.standard_normal((7, 3, 8, 6)), generator.integers(0, 6, 7)
+    training = lc.LayerTraining(lc.layer(text), weights, dtype="fp64", learning_rate=0.1)
+    theirs = {name: torch.tensor(array, requires_grad=True) for name, array in weights.items()}
+    for _ in range(3):
+        found = training.step(X=images, labels=labels, i=8, j=6, p=4, q=3, s=2, t=2)
+        x = functional.conv2d(torch.tensor(images), theirs["W1"], theirs["a1"], padding=1)
+        x = functional.conv2d(functional.max_pool2d(x, 2).relu(), theirs["W2"], padding=1).mean((2, 3))
+        loss = functional.nll_loss((x @ theirs["W3"]).log_softmax(1), torch.tensor(labels))
+        assert found == pytest.approx(-float(loss.detach()), rel=1e-12)
+        gradients = torch.autograd.grad(-loss, [*theirs.values()])
+        with torch.no_grad():
+            for weight, gradient in zip(theirs.values(), gradients, strict=True):
+                weight -= 0.1 * gradient
+    assert worst(training.weights, {n: w.detach() for n, w in theirs.items()})[1] < 1e-12

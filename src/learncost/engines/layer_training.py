@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, windows
+from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model
@@ -107,7 +107,7 @@ class LayerTraining(Core):
         return Prepared(self._table, values, sizes)
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
-        sizes = {name: inputs[name] for name in windows(self.model.table.lines) if name in inputs}
+        sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
         count = 0
         if "share" in given:

@@ -158,7 +158,7 @@ def test_a_convolutional_network_learns_as_pytorchs():
     shapes = {"W1": (4, 3, 3, 3), "a1": (4,), "W2": (5, 4, 3, 3), "W3": (5, 6)}
     weights = {name: 0.5 * generator.standard_normal(shape) for name, shape in shapes.items()}
     images, labels = generator.standard_normal((7, 3, 8, 6)), generator.integers(0, 6, 7)
-    training = lc.LayerTraining(lc.layer(text), weights, dtype="fp64", learning_rate=0.1)
+    training = lc.LayerTraining(lc.layer(text), weights, dtype=np.float64, learning_rate=0.1)
     theirs = {name: torch.tensor(array, requires_grad=True) for name, array in weights.items()}
     for _ in range(3):
         found = training.step(X=images, labels=labels, i=8, j=6, p=4, q=3, s=2, t=2)

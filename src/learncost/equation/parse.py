@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 
@@ -77,6 +77,27 @@ class Block:
 
 
 Parsed = Line | Call | Block
+
+
+def names_of(line: Parsed) -> Iterator[str]:
+    """The names that a line reads, weights included."""
+    if isinstance(line, Line):
+        yield from line.reads
+    elif isinstance(line, Call):
+        yield from (*line.arguments, *line.weights)
+    else:
+        yield from (*(handed.initial for handed in line.carry), *(old for _, old in line.each), *line.shared)
+        for own in line.lines:
+            yield from names_of(own)
+
+
+def calls_of(lines: Iterable[Parsed]) -> Iterator[Call]:
+    """The calls among lines, in their order."""
+    for line in lines:
+        if isinstance(line, Call):
+            yield line
+        elif isinstance(line, Block):
+            yield from calls_of(line.lines)
 
 
 def split_names(text: str | None) -> tuple[str, ...]:

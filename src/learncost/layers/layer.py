@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError, advice
-from learncost.equation.parse import Call, parse_header, parse_lines, split_names
+from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
 from learncost.equation.scope import Axes, Expanded, bind
 from learncost.equation.table import (
     Line,
@@ -138,17 +138,28 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     header = parse_header(lines[0] if lines else "")
     if unknown := set(constants) - set(header.inputs):
         raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
-    calls = _Calls(layers or {})
-    table = bind(header, parse_lines(lines[1:]), _check_word, calls, constants)
+    found = defined(header, parse_lines(lines[1:]), layers or {}, constants, equations)
+    made = {term.name for line, _ in walk(found.table.lines) for term in line.left}
+    for name in cache:
+        if name not in made or KEYS not in found.table.axes.get(name, ()):
+            raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
+    return replace(found, text="\n".join(lines), source=" ".join(remarks), cache=(*found.cache, *cache))
+
+
+def defined(
+    header: Header,
+    lines: Iterable[Parsed],
+    layers: Mapping[str, Layer],
+    constants: Iterable[str] = (),
+    equations: Mapping[str, str] = {},
+) -> Layer:
+    """The layer of a header and its parsed lines, which may call others; with what is said of it otherwise."""
+    calls = _Calls(layers)
+    table = bind(header, lines, _check_word, calls, constants)
     equations = {**calls.equations, **equations}
-    cache = [*(name for name in calls.cache if KEYS in table.axes[name]), *cache]
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
-    made = {term.name for line, _ in walk(table.lines) for term in line.left}
-    for name in cache:
-        if name not in made or KEYS not in table.axes.get(name, ()):
-            raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
-    return Layer(header.name, table, equations, "\n".join(lines), " ".join(remarks), tuple(cache))
+    return Layer(header.name, table, equations, cache=tuple(n for n in calls.cache if KEYS in table.axes[n]))
 
 
 def marked(layer: Layer) -> Table:

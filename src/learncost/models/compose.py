@@ -1,4 +1,4 @@
-"""From a family and a configuration to the model's table as text: slots are filled, blocks of several kinds laid out.
+"""From a family and a configuration to the lines of the model's table, slots filled, blocks of several kinds laid out.
 
 A line `repeat num_hidden_layers carry X:` stands for as many blocks as that size says. Where what is in a slot depends
 on the block's number i, blocks of one kind are put together: equal ones in a row are one repeat, a pattern that comes
@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError
+from learncost.equation.parse import Block, Header, Parsed, calls_of, names_of, parse_lines, split_names
+from learncost.equation.table import Line
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate, names
 from learncost.models.families import FAMILIES, BaseLayer, Family
@@ -29,9 +30,6 @@ LONGEST_PATTERN = 64  # blocks after which a pattern may come again
 SYMBOLS = {size.name: size.symbol for size in MODEL_SIZES}
 
 _SLOT = re.compile(r"\{(\w+)\}")
-_REPEAT = re.compile(r"^(\s*)repeat (\w+) (.*?)(?: each (.*?))?:$")
-_WEIGHTS = re.compile(r"\(([^();]*);([^()]*)\)")
-_CALL = re.compile(r"= (\w+)\(")
 
 
 @dataclass(frozen=True)
@@ -47,40 +45,34 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model's text, the layers that it calls, how often its repeats turn, and in which side each of them stands."""
+    """A model's lines, the layers that it calls, how often its repeats turn, and in which side each of them stands."""
 
-    text: str
+    header: Header
+    lines: tuple[Parsed, ...]
     layers: tuple[PlannedLayer, ...]
     counts: tuple[tuple[str, int], ...]
     blocks: tuple[str, ...]
 
 
 def plan(configuration: Configuration) -> Plan:
-    """The text and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
+    """The lines and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
     family = FAMILIES[configuration.family]
     values = configuration.values
     head = family.heads[configuration.head]
     composition = _Composition(family, values, head.get("lines", ""))
     lines = composition.lines()
-    outputs = composition.filled(head["outputs"])
     every = dict.fromkeys((*family.inputs, *head.get("inputs", "").split()))
     inputs = [name for one in every for name in composition.stacks.get(one, [one])]
-    body = "\n".join(lines)
-    header = " ".join(name for name in inputs if _occurs(name, body))
-    shared = " ".join(name for name in family.shared if _occurs(name, body))
-    text = f"{family.name.replace('-', '_')}({header}; {shared}) -> {outputs}\n{body}"
-    called = dict.fromkeys(_CALL.findall(body))
+    read = {name for line in lines for name in names_of(line)}
+    header = Header(
+        family.name.replace("-", "_"),
+        tuple(name for name in inputs if name in read),
+        tuple(name for name in family.shared if name in read),
+        split_names(composition.filled(head["outputs"])),
+    )
+    called = dict.fromkeys(call.layer for call in calls_of(lines))
     layers = tuple(_planned(name, family.layers[name], values) for name in called if name in family.layers)
-    return Plan(text, layers, tuple(composition.counts), tuple(composition.blocks))
-
-
-@lru_cache(maxsize=1024)
-def _whole_word(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.'])")
-
-
-def _occurs(name: str, text: str) -> bool:
-    return bool(_whole_word(name).search(text))
+    return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks))
 
 
 def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedLayer:
@@ -110,22 +102,21 @@ class _Composition:
         self.stacks: dict[str, list[str]] = {}
         self.kinds: dict[str, int] = {}
 
-    def lines(self) -> list[str]:
-        """The lines of the whole table, without its header."""
+    def lines(self) -> tuple[Parsed, ...]:
+        """The lines of the whole table."""
         template = self.family.table.rstrip("\n").splitlines()
         sides = iter(self.family.blocks)
-        result: list[str] = []
+        result: list[Parsed] = []
         while template:
             line = template.pop(0)
-            match = _REPEAT.match(line)
-            if not match:
-                result += self.filled(line).splitlines()
+            if not line.strip().startswith("repeat "):
+                result += parse_lines(self.filled(line).splitlines())
                 continue
             body = []
-            while template and len(template[0]) - len(template[0].lstrip()) > len(match[1]):
+            while template and len(template[0]) - len(template[0].lstrip()) > len(line) - len(line.lstrip()):
                 body.append(template.pop(0))
-            result += self.repeats(match, "\n".join(body), next(sides))
-        return [line for line in result if line.strip()]
+            result += self.repeats(line, "\n".join(body), next(sides))
+        return tuple(result)
 
     def filled(self, text: str, **more: Any) -> str:
         """The text with what its slots stand for; a slot that is a line of its own hands its indent to its lines."""
@@ -168,25 +159,31 @@ class _Composition:
             left += [inner for name in new if name != "head" for inner in self.family.slots[name].texts.values()]
         return found - {"head"}
 
-    def repeats(self, head: re.Match[str], body: str, side: str) -> list[str]:
+    def repeats(self, head: str, body: str, side: str) -> list[Block]:
         """The repeats that stand for the blocks of one stack."""
-        indent, size, carry, each = head.groups()
-        number, symbol = self.values[size], SYMBOLS.get(size, size)
+
+        def block(**more: Any) -> Block:
+            (found,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
+            assert isinstance(found, Block)
+            return found
+
         varying = [n for n in sorted(self.slots(body)) if "i" in names(self.family.slots[n].choose or "0")]
         if not varying:
-            return self.segment(indent, (symbol, number), carry, each, [("", self.filled(body))], side)
+            return [self.segment([("", block())], side)]
+        size = head.split()[1]
+        number = self.values[size]
         if number > MOST_LAYERS:
             raise InputError(
                 f"{size} {number:,} is too much: blocks of different kinds are told apart up to {MOST_LAYERS:,}"
             )
         every = [tuple(self.choice(name, {"i": i}) for name in varying) for i in range(number)]
-        texts = {kind: self.filled(body, i=every.index(kind)) for kind in dict.fromkeys(every)}
-        if len(texts) == 1:
-            return self.segment(indent, (symbol, number), carry, each, [("", texts[every[0]])], side)
+        blocks = {kind: block(i=every.index(kind)) for kind in dict.fromkeys(every)}
+        if len(blocks) == 1:
+            return [self.segment([("", blocks[every[0]])], side)]
         result = []
         for place, (pattern, turns) in enumerate(segments(every), 1):
-            blocks = [(self.own_name(kind), texts[kind]) for kind in pattern]
-            result += self.segment(indent, (f"{symbol}_{place}", turns), carry, each, blocks, side)
+            own = [(self.own_name(kind), blocks[kind]) for kind in pattern]
+            result.append(self.segment(own, side, (f"{SYMBOLS.get(size, size)}_{place}", turns)))
         return result
 
     def own_name(self, kind: tuple[str, ...]) -> str:
@@ -195,51 +192,37 @@ class _Composition:
         self.kinds[name] = self.kinds.get(name, 0) + 1
         return name if self.kinds[name] == 1 else f"{name}_{self.kinds[name]}"
 
-    def segment(
-        self,
-        indent: str,
-        count: tuple[str, int],
-        carry: str,
-        each: str | None,
-        blocks: list[tuple[str, str]],
-        side: str,
-    ) -> list[str]:
-        """One repeat of blocks: their names ("" where there is only one kind) and texts."""
-        self.counts.append(count)
+    def segment(self, blocks: list[tuple[str, Block]], side: str, count: tuple[str, int] | None = None) -> Block:
+        """One repeat of blocks: their names ("" where there is only one kind) and lines; `count` where not theirs."""
+        symbol = self.counted(blocks[0][1], count)
         self.blocks.append(side)
-        lines, pairs = [], []
-        for name, text in blocks:
-            for pair in (each or "").split():
-                inside, _, stack = pair.partition("=")
-                if not _occurs(inside, text):
-                    continue
-                own = (f"{inside}_{name}", f"{stack}_{name}") if name else (inside, stack)
-                text = _whole_word(inside).sub(own[0], text)
-                self.stacks.setdefault(stack, []).append(own[1])
-                pairs.append("=".join(own))
-            lines += [self.named(self.inner(line), name) for line in text.splitlines() if line.strip()]
-        return [f"{indent}repeat {count[0]} {carry}{' each ' + ' '.join(pairs) if pairs else ''}:", *lines]
+        lines: list[Parsed] = []
+        each: list[tuple[str, str]] = []
+        for name, one in blocks:
+            names: dict[str, str] = {}
+            for inside, stack in one.each:
+                if any(inside in names_of(line) for line in one.lines):
+                    own = (f"{inside}_{name}", f"{stack}_{name}") if name else (inside, stack)
+                    names[inside] = own[0]
+                    self.stacks.setdefault(stack, []).append(own[1])
+                    each.append(own)
+            lines += (self.named(line, name, names) for line in one.lines)
+        return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
-    def inner(self, line: str) -> str:
-        """A line; where it begins a repeat inside of a block, its size goes by its symbol and is a count too."""
-        match = _REPEAT.match(line)
-        if not match:
-            return line
-        size = match[2]
-        self.counts.append((SYMBOLS.get(size, size), self.values[size]))
-        return line.replace(size, self.counts[-1][0], 1)
+    def counted(self, block: Block, count: tuple[str, int] | None = None) -> str:
+        """The symbol of a block's size, which says how often it turns."""
+        self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
+        return self.counts[-1][0]
 
-    def named(self, line: str, name: str) -> str:
-        """A line whose own weights have the block's name before theirs."""
-        if not name:
-            return line
-
-        def own(match: re.Match[str]) -> str:
-            parts = [part.strip() for part in match[2].split(",")]
-            made = [part if "=" in part or part in self.family.shared else f"{name}.{part}" for part in parts]
-            return f"({match[1]}; {', '.join(made)})"
-
-        return _WEIGHTS.sub(own, line)
+    def named(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
+        """A line of a block: its own weights have the block's name before theirs, and slices are called by `names`."""
+        if isinstance(line, Block):
+            symbol = self.counted(line)
+            return replace(line, count=symbol, lines=tuple(self.named(own, name, names) for own in line.lines))
+        if isinstance(line, Line):
+            return line.renamed(names)
+        own = (one if one in self.family.shared else f"{name}.{one}" if name else one for one in line.weights)
+        return replace(line, weights=tuple(own), arguments=tuple(names.get(one, one) for one in line.arguments))
 
 
 def segments(kinds: list[Any]) -> list[tuple[list[Any], int]]:

@@ -13,7 +13,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.same import Same
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.equation.value import DRAWN
-from learncost.layers.layer import Layer, layer, named
+from learncost.layers.layer import Layer, defined, named
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import Configuration
@@ -98,8 +98,7 @@ class Structure:
 def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """The table of a plan, and its axes."""
     layers = {one.name: _rewritten(one, dropout, padding) for one in plan_.layers}
-    found = layer(plan_.text, layers)
-    table = _with_blocks(found.table, plan_.blocks)
+    table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks)
     return table, _axes_of(table)
 
 

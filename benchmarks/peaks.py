@@ -33,7 +33,7 @@ from learncost.models.configuration import configure
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from allocator import apart
-from low_rank import adapt
+from low_rank import adapt, coded
 
 WIDTH = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 3}
 SHORT = {"n_embd": 256, "n_head": 4, "n_layer": 3}
@@ -91,7 +91,8 @@ SHAPES = {"loss": (4, 64, 8000), "block": (4, 128, 256), "optimizer": (1, 16, 20
 """What is the worst moment: sequences, tokens of each, tokens that there are."""
 SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (False, True), "both": (True, True)}
 """Whether blocks run again, and whether paths of low rank alone learn."""
-DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure")}
+DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure"), "nf4": (torch.bfloat16, "qlora")}
+"""nf4 are the frozen matrices of blocks, with LoRA."""
 OPTIMIZERS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
 
 
@@ -128,6 +129,8 @@ def train(name: str, shape: str, dtype: str, setting: str, optimizer: str) -> No
     checkpoints, lora = SETTINGS[setting]
     config = transformers.AutoConfig.for_model(name, **keys_of(name, shape))
     module = getattr(transformers, KINDS[name].architecture)._from_config(config, dtype=DTYPES[dtype][0])
+    if dtype == "nf4":
+        coded(module)
     if lora:
         adapt(module, KINDS[name].lora.split(","))
     module.train()
@@ -190,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=",".join(list(KINDS)[:11]))
     parser.add_argument("--setting", default=",".join(SETTINGS))
-    parser.add_argument("--dtype", default=",".join(DTYPES))
+    parser.add_argument("--dtype", default="fp32,bf16")
     parser.add_argument("--optimizer", default="fused", choices=OPTIMIZERS)
     parser.add_argument("--format", default="table", choices=("table", "md"))
     given = parser.parse_args()

@@ -8,10 +8,12 @@ class LowRank(torch.nn.Module):
 
     def __init__(self, base, rank, alpha):
         super().__init__()
-        wide, narrow = base.weight.shape if isinstance(base, torch.nn.Linear) else base.weight.shape[::-1]
+        plain = isinstance(base, torch.nn.Linear | Coded)
+        wide, narrow = base.weight.shape if plain else base.weight.shape[::-1]
         self.base, self.scale = base, alpha / rank
-        self.A = torch.nn.Linear(narrow, rank, bias=False, dtype=base.weight.dtype, device=base.weight.device)
-        self.B = torch.nn.Linear(rank, wide, bias=False, dtype=base.weight.dtype, device=base.weight.device)
+        device = None if isinstance(base, Coded) else base.weight.device
+        self.A = torch.nn.Linear(narrow, rank, bias=False, dtype=base.weight.dtype, device=device)
+        self.B = torch.nn.Linear(rank, wide, bias=False, dtype=base.weight.dtype, device=device)
 
     @property
     def weight(self):
@@ -19,7 +21,10 @@ class LowRank(torch.nn.Module):
         return self.base.weight
 
     def forward(self, x):
-        return self.base(x) + self.B(self.A(x)) * self.scale
+        found = self.base(x)
+        if isinstance(self.base, Coded):
+            found = found.clone()  # as peft does
+        return found + self.B(self.A(x)) * self.scale
 
 
 def adapt(module, ends, rank=8, alpha=16, layers=None):
@@ -30,6 +35,45 @@ def adapt(module, ends, rank=8, alpha=16, layers=None):
         if any(f".{name}".endswith(f".{end}") for end in ends) and (layers is None or number in layers):
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, LowRank(own, rank, alpha))
+    return module
+
+
+class _Coded(torch.autograd.Function):
+    """bitsandbytes' `MatMul4Bit`: the weight is made of its codes in both directions; only codes are held."""
+
+    @staticmethod
+    def forward(own, x, codes, bias, shape):
+        own.codes, own.shape, own.dtype = codes, shape, x.dtype
+        return torch.nn.functional.linear(x, torch.empty(shape, dtype=x.dtype).normal_(), bias)
+
+    @staticmethod
+    def backward(own, gradient):
+        return gradient @ torch.empty(own.shape, dtype=own.dtype).normal_(), None, None, None
+
+
+class Coded(torch.nn.Module):
+    """A linear layer whose frozen weight is stored in so many bytes of codes and scales; their numbers are drawn."""
+
+    def __init__(self, base, taken):
+        super().__init__()
+        self.weight, self.bias = torch.empty_like(base.weight, device="meta"), base.bias
+        self.codes = torch.nn.Parameter(torch.empty(taken, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x):
+        return _Coded.apply(x, self.codes, self.bias, self.weight.shape)
+
+
+def coded(module):
+    """Every linear layer inside of blocks in nf4 by blocks of 64, with scales of 8 bits by blocks of 256 (QLoRA)."""
+    for block in blocks_of(module):
+        for name, own in list(block.named_modules()):
+            if isinstance(own, torch.nn.Linear):
+                parent, _, last = name.rpartition(".")
+                setattr(
+                    block.get_submodule(parent),
+                    last,
+                    Coded(own, int(own.weight.numel() * (1 / 2 + 1 / 64 + 4 / 64 / 256))),
+                )
     return module
 
 

@@ -163,7 +163,7 @@ TRANSFORMERS = [
     for model in ("gpt2", "llama", "bert", "mixtral", "falcon", "t5", "gemma2", "qwen3", "gpt_neox", "opt")
     for dtype in ("fp32", "bf16")
     for setting in ("plain", "checkpoints", "lora", "both")
-]
+] + [("llama", "nf4", "lora"), ("qwen3", "nf4", "both"), ("opt", "nf4", "lora")]
 
 
 @pytest.mark.parametrize(("model", "dtype", "setting"), sampled(TRANSFORMERS, 18, lambda case: case[2]))

@@ -45,6 +45,7 @@ class Model:
     rules: Mapping[str, str] = field(default_factory=dict)
     trained: tuple[str, ...] | None = None  # the weights that learn; None: all
     quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
+    plain: Table | None = None  # with the weights that the codes stand for
 
     @property
     def learning(self) -> tuple[str, ...]:

@@ -52,5 +52,10 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
         )
     own = {axis: size for one in found for axis, size in one.sizes(model.sizes).items()}
     return replace(
-        model, table=table, sizes={**model.sizes, **own}, quantized=found, trained=model.learning if learns else ()
+        model,
+        table=table,
+        sizes={**model.sizes, **own},
+        quantized=found,
+        plain=model.table,
+        trained=model.learning if learns else (),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, held, refusal
+from learncost.models.model import Model
 from learncost.models.module import module_of
 from learncost.schedule.autograd import Asked, Module, Tape, run_step
 
@@ -41,7 +42,7 @@ class Stepping:
 
 
 def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
-    model, kind = step.model, step.kind
+    model, kind = _plain(step.model), step.kind
     recompute = step.procedure == "recompute"
     module = module_of(model, step.module, recompute, kind.weight)
     asked = Asked(
@@ -53,10 +54,16 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         way.adamw if step.optimizer.name == "adamw" else "",
+        {one.weight: one.bytes(step.run.axes) for one in model.quantized},
     )
     tape = way.tape(kind.value, stop_at)
     run_step(tape, model.table, sizes, asked)
     return tape, module
+
+
+def _plain(model: Model) -> Model:
+    """The model with the weights that codes stand for, as its modules have them."""
+    return replace(model, table=model.plain) if model.plain else model
 
 
 def _worst(way: Stepping, step: Step, sizes: Mapping[str, int]) -> tuple[int, str]:
@@ -77,8 +84,10 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     tape, module = _run(way, step, sizes, peak)
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
     made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
-    table = step.model.table
-    weights = bytes_of(table, table.weights, sizes, lambda _: step.kind.weight)
+    table = _plain(step.model).table
+    codes = {one.weight for one in step.model.quantized}
+    whole = [weight for weight in table.weights if weight not in codes]
+    weights = bytes_of(table, whole, sizes, lambda _: step.kind.weight) + step.quantized
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     if step.master:
         parts["master weights"] = step.master
@@ -89,8 +98,8 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
 
 
 def _refuses(step: Step) -> str:
-    if step.kind.values not in TRAINED or step.model.quantized:
-        return f"has values in {', '.join(TRAINED)}, and weights that are not quantized"
+    if step.kind.values not in TRAINED:
+        return f"has values in {', '.join(TRAINED)}"
     if why := refusal(step, ()):
         return why
     if step.plan:

@@ -132,6 +132,8 @@ class Module:
     ) -> list[Tensor]:
         """A product, and one of low rank beside it; `low` is how many elements its middle has."""
         result = linear(x, weight, sum(sizes), bias)
+        if path and weight.coded:
+            result = result.copied()  # peft clones it
         if path:
             result = result + linear(linear(x, path[0], low), path[1], sum(sizes)) * 2.0
         return result.split(sizes) if len(sizes) > 1 else [result]

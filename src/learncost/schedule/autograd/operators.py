@@ -117,6 +117,15 @@ class Tensor:
         del tests
         return Tensor(tape, result)
 
+    @property
+    def coded(self) -> bool:
+        """Whether it is a weight that is stored as codes and scales."""
+        return not self.width
+
+    def decoded(self) -> Tensor:
+        """A weight as numbers: of codes a copy."""
+        return Tensor(self.tape, self.tape.new(self.elements)) if self.coded else self
+
     def to(self, width: int) -> Tensor:
         """Another type; itself where it has that."""
         return self if width == self.width else self.copied(self.elements, width, self.value.turned)
@@ -356,18 +365,27 @@ def embedding(weight: Tensor, index: Tensor, elements: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear`: keeps its operand for the weight's gradient, and the weight for the operand's."""
+    """`functional.linear`: keeps its operand for the weight's gradient, and the weight for the operand's.
+
+    Of codes it is bitsandbytes' `MatMul4Bit`, which makes the weight of them in both directions and holds them itself.
+    """
     tape, operands = x.tape, [each.value for each in (x, weight, bias) if each]
     sizes = [(each.elements, each.width, each.node is not None) for each in operands]
+    coded = weight.elements if weight.coded else 0
 
     def backward(gradients: Gradients) -> list[Value | None]:
-        return [
+        numbers = tape.new(coded) if coded else None
+        found = [
             Value(size, width, tape.new(size, width).room, view=True) if needed else None
             for size, width, needed in sizes
         ]
+        del numbers
+        return found
 
-    keeps = [kept for kept, needed in ((x.value, weight.learns), (weight.value, x.learns)) if needed]
+    keeps = [kept for kept, needed in ((x.value, weight.learns), (weight.value, x.learns and not coded)) if needed]
+    numbers = weight.decoded()
     (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
+    del numbers
     return Tensor(tape, result)
 
 

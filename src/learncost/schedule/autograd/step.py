@@ -45,6 +45,7 @@ class Asked:
     checkpoint   "" or how every block runs under `torch.utils.checkpoint`: "frames" or "reentrant"
     blocks       how many there are, where a turn of a repeat may have several; 0: a turn is one
     adamw        fused, foreach or for-loop; any other optimizer steps in place
+    coded        the weights that are stored as codes and scales, and the bytes of these
     """
 
     module: Module
@@ -55,6 +56,7 @@ class Asked:
     checkpoint: str = ""
     blocks: int = 0
     adamw: str = ""
+    coded: Mapping[str, int] = field(default_factory=dict)
 
 
 def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -> None:
@@ -106,7 +108,7 @@ class _Step:
             self.tape.label = name
             elements = self.count(table.axes[name])
             width = INTEGER if name in table.indices else asked.width if name in table.weights else self.tape.width
-            room = Room(self.tape.account, elements * width)
+            room = Room(self.tape.account, asked.coded.get(name, elements * width))
             if name in table.weights:
                 self.rooms[name] = room
             else:
@@ -126,7 +128,7 @@ class _Step:
         """A weight, or several that are one, of a turn."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
-            room, width = self.rooms[names[0][0]], self.asked.width
+            room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.asked.coded else self.asked.width
             learns = any(name[0] in self.asked.learning for name in names)
             value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
             self.leaves[key] = Tensor(self.tape, value)
@@ -255,7 +257,7 @@ class _Scope:
         elements = self.step.count(term.loops)
         if term.name in self.drawn:
             return self._fresh(elements)
-        whole = self._leaf(term.name) if term.name in self.weights else self._found(term.name, values)
+        whole = self._leaf(term.name).decoded() if term.name in self.weights else self._found(term.name, values)
         reads = [axis for axis in term.axes if isinstance(axis, Read)]
         if not reads:
             return whole

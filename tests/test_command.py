@@ -91,6 +91,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("cost gpt2 --format=mathml", "format must be one of table, json, csv, md, latex, html, not 'mathml'"),
         ("bench --shape 4", "--shape needs 2 values"),
         ("errata --seq-len 4", "unknown flag '--seq-len'"),
+        ("nothing --help", "no command is called 'nothing'"),
+        ("help cots", "did you mean 'cost'"),
+        ("cost gpt2 --seq-len abc --N 5", "contradicts seq_len"),
     ],
 )
 def test_what_is_wrong_is_one_line(line, said, capsys):
@@ -354,6 +357,8 @@ def test_answers_show_themselves(found):
         ("memory", "--engine table,numpy", "--engine Table,NumPy"),
         ("fit", "--ram 8GB --procedure bp --engine numpy", "--budget 8GB --procedures BP --engine NumPy"),
         ("cost", "--train all", "--train ALL"),
+        ("cost", "--plan flash,recompute=gelu+norm", "--plan Flash,Recompute=gelu+norm"),
+        ("cost", "--batch-size 1024", "--Batch_Size 1,024"),
     ],
 )
 def test_names_and_counts_as_people_write_them(command, usual, other, capsys):
@@ -363,7 +368,7 @@ def test_names_and_counts_as_people_write_them(command, usual, other, capsys):
         assert main([command, "gpt2", "--n-layer", "2", "--seq-len", "8", *flags.split(), "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
         words = flags.split()
-        given = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+        given = {name[2:].replace("-", "_").lower(): value for name, value in zip(words[::2], words[1::2], strict=True)}
         from_python = getattr(learncost, command)("gpt2", n_layer=2, seq_len=8, **given)
         found.append(json.loads(from_python.show("json")))
     assert all(one == found[0] for one in found[1:])

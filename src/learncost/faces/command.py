@@ -154,7 +154,9 @@ def _help(given: Sequence[str]) -> Any:
     named = next(iter(given), "")
     if not (named == "help" or {"--help", "-h"} & set(flags) or not given):
         return None
-    names = [word for word in given if word in COMMANDS][:1]
+    names = [word for word in given if not word.startswith("-")][named == "help" :][:1]
+    if names and names[0] not in COMMANDS:
+        raise InputError(_no_command(names[0]))
     if "--json" in flags:
         found = [schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)]
         return json.dumps(found[0] if names else found, indent=2)

@@ -30,7 +30,8 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             arguments.append(word)
             continue
         name, joined, text = word.partition("=")
-        flag = known.get(spelling := name.replace("_", "-")) or known.get(spelling.replace("--no-", "--", 1))
+        spelling = name.replace("_", "-").lower()
+        flag = known.get(spelling) or known.get(spelling.replace("--no-", "--", 1))
         if flag is None:
             _check_size(name, (*known, "--help"), others)
         key = flag.name if flag else name.lstrip("-")

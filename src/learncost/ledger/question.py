@@ -22,7 +22,7 @@ from learncost.equation.errors import InputError
 Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 _SECTION = re.compile(r"(?:^|\n)(Parameters|Attributes|Returns|Raises|Commands|Examples)\n-{3,}\n")
-_ITEM = re.compile(r"[^,]+")
+_ITEM = re.compile(r"[^,=+]+")
 
 
 @dataclass(frozen=True)

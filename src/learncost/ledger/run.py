@@ -221,8 +221,9 @@ def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict
     defaults = {"batch_size": 1}
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in found]:
         name, value = resolve(spelling), sizes.pop(spelling)
-        if found[name] not in (defaults.get(name), str(defaults.get(name)), None, value):
-            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(found[name])}")
+        earlier, others = found[name], (value, defaults.get(name))
+        if earlier not in (None, *others) and (counted(earlier) or -1) not in map(counted, others):
+            raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(earlier)}")
         defaults[name], found[name] = value, value
     return {name: check_size(name, value) for name, value in found.items() if value is not None}, sizes
 

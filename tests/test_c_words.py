@@ -39,7 +39,7 @@ def word(found, part):
 def known():
     """Words that have a body or are primitive in C, with a gradient where they have one."""
     for found in entries():
-        if found.kind in ("constant", "reduction") or found.truth or found.conditions:
+        if found.kind in ("constant", "reduction", "choice") or found.truth or found.conditions:
             continue
         yield found.name, "body"
         if found.gradient:

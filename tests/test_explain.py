@@ -145,7 +145,7 @@ def test_words_have_pages(word: str) -> None:
         return
     acts = "" if own.pointwise else "[n]"
     shape = "[B]" if own.pointwise else "[B n]"
-    left = "[B]" if own.reduces else shape
+    left = "[B k]" if own.chooses == "some" else "[B]" if own.reduces else shape
     defaulted = len(own.inputs) - len(own.defaults)
     scalars = {"lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"}
     given = [f"{name}{'[]' if name in scalars else shape}" for name in own.inputs[:defaulted]]

@@ -185,6 +185,7 @@ def changed_words():
 
 SYMMETRIC = "it does not matter which of the two is which"
 GUARDED = "the maximum and the sum of the body keep what is outside away by themselves; only the cost differs"
+UNSEEN = "no sample is 0, or a row without anything; tests/test_words.py has both"
 BELOW = "1e-20 is below the rounding of every sum that is not zero"
 EQUIVALENT_WORDS = {
     "max gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
@@ -200,8 +201,38 @@ EQUIVALENT_WORDS = {
     "log_sigmoid body: m[_] = maximum(0[], N[_]) <- m[_] = maximum(N[_], 0[])": SYMMETRIC,
     "softmax_with_sink body: m[_] = maximum(z[_], a[_]) <- m[_] = maximum(a[_], z[_])": SYMMETRIC,
     "softmax_with_sink outside -inf": GUARDED,
-    "softmax outside -inf": GUARDED,
-    "log_softmax outside -inf": GUARDED,
+    **{f"{word} outside -inf": GUARDED for word in ("softmax", "log_softmax", "safe_softmax", "safe_log_softmax")},
+    "argmax outside -inf": "no layer of one line has its places under a `where`",
+    "min gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
+    "softplus body: m[_] = maximum(0[], X[_]) <- m[_] = maximum(X[_], 0[])": SYMMETRIC,
+    "elu body: m[_] = minimum(0[], X[_]) <- m[_] = minimum(X[_], 0[])": SYMMETRIC,
+    "elu body: p[_] = maximum(0[], X[_]) <- p[_] = maximum(X[_], 0[])": SYMMETRIC,
+    "elu body: S[_] = E[_] <- S[_] = a[] E[_]": "a is 1 where it is not given",
+    "sum body: Y[_] = X[_ n] <- Y[_] = 1[] X[_ n]": "a product with 1[]",
+    **{
+        f"{word} body: {what}": why
+        for word in ("safe_softmax", "safe_log_softmax")
+        for what, why in {
+            "m[_] = maximum(a[_], -1.1e+29[]) <- m[_] = maximum(a[_], -1e+29[])": UNSEEN,
+            "m[_] = maximum(-1e+29[], a[_]) <- m[_] = maximum(a[_], -1e+29[])": SYMMETRIC,
+            "t[_] = divide(s[_], 1[]) <- t[_] = maximum(s[_], 1[])": UNSEEN,
+            "t[_] = maximum(1[], s[_]) <- t[_] = maximum(s[_], 1[])": SYMMETRIC,
+        }.items()
+    },
+    **{
+        f"power gradient: {what}": UNSEEN
+        for what in (
+            "O[_] = equal(Z[_], 0.5[]) <- O[_] = equal(Z[_], 0[])",
+            "O[_] = less(Z[_], 0[]) <- O[_] = equal(Z[_], 0[])",
+            "O[_] = equal(0[], Z[_]) <- O[_] = equal(Z[_], 0[])",
+            "T[_] = select(O[_], 0.5[], S[_]) <- T[_] = select(O[_], 0[], S[_])",
+            "T[_] = select(0[], O[_], S[_]) <- T[_] = select(O[_], 0[], S[_])",
+            "N[_] = equal(X[_], 0.5[]) <- N[_] = equal(X[_], 0[])",
+            "N[_] = less(X[_], 0[]) <- N[_] = equal(X[_], 0[])",
+            "N[_] = equal(0[], X[_]) <- N[_] = equal(X[_], 0[])",
+            "B[_] = select(N[_], 1.1[], X[_]) <- B[_] = select(N[_], 1[], X[_])",
+        )
+    },
 }
 
 

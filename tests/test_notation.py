@@ -153,6 +153,14 @@ MISFITS = [
         "Y[B d] = append[d](X[B d], Z[B d])",
         "append stands in tables that are derived; a layer has",
     ),
+    (
+        "t(X) -> Y",
+        "Y[B] = topk[d](X[B d])",
+        "topk gives its places an axis of their own, as in T[M k] = topk[v](X[M v])",
+    ),
+    ("t(X) -> Y", "Y[B d] = cumsum[B d](X[B d])", "cumsum acts along one axis"),
+    ("t(X) -> Y", "Y[B] = argmax[d](X[B d]) where B != 1", "argmax takes a `where` on the axis it acts on alone"),
+    ("t(X) -> Y", "T[B] = argmax[d](X[B d])\nY[B] = T[B] 2[]", "T holds places: it is read at, as in X[v=T[B]]"),
     ("t(X) -> Y", "I[d] = eye()", "eye pairs axes: the second half of those of I[d] with the first"),
 ]
 

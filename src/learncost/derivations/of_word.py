@@ -51,10 +51,10 @@ def _primitive(found: Entry) -> tuple[Line, ...]:
     """A primitive as the one line that it is."""
     if not found.outputs:
         return ()
-    axes = ("_", "n") if found.kind in ("reduction", "constant") else ("_",)
-    left = ("_",) if found.kind == "reduction" else axes
+    axes = ("_",) if found.pointwise else ("_", "n")
+    left = ("_", "k") if found.chooses == "some" else ("_",) if found.reduces else axes
     right = tuple(Term(name, axes) for name in found.inputs)
-    acted = ("n",) if found.kind == "reduction" else ()
+    acted = ("n",) if found.inputs and not found.pointwise else ()
     outputs = tuple(Term(name, left) for name in found.outputs)
     return (Word(outputs, right, word=found.name, axes=acted, given=found.inputs, gives=found.outputs),)
 

@@ -467,7 +467,7 @@ def check_shape(line: Line) -> None:
     """Refuse a layer's line whose axes do not fit together."""
     left = set(line.left[0].loops)
     right = {axis for term in line.right for axis in term.loops}
-    if (missing := sorted(left - right)) and line.right:
+    if (missing := sorted(left - right)) and line.right and not isinstance(line, Word):
         parted = "; axes are parted by spaces, as in Y[B M d]" if len(missing[0]) > 1 else ""
         raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
     if isinstance(line, Product):

@@ -24,6 +24,7 @@ from learncost.equation.table import (
     each_line,
     walk,
 )
+from learncost.equation.value import Value
 from learncost.layers.called import expanded, own_equations
 from learncost.layers.reach import Reach
 from learncost.layers.spelling import differentiable, spell
@@ -155,7 +156,7 @@ def defined(
 ) -> Layer:
     """The layer of a header and its parsed lines, which may call others; with what is said of it otherwise."""
     calls = _Calls(layers)
-    table = bind(header, lines, _check_word, calls, constants)
+    table = _with_choices(bind(header, lines, _check_word, calls, constants))
     equations = {**calls.equations, **equations}
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)
@@ -196,6 +197,27 @@ def _check_gradients(table: Table) -> None:
                         )
 
     check(table.lines, reach)
+
+
+def _with_choices(table: Table) -> Table:
+    """The table in which what a word chooses is an index, and is refused where it is read as a value."""
+    lines = [line for line, _ in walk(table.lines)]
+    chosen = {line.name for line in lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
+    for line in lines:
+        if wrong := next((term for term in line.right if term.name in chosen), None):
+            told = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
+            raise NotationError(told, str(line))
+
+    def known(values: Mapping[str, Value]) -> dict[str, Value]:
+        return {n: replace(v, role="index", of="") if n in chosen else v for n, v in values.items()}
+
+    def within(inner: Iterable[Statement]) -> tuple[Statement, ...]:
+        found = (
+            replace(o, lines=within(o.lines), values=known(o.values)) if isinstance(o, Repeat) else o for o in inner
+        )
+        return tuple(found)
+
+    return replace(table, lines=within(table.lines), values=known(table.values)) if chosen else table
 
 
 def _with_number(line: Word, place: int) -> str:
@@ -249,11 +271,22 @@ def _check_word(line: Line) -> Line:
             told = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
             raise NotationError(told, str(line))
         return replace(line, word=found.name, given=found.inputs, gives=found.outputs)
+    if found.kind in ("scan", "choice") and len(line.axes) != 1:
+        raise NotationError(f"{found.name} acts along one axis", str(line))
     acted = set(line.axes) if found.reduces else set()
+    if found.chooses == "some":
+        if len(left - right) != 1 or left & acted:
+            told = f"{found.name} gives its places an axis of their own, as in T[M k] = {found.name}[v](X[M v])"
+            raise NotationError(told, str(line))
+        right |= left - right
+    if missing_there := sorted(left - right):
+        raise NotationError(f"axis {missing_there[0]} on the left is not on the right", str(line))
     if left != right - acted:
         raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {found.name}", str(line))
     if found.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
         raise NotationError(f"{found.name} has no meaning under a `where` on an axis it acts on", str(line))
+    if found.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{found.name} takes a `where` on the axis it acts on alone", str(line))
     if found.inline:
         return _inline(line, found)
     defaults = found.defaults[len(found.defaults) - missing :] if missing else ()

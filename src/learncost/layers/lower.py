@@ -314,7 +314,8 @@ class _Lowering:
         if found is None or (not found.body and line.part == "body"):
             self.emit(line)
             return
-        written = line.part == "jacobian" or (not found.body and any(isinstance(t, Literal) for t in line.right))
+        numbers = any(isinstance(term, Literal) for term in line.right)
+        written = line.part == "jacobian" or (not found.body and (numbers or found.kind == "scan"))
         if written or not (self.whole and self.stays_whole(line)):
             self.through_body(line)
 

@@ -76,7 +76,9 @@ def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
         return None
     if line.tag.macro == "optimizer_step":
         return () if isinstance(line, Word) else None  # element by element
-    acted = line.axes if isinstance(line, Word) else ()
+    acted = set(line.axes) if isinstance(line, Word) else set()
+    if isinstance(line, Word) and line.right:  # what it chooses has an axis of its own
+        acted |= {*line.left[0].loops} - {axis for term in line.right for axis in term.loops}
     rows = tuple(axis for axis in line.loops if base(axis) not in sizes and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):
         return None
@@ -84,7 +86,10 @@ def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
         return None
     # The gradient of a table that is read at an index is scattered: rows of one turn meet those of another.
     scattered = any(term.indexed and not set(rows) <= set(term.axes) for term in line.left)
-    return None if scattered and _is_table(line.left[0], sizes) else tuple(sorted(rows, key="BNM".find))
+    if scattered and _is_table(line.left[0], sizes):
+        return None
+    rows = tuple(axis for axis in rows if axis in line.left[0].axes) if scattered else rows
+    return tuple(sorted(rows, key="BNM".find)) or None
 
 
 def _is_table(term: Term, sizes: frozenset[str]) -> bool:

@@ -46,6 +46,7 @@ class Library:
     scattered  of a shape, places and an array: zeros, with the array's entries added at the places
     module     with its functions, of which a primitive is the one of its name
     reduced    max or min along axes
+    order      the places of the last axis in the order of the values, of equal ones the first first
     last       words along the last axis: of an array and epsilon
     words      words of operands of one shape that the module has not, or calls otherwise
     """
@@ -61,6 +62,7 @@ class Library:
     scattered: Callable[[Sequence[int], tuple[Tensor | int, ...], Tensor], Tensor]
     module: Any
     reduced: Callable[[str, Tensor, tuple[int, ...]], Tensor]
+    order: Callable[[Tensor], Tensor]
     last: Mapping[str, Callable[[Tensor, float], Tensor]]
     words: Mapping[str, Callable[..., Tensor]]
 
@@ -134,6 +136,8 @@ class _Translation:
             return (self.constant(line.word, left),)
         if not self.knows(line.word) and entry(line.word).body:
             return self.spelt_out(line, values)
+        if entry(line.word).kind == "choice":
+            return (self.choice(line, operands[0], mask, loops),)
         results = self.word(line, operands, mask, loops)
         kept = tuple(axis for axis in loops if axis in left)
         mask = mask if mask is not None and len(kept) == len(loops) else None
@@ -219,7 +223,8 @@ class _Translation:
         if line.word == "select" and mask is not None and len(operands) == 2:  # of a lowered word: its `where` decides
             return (self.library.where(mask > 0, *operands),)
         if mask is not None and line.axes:
-            outside = {"min": math.inf, "max": -math.inf}.get(line.word, -1e30)  # finite, where nothing is inside
+            sums, extremes = ("cumsum", "reversed_cumsum"), {"min": math.inf, "max": -math.inf}
+            outside = 0.0 if line.word in sums else extremes.get(line.word, -1e30)  # finite: nothing may be inside
             operands = [self.library.where(mask > 0, operands[0], outside), *operands[1:]]
         x = operands[0]
         if line.word in self.library.last:
@@ -227,12 +232,27 @@ class _Translation:
             return (self.flat(x, along, lambda flat: function(flat, self.epsilon(line))),)
         if line.word == "proportion":
             return (x / (x.sum(along, keepdims=True) + operands[1]),)
+        if line.word in ("cumsum", "reversed_cumsum"):
+            triangle = self.library.floats(_before(self.library.arange, x.shape[along[0]], line.word == "cumsum"))
+            return (self.flat(x, along, lambda flat: (flat[..., None] * triangle).sum(-2)),)
         if entry(line.word).kind == "reduction":
             return (self.library.reduced(line.word, x, along),)
         if line.word in _STEPS:
             return _STEPS[line.word](*operands)
         function = self.library.words.get(line.word) or getattr(self.library.module, line.word)
         return (function(*operands),)
+
+    def choice(self, line: Word, x: Tensor, mask: Tensor | None, loops: tuple[str, ...]) -> Tensor:
+        """Places, of which nothing has a gradient."""
+        left, row = line.left[0].loops, entry(line.word)
+        x = -x if row.largest else x
+        x = x if mask is None else self.library.where(mask > 0, x, math.inf)
+        others = tuple(axis for axis in loops if axis not in line.axes)
+        order = self.library.order(self.aligned(x, loops, (*others, *line.axes)))
+        if row.chooses == "one":
+            return self.ordered(order[..., 0], others, left)
+        places = next(axis for axis in left if axis not in others)
+        return self.ordered(order[..., : self.size(places)], (*others, places), left)
 
     def flat(self, x: Tensor, along: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> Tensor:
         """A function of the last axis, along several axes at once."""
@@ -321,6 +341,12 @@ class _Translation:
                 inside = inside * self.library.floats(two < one + self.size(condition.window))
             result = inside if result is None else result * inside
         return result
+
+
+def _before(arange: Callable[[int], Tensor], size: int, forwards: bool) -> Tensor:
+    """Which place a sum has: those of the first axis that are not behind that of the second, or not before it."""
+    one, two = arange(size)[:, None], arange(size)[None, :]
+    return one <= two if forwards else one >= two
 
 
 def _sgd(w: Tensor, g: Tensor, lr: Tensor) -> tuple[Tensor, ...]:

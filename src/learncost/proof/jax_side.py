@@ -44,6 +44,7 @@ def library() -> Library:
         stack=jnp.stack,
         scattered=scattered,
         module=jnp,
+        order=lambda x: jnp.argsort(jax.lax.stop_gradient(x), -1, stable=True),
         reduced=lambda word, x, axes: {"max": jnp.max, "min": jnp.min}[word](x, axes),
         last={
             "softmax": lambda x, _: jax.nn.softmax(x),

@@ -40,6 +40,8 @@ class Tally(np.ndarray[Any, Any]):
         result = function(*map(_plain, arguments), **{name: _plain(value) for name, value in keywords.items()})
         if function is np.where:
             Tally.units += np.size(result)
+        elif function in (np.argmax, np.argmin, np.argsort):
+            Tally.units += np.size(_plain(arguments[0]))
         elif function.__name__ not in _MOVES:
             raise NotImplementedError(f"what does {function.__name__} cost?")
         return tallied(result) if isinstance(result, np.ndarray) else result

@@ -35,6 +35,7 @@ def library() -> Library:
         stack=lambda turns: torch.stack(tuple(turns)),
         scattered=scattered,
         module=torch,
+        order=lambda x: torch.argsort(x.detach(), dim=-1, stable=True),
         reduced=lambda word, x, axes: {"max": torch.amax, "min": torch.amin}[word](x, axes),
         last={
             "softmax": lambda x, _: torch.softmax(x, -1),
@@ -50,7 +51,7 @@ def library() -> Library:
             "relu": torch.relu,
             "sigmoid": torch.sigmoid,
             "silu": functional.silu,
-            "softplus": functional.softplus,
+            "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
             "elu": lambda x, a: functional.relu(x) + a * torch.expm1(x.clamp(max=0)),
             "select": lambda condition, x, z: torch.where(condition != 0, x, z),
             "less": lambda x, z: number(torch.lt(x, z)),

@@ -130,8 +130,10 @@ def verify_word(entry: Entry) -> Iterator[Check]:
     """
     name, meaning = entry.name, of_word(entry.name)
     yield consistent(entry)
-    yield from verify_table(word_layer(entry).table, name, meaning, required=True, smallest=5, larger=1000)
-    if meaning is not None and entry.outside is not None and not entry.inline:
+    yield from verify_table(
+        word_layer(entry).table, name, meaning, required=entry.chooses != "some", smallest=5, larger=1000
+    )
+    if meaning is not None and entry.outside is not None and not entry.inline and not entry.chooses:
         masked = word_layer(entry, masked=True).table
         yield from verify_table(
             masked, f"{name} under a where", lambda x, *more: under_where(meaning, x, *more), smallest=5, larger=1000

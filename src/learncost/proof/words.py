@@ -21,7 +21,7 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
     operands = tuple(name for name in entry.inputs if name not in SCALARS or not entry.defaults)
     shapes: dict[str, tuple[str, ...]] = {name: () if name in SCALARS else ("a", "n") for name in operands}
     shapes |= {name: ("a",) for name in operands if name in ROWS}
-    left = ("a",) if entry.reduces else ("a", "n")
+    left = ("a", "k") if entry.chooses == "some" else ("a",) if entry.reduces else ("a", "n")
     shapes |= {f"{name}.out": left for name in entry.outputs}
     right: tuple[Operand, ...] = (*(Term(name, shapes[name]) for name in operands), *entry.defaults)
     outputs = tuple(f"{name}.out" for name in entry.outputs)

@@ -9,7 +9,7 @@ import torch
 
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Table, windows
+from learncost.equation.table import Table, walk, windows
 from learncost.layers.layer import Layer, named
 from learncost.layers.layer import layer as read
 from learncost.layers.rewrite import with_masks
@@ -23,10 +23,14 @@ class LayerModule(TableModule):
         self.layer, table = layer, layer.table
         needed = dict.fromkeys(base(axis) for name in table.weights for axis in table.axes[name])
         needed |= dict.fromkeys(windows(table.lines))
+        lines = [line for line, _ in walk(table.lines)]
+        every = dict.fromkeys(base(axis) for line in lines for axis in line.loops)
+        shown = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
+        needed |= dict.fromkeys(axis for axis in every if axis not in shown)  # how many are chosen
         for axis in needed:
             if not axis.isdigit() and axis not in sizes:
                 raise InputError(f"{layer.name} needs the size of {axis}: give {axis}=..., a whole number from 1")
-        known = {base(axis) for axes in table.axes.values() for axis in axes} | set(needed)
+        known = {base(axis) for axes in table.axes.values() for axis in axes} | {*needed, *every}
         for axis, size in sizes.items():
             if axis not in known:
                 raise InputError(f"{layer.name} has no axis {axis!r}: it has {', '.join(sorted(known))}")

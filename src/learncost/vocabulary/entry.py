@@ -29,7 +29,8 @@ class Entry:
     outside   the value that an input has outside a `where` on the axes it acts on (minus infinity for a softmax); None:
               the word has no meaning there
     empty     the word that it is where a `where` may leave nothing of what it acts on
-    kind      of a primitive: elementwise, reduction, constant, or move: what it was given, without a gradient
+    kind      of a primitive: elementwise, reduction, constant; scan: of all up to each place; choice: places, which are
+              indices; move: what it was given, without a gradient
     inline    a layer's line with it stands for the one line of its body
 
     Where the default does not do, of what libraries have a function for:
@@ -42,6 +43,9 @@ class Entry:
     bound     of the larger or smaller of two: what PyTorch's clamp calls the second where that is a number
     truth     whether it says what holds
     number    its value on numbers alone; default: the function of Python's math
+    chooses   of a choice: one place, all in their order, or some of them, as many as the axis is long that they get
+    largest   of a choice: whether the largest come first
+    backwards  of a scan: whether it begins at the last place
     by        of a reduction: the elementwise primitive that it takes again and again
     fill      of a constant: the number that stands everywhere
     complex   whether NumPy has it for complex numbers, as an analytic function
@@ -69,6 +73,9 @@ class Entry:
     bound: str = ""
     truth: bool = False
     number: Callable[..., float] | None = None
+    chooses: str = ""
+    largest: bool = False
+    backwards: bool = False
     by: str = ""
     fill: float | None = None
     complex: bool = True
@@ -77,7 +84,11 @@ class Entry:
     def reduces(self) -> bool:
         """Whether its results lack the axes that it acts on."""
         made = [line.left[0] for line in self.body if line.name in self.outputs]
-        return self.kind == "reduction" or any(not self.pointwise and "n" not in term.declared for term in made)
+        return (
+            self.kind == "reduction"
+            or self.chooses in ("one", "some")
+            or any(not self.pointwise and "n" not in term.declared for term in made)
+        )
 
     def value(self, *numbers: float) -> float | None:
         """A primitive of numbers alone; None where it has no value."""

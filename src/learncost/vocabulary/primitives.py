@@ -11,6 +11,9 @@ from typing import Any
 
 from learncost.vocabulary.entry import Entry, define
 
+MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
+"""What emitted programs call the libraries."""
+
 
 def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
     """A function of each element, of X where it is not told of what."""
@@ -217,6 +220,72 @@ def _reduction(name: str, by: str, outside: float, aliases: tuple[str, ...], sou
 
 _reduction("max", "maximum", -math.inf, ("amax",), "equal maxima share the gradient, as torch.amax does")
 _reduction("min", "minimum", math.inf, ("amin",), "equal minima share the gradient, as torch.amin does")
+
+
+def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> None:
+    """Sums of all up to each place along an axis; their gradients are the sums from the other end."""
+    row = Entry(
+        name,
+        ("X",),
+        ("Y",),
+        gradient_text=f"dX[_ n] = {other}[n](dY[_ n])",
+        kind="scan",
+        outside=0.0,
+        backwards=backwards,
+        spelled=spelled,
+        source=f"the sum of all places {'from each one on' if backwards else 'up to each one'}",
+    )
+    define(row)
+
+
+_scan("cumsum", False, "reversed_cumsum", {one: f"{at}.cumsum({{X}}, {{axis}})" for one, at in MODULES.items()})
+_scan(
+    "reversed_cumsum",
+    True,
+    "cumsum",
+    {
+        one: f"{at}.flip({at}.cumsum({at}.flip({{X}}, ({{axis}},)), {{axis}}), ({{axis}},))"
+        for one, at in MODULES.items()
+    },
+)
+
+
+def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], source: str, *aliases: str) -> None:
+    """Places along an axis, of equal values the first one first: indices, without a gradient."""
+    more: dict[str, Any] = {"kind": "choice", "chooses": chooses, "largest": largest}
+    more["outside"] = None if chooses == "all" else -math.inf if largest else math.inf
+    define(Entry(name, ("X",), ("Y",), spelled=spelled, source=source, **more), aliases)
+
+
+for _name, _largest in (("argmax", True), ("argmin", False)):
+    _call = {one: f"{at}.{_name}({{X}}, -1)" for one, at in MODULES.items()}
+    _choice(
+        _name, "one", _largest, _call, f"the place of the {'largest' if _largest else 'smallest'}, the first of several"
+    )
+_choice(
+    "argsort",
+    "all",
+    False,
+    {
+        "numpy": 'np.argsort({X}, -1, kind="stable")',
+        "torch": "torch.argsort({X}, dim=-1, stable=True)",
+        "jax": "jnp.argsort({X}, -1, stable=True)",
+    },
+    "the places of all, from the smallest up",
+    "sort",
+)
+_choice(
+    "topk",
+    "some",
+    True,
+    {
+        "numpy": 'np.argsort(-{X}, -1, kind="stable")[..., :{k}]',
+        "torch": "torch.argsort({X}, dim=-1, descending=True, stable=True)[..., :{k}]",
+        "jax": "jax.lax.top_k({X}, {k})[1]",
+    },
+    "the places of the largest, these first; as many as the axis of the result is long",
+    "top_k",
+)
 
 define(Entry("zeros", (), ("Y",), kind="constant", fill=0.0))
 define(Entry("ones", (), ("Y",), kind="constant", fill=1.0))

@@ -186,6 +186,15 @@ def _primitive(scope: Scope, line: Word) -> Code:
         kept = [axis for axis in have if axis in want]
         axis = places[0] if len(places) == 1 else shape(places)
         return scope.spread(scope.backend.reduce(row.name, code, axis), kept, want)
+    if row.kind in ("scan", "choice"):
+        (term,) = line.right
+        others = tuple(axis for axis in term.loops if axis not in line.axes)
+        own = tuple(axis for axis in want if axis not in others)
+        operand = scope.operand(term, want if row.kind == "scan" else (*others, *line.axes))
+        along = {"axis": str(want.index(line.axes[0]))} if row.kind == "scan" else {}
+        along |= {"k": scope.size(own[0])} if row.chooses == "some" else {}
+        code = primitive(scope.backend, row.name, [operand], [False], **along)
+        return code if row.kind == "scan" else scope.spread(code, (*others, *own), want)
     if row.truth:
         scope.conditional.add(left.name)
     operands = [scope.operand(term, want) for term in line.right]

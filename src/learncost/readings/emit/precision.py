@@ -99,10 +99,11 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     """The type of every name of every scope."""
     names = {*table.known, *table.inputs, *table.weights}
     conditions = asked(table.lines)
+    indices = {*table.indices, *(name for name, value in table.known.items() if value.role == "index")}
     for line, _ in walk(table.lines):
         names |= {term.name for term in line.left} | set(line.reads)
     found = dict.fromkeys(names, dtype)
-    found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(table.indices, "int64")
+    found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(indices, "int64")
     found |= dict.fromkeys(table.codes, "uint8")
     _of_stacks(table.lines, found)
     return found

@@ -16,8 +16,8 @@ LONGEST = 60
 """A longer part of a formula has a line of its own."""
 
 
-def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool]) -> Code:
-    """A primitive that acts on each element; `numbers` says which operands are Python's own numbers."""
+def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Sequence[bool], **along: str) -> Code:
+    """A primitive; `numbers` says which operands are Python's own numbers, `along` axes and sizes that it is told."""
     row = entry(word)
     if row.truth:
         return Code(f"{operands[0].at(SUM)} {row.sign} {operands[1].at(SUM)}", COMPARISON)
@@ -31,13 +31,16 @@ def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Se
         return backend.function(row.called or row.name, *(operand.text for operand in operands))
     if spelled == "{X}":
         return operands[0]
-    named = zip(row.inputs, operands, strict=True)
-    return Code(spelled.format(**{name: one.atom if f"{{{name}}}." in spelled else one.text for name, one in named}))
+    texts = {
+        name: one.atom if f"{{{name}}}." in spelled or f"-{{{name}}}" in spelled else one.text
+        for name, one in zip(row.inputs, operands, strict=True)
+    }
+    return Code(spelled.format(**texts, **along))
 
 
 def is_along(found: Entry) -> bool:
     """Whether the word acts along axes, so that its helper has to be told which."""
-    return not found.pointwise and bool(found.body or found.kind == "reduction")
+    return not found.pointwise and bool(found.body or found.kind in ("reduction", "scan"))
 
 
 @dataclass
@@ -141,7 +144,8 @@ class _Writer:
         if inner.body:
             return Code(self.helpers.call(inner.name, "body", inner.outputs, [one.text for one in operands], "axis"))
         self.helpers.library(inner.name)
-        return primitive(self.backend, inner.name, operands, [isinstance(t, Literal) for t in line.right])
+        numbers = [isinstance(term, Literal) for term in line.right]
+        return primitive(self.backend, inner.name, operands, numbers, axis="axis")
 
     def product(self, line: Product, operands: list[Code]) -> Code:
         counts = [term for term in line.right if _is_count(term)]

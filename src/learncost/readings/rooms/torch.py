@@ -71,6 +71,20 @@ class Torch:
         product = (left @ right).view([size[x] for x in order])
         return product.permute(*(order.index(x) for x in result))
 
+    def cumsum(self, one: Tensor, axis: int) -> Tensor:
+        return one.like(one.shape)
+
+    def flip(self, one: Tensor, axes: Sequence[int]) -> Tensor:
+        return one.like(one.shape)
+
+    def argsort(self, one: Tensor, dim: int, descending: bool = False, stable: bool = True) -> Tensor:
+        return one.like(one.shape, np.int64)
+
+    def argmax(self, one: Tensor, axis: int) -> Tensor:
+        return one.like(one.shape[:-1], np.int64)
+
+    argmin = argmax
+
     def zeros_like(self, one: Tensor) -> Tensor:
         return elementwise(self._account, (one,))
 

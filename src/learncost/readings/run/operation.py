@@ -28,7 +28,7 @@ from learncost.equation.table import (
     Word,
 )
 from learncost.equation.value import Value
-from learncost.vocabulary import entry
+from learncost.vocabulary import Entry, entry
 
 Array = Any
 Sizes = Mapping[str, int]
@@ -204,11 +204,36 @@ def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], s
     if line.word == "append":
         arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
         return np.concatenate(arrays, axis=want.index(line.axes[0]))
+    if row.kind in ("scan", "choice"):
+        return _along(line, row, values, sizes)
     operands = [_operand(term, want, values, sizes) for term in line.right]
     if len(operands) < len(row.inputs):  # what to choose, the line's own condition says
         operands.insert(0, _inside(line.where, want, sizes))
     function: Callable[..., Array] = _erf if row.name == "erf" else getattr(np, row.called or row.name)
     return function(*operands)
+
+
+def _along(line: Word, row: Entry, values: Mapping[str, Array], sizes: Sizes) -> Array:
+    """Sums up to each place along an axis, or the places that are chosen along one."""
+    (term,), want = line.right, line.left[0].loops
+    assert isinstance(term, Term)
+    others = tuple(axis for axis in term.loops if axis not in line.axes)
+    array = spread(values[term.name], term.loops, (*others, *line.axes))
+    if row.kind == "scan":
+        turned = array[..., ::-1] if row.backwards else array
+        sums = np.add.accumulate(turned, axis=-1)
+        return spread(sums[..., ::-1] if row.backwards else sums, (*others, *line.axes), want)
+    if row.chooses == "one":
+        return spread((np.argmax if row.largest else np.argmin)(array, axis=-1), others, want)
+    if not row.largest:
+        order = np.argsort(array, axis=-1, kind="stable")
+    else:  # from the end, so that of equal values the first comes first
+        order = array.shape[-1] - 1 - np.argsort(array[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    places = line.axes if row.chooses == "all" else tuple(axis for axis in want if axis not in others)
+    count = shape_of(places, sizes)[0]
+    if count > array.shape[-1]:
+        raise InputError(f"{row.name} takes {count} of {array.shape[-1]}, in line: {line}")
+    return spread(order[..., :count], (*others, *places), want)
 
 
 def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Literal, Word
+from learncost.equation.table import Literal
 from learncost.readings.emit.c import tree
+from learncost.readings.emit.c.along import along, word_of
 from learncost.readings.emit.c.arrays import Arrays
 from learncost.readings.emit.c.numbers import Numbers, primitive
 from learncost.readings.emit.c.schedule import Node, Value
 from learncost.readings.emit.c.tree import ZERO, times
-from learncost.vocabulary import Entry, entry
+from learncost.vocabulary import entry
 
 
 def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
@@ -22,7 +23,9 @@ def nests(arrays: Arrays, node: Node) -> Iterator[tree.Statement]:
         if value.kind == "scatter":
             yield zero(arrays, value, schedule.inner(value.axes), node.place.phase)
             yield from _nest(arrays, node, [value], independent=False)
-    together = [value for value in roots if value.kind != "scatter"]
+        elif value.kind in ("scan", "choice"):
+            yield from along(Numbers(arrays, node), value)
+    together = [value for value in roots if value.kind not in ("scatter", "scan", "choice")]
     if together:
         yield from _nest(arrays, node, together, independent=True)
 
@@ -81,18 +84,12 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     yield from body
 
 
-def _row(value: Value) -> Entry:
-    """The word that a value is made by."""
-    assert isinstance(value.line, Word)
-    return entry(value.line.word)
-
-
 def _partial(numbers: Numbers, value: Value) -> tree.Named:
     """The number that a reduction adds to; where it is complete in the end, it is the value at this position."""
     arrays = numbers.arrays
     at = tuple(arrays.positions[axis] for axis in value.axes)
     key = ("part" if value.added or value.shared else "made", value.name, *at)
-    first = numbers.number(Literal(_row(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
+    first = numbers.number(Literal(word_of(value).outside or 0.0), {}) if value.kind == "extreme" else ZERO
     return tree.Named(key, arrays.names.of(value.name), arrays.real, first)
 
 
@@ -114,7 +111,7 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
         return tree.Store(to, numbers.written(left, number, here), "+=")
     if value.kind == "extreme":
         both = (number, partial[value.name])
-        return tree.Store(partial[value.name], primitive(entry(_row(value).by), both, arrays.real))
+        return tree.Store(partial[value.name], primitive(entry(word_of(value).by), both, arrays.real))
     if value.name in partial:
         return tree.Store(partial[value.name], number, "+=")
     return _put(arrays, value, number, add=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.tree import ONE, ZERO
 
-_LEVELS = {"?": 0, "&&": 1, "==": 2, "!=": 2, "<": 3, "<=": 3, ">": 3, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
-_ALONE = 6
+_SIGNS = (("?",), ("||",), ("&&",), ("==", "!="), ("<", "<=", ">"), ("+", "-"), ("*", "/", "%"))
+_LEVELS = {sign: level for level, signs in enumerate(_SIGNS) for sign in signs}
+_ALONE = len(_SIGNS)
 
 
 @dataclass(frozen=True)

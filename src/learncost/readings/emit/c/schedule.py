@@ -45,7 +45,7 @@ class Node(NamedTuple):
 class Value:
     """What one line in normal form makes.
 
-    kind    pointwise, sum, extreme, product (of a library), scatter
+    kind    pointwise, sum, extreme, product (of a library), scatter, scan, choice
     space   the axes over which it is computed
     at      where in the order it is computed, `ready` from where it can be read
     added   whether it is complete only after all turns over the sequential axes
@@ -155,6 +155,8 @@ class Schedule:
             a for a in left.axes if isinstance(a, str)
         }:
             raise InputError(f"a kernel cannot scatter from one turn into another, in line: {line}")
+        if value.kind in ("scan", "choice") and self.fixed & {*self._along(line)}:
+            raise InputError(f"a kernel cannot take turns over what is summed up or chosen from, in line: {line}")
         value.shared = bool(lost & set(self.turns))
         value.added = bool(lost & self.steps)
         at = self._begin(value)
@@ -215,15 +217,26 @@ class Schedule:
             return "product"
         if isinstance(line, Word) and (line.word == "append" or line.part != "body"):
             raise InputError(f"a kernel in C cannot compute {line.word}, in line: {line}")
+        if isinstance(line, Word) and line.word != "inside" and entry(line.word).kind in ("scan", "choice"):
+            return entry(line.word).kind
         if line.left[0].indexed and not is_point(line):
             return "scatter"
         if is_reduction(line):
             return "extreme" if isinstance(line, Word) else "sum"
         return "pointwise"
 
+    @staticmethod
+    def _along(line: Line) -> tuple[str, ...]:
+        """The axes that a word goes along as a whole: those that it acts on, and that of what it chooses."""
+        assert isinstance(line, Word)
+        right = {axis for term in line.right for axis in term.loops}
+        return (*line.axes, *(axis for axis in line.left[0].loops if axis not in right))
+
     def _type(self, line: Line) -> str:
         if isinstance(line, Word) and (line.word in ("inside", "eye") or entry(line.word).truth):
             return "bool"
+        if isinstance(line, Word) and entry(line.word).kind == "choice":
+            return "index"
         if isinstance(line, Product) and len(line.right) == 1 and isinstance(line.right[0], Term) and is_move(line):
             source = line.right[0].name
             if source in self.values:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.ledger.columns import check_path, write, write_csv
 from learncost.ledger.question import question
-from learncost.ledger.run import check_probability
 from learncost.ledger.sweep import Sweep
 from learncost.ledger.sweep import sweep as compute
 
@@ -20,41 +19,18 @@ if TYPE_CHECKING:
 PATIENCE = 1.0  # seconds before a bar of progress appears
 
 
-@question()
-def sweep(
-    model: str,
-    /,
-    *,
-    procedure: str = "bp",
-    price_book: str = "run",
-    output: str | None = None,
-    by: str = "total",
-    skip_invalid: bool = False,
-    optimizer: str | None = None,
-    dropout: float | str = 0,
-    **sizes: Any,
-) -> None:
+@question(compute, "procedure price_book by skip_invalid optimizer dropout")
+def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     """The cost of one training step for all combinations of sizes; any row equals `learncost cost` of its sizes.
 
     One row a configuration, procedure and price book: the sizes, procedure, price_book, parameters, maccs, flops and
-    exact. Counts are 64-bit floats; `exact` is false where one reached 2^53 and may be rounded.
+    exact. Counts are 64-bit floats; exact is false where one reached 2^53 and may be rounded.
 
     Parameters
     ----------
-    procedure
-        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all by which it
-        can learn.
-    price_book
-        What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or
-        all that price lines.
     output
         The file to write, which ends in .csv or .parquet (which needs the extra sweep). Without it, CSV goes to
         standard output.
-    by
-        What a row is: total, or macro-operation for a row for each of them.
-    skip_invalid
-        Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
-        refused.
     sizes
         Any size, `batch_size`, `seq_len` and `target_len` among them, with one value, several with commas between, or a
         range as Python's: start:stop or start:stop:step, from start up to and without stop.
@@ -70,17 +46,7 @@ def sweep(
     if path is not None:
         check_path(path)
     with _Bar() as bar:
-        found = compute(
-            model,
-            procedure,
-            price_book,
-            skip_invalid=skip_invalid,
-            by=by,
-            optimizer=optimizer,
-            dropout=check_probability("dropout", dropout),
-            progress=bar.at,
-            **sizes,
-        )
+        found = compute(model, progress=bar.at, **sizes)
     if path is None:
         write_csv(found, sys.stdout)
     else:

@@ -19,6 +19,7 @@ from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
 from learncost.equation.errors import InputError
 from learncost.ledger.grid import Grid, grid_of
+from learncost.ledger.question import question
 from learncost.ledger.run import check_probability, possible, rows_of
 from learncost.ledger.sheet import WIDTH, Sheet, Shown
 from learncost.ledger.sheet import Row as Cells
@@ -167,6 +168,7 @@ class Sweep(Shown):
         write_csv(self, stream)
 
 
+@question()
 def sweep(
     model: str,
     procedure: str | Iterable[str] = "bp",
@@ -176,8 +178,8 @@ def sweep(
     target_len: Any = None,
     *,
     grid: bool = True,
-    skip_invalid: bool = False,
     by: str = "total",
+    skip_invalid: bool = False,
     optimizer: str | None = None,
     dropout: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
@@ -186,14 +188,15 @@ def sweep(
     """The cost of one training step for very many configurations at once; any row equals `lc.cost` of its sizes.
 
     Every size may be one number, several (a list, an array, a range), or a text as on the command line.
-    Arguments that are not listed here mean what they mean in `lc.cost`.
 
     Parameters
     ----------
     procedure
-        One or more of bp, recompute, pepita, mempepita; or "all" that the model can be trained by.
+        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all by which it
+        can learn.
     price_book
-        One or more price books; "all" are those that price lines.
+        What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or
+        all that price lines.
     batch_size
         One or more numbers of sequences; 1 by default.
     seq_len
@@ -203,10 +206,11 @@ def sweep(
     grid
         True takes all combinations of the values, the last size varying fastest. False takes the arrays together, like
         the columns of a table; they then have one length.
-    skip_invalid
-        Leave out combinations that `lc.cost` refuses, instead of refusing the first of them.
     by
-        "total", or "macro-operation" for a row for each of them.
+        What a row is: total, or macro-operation for a row for each of them.
+    skip_invalid
+        Leaves out combinations that are no model, such as a width that the heads do not divide. Without it they are
+        refused.
     progress
         A function that is called with the number of configurations that are done, and of all.
 

@@ -66,15 +66,17 @@ def test_kernels_in_c_mean_it():
     for dtype in ("fp64", "fp32"):
         cases = []
         for name in LAYERS:
-            forward, step = layer(name).table, lower(lc.derive(layer(name)).step)
+            forward, step = layer(name).table, lower(lc.derive(layer(name)).step, joins=False)
             sizes = small_sizes(layer(name).table)
             groups = [((line,), {line.name}) for line in step.lines if name != "largest"]  # C has no infinity
             if not forward.lines[0].left[0].indexed:
-                groups.append((lower(forward).lines, forward.outputs))
+                groups.append((lower(forward, joins=False).lines, forward.outputs))
             for number, (lines, outputs) in enumerate(groups):
                 for turns in {("B",) if "B" in lines[0].left[0].axes else (), ("B",) if len(lines) > 1 else ()}:
                     tag = Kernel(f"{name}_{number}_{len(turns)}", turns)
-                    cases.append(Case(lines, {**step.axes, **lower(forward).axes}, outputs, sizes, tag, dtype))
+                    cases.append(
+                        Case(lines, {**step.axes, **lower(forward, joins=False).axes}, outputs, sizes, tag, dtype)
+                    )
         check(cases)
 
 
@@ -171,3 +173,14 @@ def test_a_convolutional_network_learns_as_pytorchs():
             for weight, gradient in zip(theirs.values(), gradients, strict=True):
                 weight -= 0.1 * gradient
     assert worst(training.weights, {n: w.detach() for n, w in theirs.items()})[1] < 1e-12
+
+
+def test_arrays_that_join_are_not_added():
+    join = layer("join")
+    x, z = np.ones((2, 3)), np.zeros((2, 4))
+    assert lc.price(join, {"B": 2, "m": 3, "k": 4, "n": 7}).flops == 0
+    assert lc.run(join, {"X": x, "Z": z})["L"].shape == (2, 7)
+    with pytest.raises(lc.InputError, match="axis n is 8, but what is joined on it 3 \\+ 4"):
+        lc.run(join, {"X": x, "Z": z, "n": 8})
+    with pytest.raises(lc.InputError, match="the size of m is not known: give m among the arrays or sizes"):
+        lc.run(layer("slice"), {"X": x})

@@ -252,7 +252,7 @@ def _check_word(line: Line) -> Line:
         found = entry(line.word)
     except ValueError as error:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
-    if found.kind == "constant" and found.name == "append":
+    if found.kind == "constant" and found.name in ("append", "join"):
         raise NotationError(f"{found.name} stands in tables that are derived; a layer has no use for it", str(line))
     missing = len(found.inputs) - len(line.right)
     if missing < 0 or missing > len(found.defaults):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 
-from learncost.equation.affine import Affine
+from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
 from learncost.equation.table import (
     Axis,
@@ -28,6 +28,7 @@ from learncost.equation.table import (
     Tag,
     Term,
     Word,
+    walk,
 )
 from learncost.equation.value import Value
 from learncost.layers.outside import Outside, Pair, bounds, moved, narrowest, pair, within
@@ -35,7 +36,7 @@ from learncost.layers.spelling import spell
 from learncost.vocabulary import entry
 
 
-def lower(table: Table, whole: bool = False) -> Table:
+def lower(table: Table, whole: bool = False, joins: bool = True) -> Table:
     """The table in normal form: what is executed, primitive by primitive.
 
     Words are replaced by their bodies, products have two factors, sums two terms.
@@ -46,6 +47,8 @@ def lower(table: Table, whole: bool = False) -> Table:
         The table.
     whole
         Keep words whole where that changes nothing.
+    joins
+        Write sums of arrays that stand one behind another as the word `join`, which adds nothing.
 
     Returns
     -------
@@ -60,7 +63,7 @@ def lower(table: Table, whole: bool = False) -> Table:
     >>> len(table.lines), len(lc.lower(table).lines)
     (1, 5)
     """
-    work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole)
+    work = _Lowering(dict(table.values), frozenset(table.outputs) | _handed(table.lines), whole=whole, joins=joins)
     return replace(table, lines=work.statements(table.lines), values=work.values)
 
 
@@ -106,6 +109,7 @@ class _Lowering:
     outside: Outside = field(default_factory=Outside)
     selected: dict[tuple[str, Pair, float], str] = field(default_factory=dict)
     whole: bool = False
+    joins: bool = True
     places: Iterator[int] = field(default_factory=count)  # of the lines, over all scopes
 
     def statements(self, lines: Iterable[Statement]) -> tuple[Statement, ...]:
@@ -131,7 +135,9 @@ class _Lowering:
         # In two scopes lines of one name have steps of one name, with other axes.
         known = {name: value for name, value in self.values.items() if value.role != "step"}
         handed = _handed(line.lines) | ends
-        inner = _Lowering({**known, **line.values}, handed, outside=outside, whole=self.whole, places=self.places)
+        inner = _Lowering(
+            {**known, **line.values}, handed, outside=outside, whole=self.whole, joins=self.joins, places=self.places
+        )
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
@@ -197,7 +203,7 @@ class _Lowering:
             term = line.right[0]
             if set(term.loops) == set(line.left[0].loops):
                 return line
-        if not any(term.indexed for term in line.right):
+        if not any(term.indexed for term in line.right) or isinstance(line, Sum):
             return line
         if isinstance(line, Word) and line.word != "inside" and (beyond := entry(line.word).outside):
             line = replace(line, right=tuple(_with_outside(term, beyond) for term in line.right))
@@ -283,6 +289,12 @@ class _Lowering:
     # Sums.
 
     def sum(self, line: Sum) -> None:
+        if self.joins and (word := join_of(line)) is not None:
+            self.emit(word)
+            return
+        line = replace(
+            line, right=tuple(self.gathered(line, t) if isinstance(t, Term) and t.indexed else t for t in line.right)
+        )
         terms = sorted(zip(line.signs, line.right, strict=True), key=lambda item: -item[0])
         if terms[0][0] < 0:
             last = len(terms) == 1
@@ -446,6 +458,35 @@ class _Lowering:
                 if condition.axes <= set(term.loops) and self.outside.known(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
+
+
+def join_of(line: Sum) -> Word | None:
+    """A sum of reads at places of which each begins where the one before ends: `J[n] = X[m=n] + Z[k=n - #m]`."""
+    left, along = line.left[0], ""
+    ends: list[Part] = []  # of the arrays so far
+    parts: list[Operand] = []
+    for term in line.right:
+        reads = [axis for axis in term.axes if isinstance(axis, Read)]
+        at = reads[0].at if len(reads) == 1 else None
+        if not isinstance(at, Affine) or at.fixed or term.loops != left.loops:
+            return None
+        along = along or at.loops[0]
+        if {*at.parts} != {*total((Part(1, (), along), *ends))}:
+            return None
+        parts.append(Term(term.name, term.declared))
+        ends.append(Part(-1, (reads[0].axis,)))
+    if len(parts) < 2 or line.where or left.indexed or {*line.signs} != {1}:
+        return None
+    return Word((left,), tuple(parts), (), line.tag, "join", (along,), "body", ("X", "Z"), ("Y",))
+
+
+def joined(table: Table) -> Iterator[tuple[str, list[str]]]:
+    """Axes along which arrays are joined, each with those of the arrays."""
+    for line, _ in walk(table.lines):
+        word = join_of(line) if isinstance(line, Sum) else None
+        if word is not None:
+            place = word.left[0].axes.index(word.axes[0])
+            yield base(word.axes[0]), [base(str(term.axes[place])) for term in word.right]
 
 
 def read_back(left: Term, value: Operand, tag: Tag) -> Product | None:

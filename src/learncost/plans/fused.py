@@ -14,7 +14,7 @@ from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, S
 from learncost.layers.names import named_once
 from learncost.plans.kernels import Names
 
-_APART = ("zeros", "eye", "append", "inside")
+_APART = ("zeros", "eye", "append", "join", "inside")
 
 
 def fused(table: Table) -> Table:

@@ -10,6 +10,7 @@ import numpy as np
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
+from learncost.layers.lower import joined
 from learncost.layers.spelling import asked
 
 Array = Any
@@ -37,6 +38,11 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
     for axis, least_size in _covered(table, sizes):
         while sizes[axis] < least_size or [*sizes.values()].count(sizes[axis]) > 1:
             sizes[axis] += 1
+    for whole, parts in joined(table):
+        sizes[whole] = sum(sizes[part] for part in parts)
+        if [*sizes.values()].count(sizes[whole]) > 1:
+            sizes[parts[-1]] = max(sizes.values()) + 1
+            sizes[whole] = sum(sizes[part] for part in parts)
     return sizes
 
 

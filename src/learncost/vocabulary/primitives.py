@@ -295,6 +295,15 @@ define(
 )
 define(
     Entry(
+        "join",
+        ("X", "Z"),
+        ("Y",),
+        kind="constant",
+        source="arrays one behind another along the axis: a sum of reads at places of which no two meet",
+    )
+)
+define(
+    Entry(
         "append",
         ("X", "Z"),
         ("Y",),

@@ -175,7 +175,7 @@ def _primitive(scope: Scope, line: Word) -> Code:
         half = scope.shape(want[: len(want) // 2])
         code = scope.backend.eye(" * ".join(half) or "1", scope.like)
         return code if len(half) == 1 else Code(f"{code.text}.reshape{shape((*half, *half))}")
-    if line.word == "append":
+    if line.word in ("append", "join"):
         parts = [scope.wide(term.name).text for term in line.right]
         return scope.backend.joined(parts, want.index(line.axes[0]))
     if row.kind == "reduction":

@@ -20,7 +20,7 @@ from learncost.equation.table import (
 from learncost.equation.value import Value
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer
-from learncost.layers.lower import lower
+from learncost.layers.lower import joined, lower
 from learncost.readings.run.operation import Array, Sizes, run_line
 
 Values = dict[str, Array]
@@ -157,6 +157,9 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
             raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
         if not _is_number(found[window]) or found[window] < 1:
             raise InputError(f"the window {window} must be a whole number from 1, not {found[window]!r}")
+    for whole, parts in joined(table):
+        if found.keys() >= {*parts}:
+            found.setdefault(whole, sum(found[part] for part in parts))
     for line, turns in walk(table.lines):
         for axis in (*turns, *line.loops):
             if base(axis).partition("/")[0] not in found and not base(axis)[0].isdigit():

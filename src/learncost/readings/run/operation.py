@@ -201,9 +201,13 @@ def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], s
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
         kept = tuple(axis for axis in term.loops if axis in want)
         return spread(getattr(np, row.by).reduce(values[term.name], axis=acted), kept, want)
-    if line.word == "append":
+    if line.word in ("append", "join"):
         arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
-        return np.concatenate(arrays, axis=want.index(line.axes[0]))
+        whole = np.concatenate(arrays, axis=want.index(line.axes[0]))
+        if line.word == "join" and whole.shape != shape_of(want, sizes):
+            parts = " + ".join(str(array.shape[want.index(line.axes[0])]) for array in arrays)
+            raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
+        return whole
     if row.kind in ("scan", "choice"):
         return _along(line, row, values, sizes)
     operands = [_operand(term, want, values, sizes) for term in line.right]

@@ -68,7 +68,7 @@ def lowered(
     own = {term.name: term.declared for line in lines for term in line.left}
     outputs &= defined(lines)
     values = {name: Value(declared) for name, declared in {**axes, **own}.items()}
-    table = lower(Table(lines, values, outputs=tuple(outputs)))
+    table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
     normal = [line for line in table.lines if isinstance(line, Line)]
     normal = _early(normal, frozenset(turns))
     plain = _without_logarithms(_without_points(_without_copies(normal, outputs)))

@@ -14,6 +14,7 @@ from foreign_models import (
     turned,
 )
 from learncost.layers.layer import named
+from learncost.layers.refinement import refined
 from learncost.layers.rewrite import with_epsilon, with_word
 from learncost.layers.rewrite_attention import (
     with_scale,
@@ -84,6 +85,25 @@ def test_mixture_of_experts(e, t, renormalised):
     weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     layer = named("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
     compare(layer, {"chosen": chosen}, weights, result, {"X": X})
+
+
+def test_refinements_stand_in_the_place_of_a_line_under_its_where():
+    """The value is made anew under its name, whatever its axes; inputs and weights come in behind those there are."""
+    text = """mine(Q K; W) -> S
+  R[B M M'] = Q[B M k] K[B M' k] where M' <= M
+  S[B M M'] = R[B M M'] W[] where M' <= M"""
+    bent = refined(lc.layer(text), "softcap", "R", {"cap": 2.0, "inverse": 0.5})
+    assert [str(line) for line in bent.table.lines[:3]] == [
+        "R.uncapped[B M M'] = Q[B M k] K[B M' k] where M' <= M",
+        "R.small[B M M'] = R.uncapped[B M M'] 0.5[] where M' <= M",
+        "R.bent[B M M'] = tanh(R.small[B M M']) where M' <= M",
+    ]
+    normed = refined(bent, "norm", "S", {"epsilon": 1e-5}, {"g": "gain", "s": "shift"}, ("M", "M'"))
+    assert normed.table.weights == ("W", "gain", "shift")
+    assert normed.table.axes["shift"] == ("M", "M'")
+    assert refined(bent, "visible", "S").table.inputs == ("Q", "K", "visible")
+    with pytest.raises(lc.InputError, match="mine has no line that makes Z"):
+        refined(bent, "softcap", "Z")
 
 
 @pytest.mark.parametrize("factor", [2.5, 1.0])

@@ -6,90 +6,16 @@ applies them. What comes from outside (cosines, slopes, buckets) is an input wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
+from learncost.equation.table import Line, Literal, Product, Term, Word
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer
+from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten
 from learncost.vocabulary import entry
-
-Refine = Callable[["Step", Term, Term], Iterable[Line]]
-
-
-class Step:
-    """Writes the lines that a rewriting adds after one line, under its `where` and in its layer."""
-
-    def __init__(self, line: Line) -> None:
-        self.line = line
-
-    def _tag(self, left: Term, right: tuple[Operand, ...]) -> Tag:
-        tag = self.line.tag
-        return Tag(tag.layer, local=left.name, locals=tuple(term.name for term in right), binding=tag.binding)
-
-    def _where(self, *terms: Operand) -> dict[str, object]:
-        loops = {axis for term in terms for axis in term.loops}
-        return {"where": tuple(c for c in self.line.where if c.axes <= loops)}
-
-    def product(self, left: Term, *right: Operand) -> Line:
-        return Product((left,), right, tag=self._tag(left, right), **self._where(left, *right))  # type: ignore[arg-type]
-
-    def sum(self, left: Term, *right: Operand) -> Line:
-        signs = (1,) * len(right)
-        return Sum((left,), right, tag=self._tag(left, right), signs=signs, **self._where(left, *right))  # type: ignore[arg-type]
-
-    def word(self, left: Term, word: str, *right: Operand, axes: tuple[str, ...] = ()) -> Line:
-        found = entry(word)
-        line = Word((left,), right, tag=self._tag(left, right), word=found.name, axes=axes, given=found.inputs)
-        return replace(line, gives=found.outputs, **self._where(left, *right))  # type: ignore[arg-type]
-
-
-def refined(layer: Layer, name: str, before: str, refine: Refine) -> Layer:
-    """The value is called `name.before` where it is made; `refine` gives the lines that make `name` of it."""
-    values = dict(layer.table.values)
-    found = False
-
-    def change(line: Line) -> Iterable[Line]:
-        nonlocal found
-        if len(line.left) != 1 or line.name != name:
-            return (line,)
-        found = True
-        left = line.left[0]
-        raw = Term(f"{name}.{before}", left.axes)
-        values[raw.name] = Value(left.declared)
-        made = tuple(refine(Step(line), left, raw))
-        for new in made:
-            values.update({term.name: Value(term.declared) for term in new.left if term.name not in values})
-        return (replace(line, left=(raw,), tag=replace(line.tag, local=raw.name)), *made)
-
-    changed = rewritten(layer, change)
-    if not found:
-        raise InputError(f"{layer.name} has no line that makes {name}")
-    return replace(changed, table=replace(changed.table, values=values))
-
-
-def given(
-    layer: Layer,
-    constants: Mapping[str, tuple[str, ...]] = {},
-    indices: Mapping[str, tuple[str, ...]] = {},
-    weights: Mapping[str, tuple[str, ...]] = {},
-) -> Layer:
-    """The layer with more inputs, which stand last, and more weights: names with their axes."""
-    table = layer.table
-    own = {n: Value(axes, "constant") for n, axes in constants.items()}
-    own |= {n: Value(axes, "index") for n, axes in indices.items()}
-    more = [n for n in own if n not in table.inputs]
-    return replace(
-        layer,
-        table=replace(
-            table,
-            values={**table.values, **own, **{name: Value(axes) for name, axes in weights.items()}},
-            inputs=(*table.inputs, *more),
-            weights=(*table.weights, *weights),
-        ),
-    )
 
 
 def with_norms(
@@ -106,22 +32,9 @@ def with_norms(
     it is layer normalization, as in Phi; with `from_one` a gain is learned as its difference from one, as in Gemma 3.
     """
     for name, gain in gains.items():
+        kind = "norm" if name in shifts else "rms_norm_from_one" if from_one else "rms_norm"
         own = tuple(axis for axis in layer.table.axes[name] if axis in along)
-
-        def refine(step: Step, left: Term, raw: Term, own: tuple[str, ...] = own, gain: str = gain) -> Iterable[Line]:
-            normal, factor = Term(f"{left.name}.normal", left.axes), Term(gain, own)
-            shift = shifts.get(left.name)
-            yield step.word(normal, "normalize" if shift else "rms_normalize", raw, Literal(epsilon), axes=own)
-            if from_one:
-                factor = Term(f"{gain}.whole", own)
-                yield step.sum(factor, Term(gain, own), Literal(1))
-            grown = Term(f"{left.name}.grown", left.axes) if shift else left
-            yield step.product(grown, normal, factor)
-            if shift:
-                yield step.sum(left, grown, Term(shift, own))
-
-        more = {gain: own} | ({shifts[name]: own} if name in shifts else {})
-        layer = given(refined(layer, name, "projected", refine), weights=more)
+        layer = refined(layer, kind, name, {"epsilon": epsilon}, {"g": gain, "s": shifts.get(name, "")}, own)
     return layer
 
 
@@ -133,32 +46,15 @@ def with_rotary(layer: Layer, queries: str = "Q", keys: str = "K") -> Layer:
     flip[k] = k +- half is Llama's layout, k +- 1 that of GPT-J; where only a part is turned, the rest has cosine 1 and
     sine 0.
     """
-    for name, own in ((queries, ""), (keys, "key_")):
-        axes = layer.table.axes[name]
-        table = (axes[1], axes[-1])
-
-        def refine(step: Step, left: Term, raw: Term, own: str = own, table: tuple[str, str] = table) -> Iterable[Line]:
-            fixed, turned = Term(f"{left.name}.fixed", left.axes), Term(f"{left.name}.turned", left.axes)
-            flipped = Term(raw.name, (*left.axes[:-1], Read(table[1], Term("flip", table[1:]))))
-            yield step.product(fixed, raw, Term(f"{own}cosine", table))
-            yield step.product(turned, flipped, Term(f"{own}sine", table))
-            yield step.sum(left, fixed, turned)
-
-        layer = refined(layer, name, "unturned", refine)
-        layer = given(layer, {f"{own}cosine": table, f"{own}sine": table})
-    return given(layer, indices={"flip": table[1:]})
+    layer = refined(layer, "rotary", queries)
+    layer = refined(layer, "rotary", keys, names={"cosine": "key_cosine", "sine": "key_sine"})
+    inputs = (*(name for name in layer.table.inputs if name != "flip"), "flip")  # which both read, comes last
+    return replace(layer, table=replace(layer.table, inputs=inputs))
 
 
 def with_softcap(layer: Layer, cap: float, name: str = "S") -> Layer:
     """Scores or logits that cannot pass a cap, c tanh(x / c): Gemma Team 2024 (Gemma 2), section 2."""
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        small, bent = Term(f"{name}.small", left.axes), Term(f"{name}.bent", left.axes)
-        yield step.product(small, raw, Literal(1 / cap))
-        yield step.word(bent, "tanh", small)
-        yield step.product(left, bent, Literal(cap))
-
-    return refined(layer, name, "uncapped", refine)
+    return refined(layer, "softcap", name, {"cap": cap, "inverse": 1 / cap})
 
 
 def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
@@ -190,15 +86,7 @@ def without_scale(layer: Layer, name: str = "S") -> Layer:
 
 def with_alibi(layer: Layer, name: str = "S") -> Layer:
     """Scores with a bias that is linear in the distance, a slope for each head: Press et al. 2022, section 3."""
-    _, *heads, query, key = layer.table.axes[name]
-    own = {"slope": tuple(heads), "distance": (query, key)}
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        bias = Term(f"{name}.bias", (*heads, query, key))
-        yield step.product(bias, *(Term(n, axes) for n, axes in own.items()))
-        yield step.sum(left, raw, bias)
-
-    return given(refined(layer, name, "unbiased", refine), own)
+    return refined(layer, "alibi", name)
 
 
 def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
@@ -206,35 +94,17 @@ def with_relative_bias(layer: Layer, name: str = "S") -> Layer:
 
     bucket[M N] holds the row of the weight `relative` for query M and key N.
     """
-    _, *heads, query, key = layer.table.axes[name]
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        yield step.sum(left, raw, Term("relative", (Read("b", Term("bucket", (query, key))), *heads)))
-
-    layer = given(refined(layer, name, "unbiased", refine), indices={"bucket": (query, key)})
-    return given(layer, weights={"relative": ("b", *heads)})
+    return refined(layer, "relative_bias", name)
 
 
 def with_bias(layer: Layer, name: str = "S") -> Layer:
     """Scores with a bias that comes in as the last input, made once for many blocks, as in T5: bias[h M N]."""
-    _, *axes = layer.table.axes[name]
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        yield step.sum(left, raw, Term("bias", tuple(axes)))
-
-    table = refined(layer, name, "unbiased", refine).table
-    more = replace(table, values={**table.values, "bias": Value(tuple(axes))}, inputs=(*table.inputs, "bias"))
-    return replace(layer, table=more)
+    return refined(layer, "bias", name)
 
 
 def with_visible(layer: Layer, name: str = "S") -> Layer:
     """Attention only where visible[M N] holds: sliding windows, chunks, documents. Dense, so charged in full."""
-    query, key = layer.table.axes[name][-2:]
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        yield step.word(left, "select", Term("visible", (query, key)), raw, Literal(float("-inf")))
-
-    return given(refined(layer, name, "everywhere", refine), {"visible": (query, key)})
+    return refined(layer, "visible", name)
 
 
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
@@ -249,4 +119,7 @@ def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
         right = (*line.right, Term(sinks, heads))
         return (replace(line, word=found.name, right=right, given=found.inputs, gives=found.outputs, tag=tag),)
 
-    return given(rewritten(layer, change), weights={sinks: heads})
+    table = rewritten(layer, change).table
+    return replace(
+        layer, table=replace(table, values={**table.values, sinks: Value(heads)}, weights=(*table.weights, sinks))
+    )

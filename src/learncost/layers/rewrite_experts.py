@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Literal, Product, Term, Word
+from learncost.equation.table import Line, Product, Word
 from learncost.layers.layer import Layer
+from learncost.layers.refinement import refined
 from learncost.layers.rewrite import rewritten
-from learncost.layers.rewrite_attention import Step, refined
 
 
 def with_factor(layer: Layer, factor: float, name: str) -> Layer:
     """A value times a number, such as the gates times DeepSeek-V2's routed_scaling_factor."""
-
-    def refine(step: Step, left: Term, raw: Term) -> Iterable[Line]:
-        yield step.product(left, raw, Literal(factor))
-
-    return refined(layer, name, "unscaled", refine)
+    return refined(layer, "factor", name, {"by": factor})
 
 
 def without_word(layer: Layer, word: str) -> Layer:

@@ -1,0 +1,160 @@
+"""Refinements: rewritings that make a value of a layer anew before it is read, written in the notation with a hole.
+
+A refinement is a layer whose output stands for the value and whose first input for what the layer makes: of
+
+    softcap(X.uncapped) -> X
+      X.small[_] = X.uncapped[_] inverse[]
+      X.bent[_] = tanh(X.small[_])
+      X[_] = X.bent[_] cap[]
+
+S.uncapped is what the layer calls S, and S is what these lines make of it. The first input shows the value's axes: a
+letter stands for one of them, `_` for all that no letter has, `n` for those that the rewriting names. Other inputs and
+weights of the header come into the layer, a name of its own is read as it is, and a name without axes that the header
+does not have is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+
+from learncost.equation.errors import InputError
+from learncost.equation.parse import Header, parse_header, parse_lines, split_names
+from learncost.equation.table import Axis, Line, Literal, Operand, Read, Tag, Term, Word, terms_of
+from learncost.equation.value import Role, Value
+from learncost.layers.layer import Layer
+from learncost.layers.rewrite import rewritten
+from learncost.vocabulary import entry
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """A refinement as it is written; `constants` are inputs without a gradient."""
+
+    header: Header
+    lines: tuple[Line, ...]
+    constants: tuple[str, ...]
+
+
+@cache
+def refinement(name: str) -> Refinement:
+    """The refinement in the file of that name."""
+    text = (files("learncost.layers") / "refinements" / f"{name}.table").read_text(encoding="utf-8")
+    head, *lines = (line for line in text.splitlines() if not line.startswith("%"))
+    constants = [name for line in lines if line.startswith("constants:") for name in split_names(line[10:])]
+    body = parse_lines([line for line in lines if line.startswith(" ")])
+    return Refinement(parse_header(head), tuple(line for line in body if isinstance(line, Line)), tuple(constants))
+
+
+def refined(
+    layer: Layer,
+    name: str,
+    value: str,
+    numbers: Mapping[str, float] = {},
+    names: Mapping[str, str] = {},
+    along: tuple[str, ...] = (),
+) -> Layer:
+    """The layer with a value made anew by the refinement of a name.
+
+    numbers  what stands for names without axes
+    names    other names for inputs and weights; a line that reads a name that is "" is left out
+    along    the axes that `n` stands for
+    Raises `InputError` for a value that no line makes.
+    """
+    found = refinement(name)
+    hole: _Hole | None = None
+
+    def change(line: Line) -> Iterable[Line]:
+        nonlocal hole
+        if len(line.left) != 1 or line.name != value:
+            return (line,)
+        hole = _Hole(found, line, numbers, names, along)
+        raw = hole.named(found.header.inputs[0])
+        return (replace(line, left=(Term(raw, line.left[0].axes),), tag=replace(line.tag, local=raw)), *hole.lines)
+
+    changed, table = rewritten(layer, change), layer.table
+    if hole is None:
+        raise InputError(f"{layer.name} has no line that makes {value}")
+    inputs = {own: value for own, value in hole.given(found.header.inputs[1:]).items() if own not in table.inputs}
+    weights = {own: value for own, value in hole.given(found.header.weights).items() if own not in table.weights}
+    values = {**hole.values, **table.values, **inputs, **weights}
+    more = replace(changed.table, values=values, inputs=(*table.inputs, *inputs), weights=(*table.weights, *weights))
+    return replace(changed, table=more)
+
+
+class _Hole:
+    """The lines of a refinement in the place of one line of a layer, under its `where` and in its layer."""
+
+    def __init__(
+        self,
+        found: Refinement,
+        line: Line,
+        numbers: Mapping[str, float],
+        names: Mapping[str, str],
+        along: tuple[str, ...],
+    ) -> None:
+        self.found, self.line, self.numbers = found, line, numbers
+        self.names = {found.header.outputs[0]: line.name, **names}
+        first, axes = found.header.inputs[0], line.left[0].declared
+        (shown, *_) = (term for own in found.lines for term in own.right if term.name == first)
+        named = [axis for axis in shown.declared if axis not in ("_", "n")]
+        rest = iter(axis for axis in axes if axis not in along)
+        free = len(axes) - len(along) - len(named)
+        self.axes = {
+            axis: along if axis == "n" else tuple(next(rest) for _ in range(free if axis == "_" else 1))
+            for axis in shown.declared
+        }
+        self.lines = tuple(self.placed(own) for own in found.lines if all(names.get(name) != "" for name in own.reads))
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What the lines make, and what the line in whose place they stand makes."""
+        made = {term.name: Value(term.declared) for line in self.lines for term in line.left}
+        return {self.named(self.found.header.inputs[0]): Value(self.line.left[0].declared), **made}
+
+    def given(self, names: Iterable[str]) -> dict[str, Value]:
+        """Inputs or weights of the header, as the layer has them."""
+        terms = [term for line in self.lines for right in line.right for term in terms_of(right)]
+        axes, indices = (
+            {term.name: term.declared for term in terms},
+            {name for term in terms for name in term.names[1:]},
+        )
+        roles: dict[str, Role] = {self.named(name): "constant" for name in self.found.constants}
+        roles |= dict.fromkeys(indices, "index")
+        return {new: Value(axes[new], roles.get(new, "value")) for new in map(self.named, names)}
+
+    def named(self, name: str) -> str:
+        """A name as the layer has it: that of the value or of what is given, and what follows it after a dot."""
+        own = next((own for own in self.names if name == own or name.startswith(f"{own}.")), None)
+        return name if own is None else self.names[own] + name.removeprefix(own)
+
+    def operand(self, operand: Operand) -> Operand:
+        if isinstance(operand, Literal):
+            return operand
+        return Literal(self.numbers[operand.name]) if operand.name in self.numbers else self.term(operand)
+
+    def term(self, term: Term) -> Term:
+        axes: list[Axis] = []
+        for axis in term.axes:
+            if isinstance(axis, str):
+                axes += self.axes.get(axis, (axis,))
+            else:
+                at = self.term(axis.at) if isinstance(axis.at, Term) else axis.at
+                (read,) = self.axes.get(axis.axis, (axis.axis,))
+                axes.append(Read(read, at))
+        return Term(self.named(term.name), tuple(axes))
+
+    def placed(self, line: Line) -> Line:
+        """A line of the refinement among those of the layer."""
+        left, right = tuple(map(self.term, line.left)), tuple(map(self.operand, line.right))
+        loops = {axis for term in (*left, *right) for axis in term.loops}
+        where = tuple(condition for condition in self.line.where if condition.axes <= loops)
+        locals_ = tuple(term.name for term in right)
+        tag = Tag(self.line.tag.layer, local=left[0].name, locals=locals_, binding=self.line.tag.binding)
+        line = replace(line, left=left, right=right, where=where, tag=tag)
+        if not isinstance(line, Word):
+            return line
+        word, axes = entry(line.word), tuple(own for axis in line.axes for own in self.axes[axis])
+        return replace(line, axes=axes, word=word.name, given=word.inputs, gives=word.outputs)

@@ -42,6 +42,13 @@ BERT = {**WIDTH, "intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attenti
 EXPERTS = {**LLAMA, "intermediate_size": 256, "num_experts_per_tok": 2}
 GPT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
+DISENTANGLED = {**BERT, "relative_attention": True, "position_biased_input": False, "type_vocab_size": 0}
+LATENT = {
+    **WIDTH, "num_key_value_heads": 4, "intermediate_size": 688, "moe_intermediate_size": 128, "n_routed_experts": 8,
+    "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "kv_lora_rank": 64, "q_lora_rank": 96,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -84,6 +91,52 @@ KINDS = {
     "vit": Kind(
         "ViTForImageClassification", {**BERT, "image_size": 128, "patch_size": 8, "num_labels": 10}, "q_proj,v_proj"
     ),
+    "electra": Kind("ElectraForMaskedLM", {**BERT, "embedding_size": 128}, "query,value"),
+    "albert": Kind("AlbertForMaskedLM", {**BERT, "embedding_size": 64, "classifier_dropout_prob": 0.0}, "query,value"),
+    "distilbert": Kind(
+        "DistilBertForMaskedLM",
+        {"dim": 256, "n_layers": 3, "n_heads": 4, "hidden_dim": 1024, "dropout": 0.0, "attention_dropout": 0.0},
+        "q_lin,v_lin",
+    ),
+    "deberta": Kind("DebertaForMaskedLM", {**DISENTANGLED, "pos_att_type": ["c2p", "p2c"]}, "in_proj"),
+    "deberta-v2": Kind(
+        "DebertaV2ForMaskedLM",
+        {**DISENTANGLED, "pos_att_type": ["p2c", "c2p"], "position_buckets": 64, "share_att_key": True}
+        | {"norm_rel_ebd": "layer_norm"},
+        "query_proj,value_proj",
+    ),
+    "whisper": Kind(
+        "WhisperForConditionalGeneration",
+        {"d_model": 256, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "dropout": 0.0}
+        | {"decoder_attention_heads": 4, "encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024, "num_mel_bins": 16}
+        | {"max_source_positions": 128, "decoder_start_token_id": 1, "pad_token_id": 0},
+    ),
+    "gpt_neo": Kind(
+        "GPTNeoForCausalLM",
+        {"hidden_size": 256, "num_heads": 4, "num_layers": 4, "attention_types": [[["global", "local"], 2]]}
+        | {"window_size": 64, "max_position_embeddings": 256, "resid_dropout": 0.0, "embed_dropout": 0.0}
+        | {"attention_dropout": 0.0},
+    ),
+    "openai-gpt": Kind("OpenAIGPTLMHeadModel", {**SHORT, **GPT}, "c_attn"),
+    "mpt": Kind("MptForCausalLM", {"d_model": 256, "n_heads": 4, "n_layers": 3, "max_seq_len": 256}, "Wqkv"),
+    "olmo2": Kind("Olmo2ForCausalLM", LLAMA),
+    "phi3": Kind("Phi3ForCausalLM", {**LLAMA, "pad_token_id": 0}, "qkv_proj"),
+    "smollm3": Kind("SmolLM3ForCausalLM", {**LLAMA, "pad_token_id": 0}),
+    "qwen2_moe": Kind(
+        "Qwen2MoeForCausalLM",
+        {**LLAMA, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256, "num_experts": 4}
+        | {"num_experts_per_tok": 2},
+    ),
+    "qwen3_moe": Kind(
+        "Qwen3MoeForCausalLM",
+        {**LLAMA, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": Kind(
+        "GptOssForCausalLM",
+        {**EXPERTS, "head_dim": 64, "num_local_experts": 4, "sliding_window": 64, "num_hidden_layers": 4},
+    ),
+    "deepseek_v2": Kind("DeepseekV2ForCausalLM", LATENT, "q_a_proj,kv_a_proj_with_mqa"),
+    "deepseek_v3": Kind("DeepseekV3ForCausalLM", {**LATENT, "n_group": 2}, "q_a_proj,kv_a_proj_with_mqa"),
 }
 """By transformers' model type. The first eleven are those of the table in docs/memory.md."""
 
@@ -152,6 +205,9 @@ def batch_of(name: str, shape: str, config: Any, dtype: torch.dtype) -> dict[str
         images = torch.randn(batch, 3, config.image_size, config.image_size, dtype=dtype)
         return {"pixel_values": images, "labels": torch.randint(0, config.num_labels, (batch,))}
     tokens = torch.randint(3, vocabulary, (batch, length))
+    if name == "whisper":
+        sounds = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
+        return {"input_features": sounds, "labels": tokens}
     return {"input_ids": tokens, "labels": torch.randint(3, vocabulary, (batch, length))}
 
 
@@ -164,6 +220,8 @@ def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str) -
     lengths = {} if name == "vit" else {"seq_len": length}
     if name in ("t5", "bart"):
         lengths["target_len"] = length
+    if name == "whisper":
+        lengths = {"target_len": length}
     engine = "autograd" if optimizer == "fused" else f"autograd-{optimizer}"
     return lc.memory(
         configuration, "recompute" if checkpoints else "bp", batch, precision=DTYPES[dtype][1], optimizer="adamw",

@@ -158,9 +158,12 @@ def peaks():
     return peaks
 
 
+MODELS = (
+    "gpt2 llama bert mixtral falcon t5 gemma2 qwen3 gpt_neox opt gpt_oss vit whisper deberta-v2 qwen2_moe deepseek_v2"
+)
 TRANSFORMERS = [
     (model, dtype, setting)
-    for model in ("gpt2", "llama", "bert", "mixtral", "falcon", "t5", "gemma2", "qwen3", "gpt_neox", "opt")
+    for model in MODELS.split()
     for dtype in ("fp32", "bf16")
     for setting in ("plain", "checkpoints", "lora", "both")
 ]
@@ -168,7 +171,7 @@ CODES = [("llama", "nf4", "lora"), ("opt", "nf4", "both")]
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "setting"), [*sampled(TRANSFORMERS, 18, lambda case: case[2]), *sampled(CODES, 2)]
+    ("model", "dtype", "setting"), [*sampled(TRANSFORMERS, 25, lambda case: case[2]), *sampled(CODES, 2)]
 )
 def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator(monkeypatch, model, dtype, setting):
     own = peaks()

@@ -14,6 +14,7 @@ from learncost.equation.precision import either
 from learncost.faces.progress import reporter
 from learncost.ledger.question import flags_of, question
 from learncost.ledger.sheet import size_of, wrapped
+from learncost.models.numbers import counted
 from learncost.training.files import cannot_write
 from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options
@@ -53,11 +54,12 @@ def train(
     kinds = {name: flags[name].kind for name in flags.keys() & sizes.keys()}
     options = {name: sizes.pop(name) for name in kinds}
     options |= {name: number(name, options[name], kind == "integer") for name, kind in kinds.items() if kind in NUMBERS}
-    if precision is not None:
+    if precision is not None and resume is None:
         options["dtype"] = either(options.get("dtype"), precision).name
     with reporter() as report:
         if resume is not None:
-            fixed = [*(["PATH"] if paths else []), *(["--out"] if out else []), *(f"--{name}" for name in sizes)]
+            others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
+            fixed = [name for name, value in others.items() if value]
             if fixed := [*fixed, *(flags[name].names[0] for name in options if name not in CHANGEABLE)]:
                 raise InputError(
                     f"--resume goes on as the run began: leave {fixed[0]} out, or begin anew without --resume"
@@ -79,7 +81,7 @@ NUMBERS = ("integer", "number")
 def number(name: str, value: Any, whole: bool) -> Any:
     """What a flag says, as a number. Raises InputError."""
     try:
-        return int(value) if whole else float(value)
+        return (counted(value) or int(value)) if whole else float(value)
     except ValueError:
         kind = "a whole number" if whole else "a number"
         raise InputError(f"{name.replace('_', '-')} must be {kind}, not {value!r}") from None

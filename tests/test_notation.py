@@ -161,6 +161,9 @@ MISFITS = [
     ("t(X) -> Y", "Y[B d] = cumsum[B d](X[B d])", "cumsum acts along one axis"),
     ("t(X) -> Y", "Y[B] = argmax[d](X[B d]) where B != 1", "argmax takes a `where` on the axis it acts on alone"),
     ("t(X) -> Y", "T[B] = argmax[d](X[B d])\nY[B] = T[B] 2[]", "T holds places: it is read at, as in X[v=T[B]]"),
+    ("t(X) -> Y", "Y[a] = X[a] #(b+1)[]", "#b is the size of no axis of t"),
+    ("t(X) -> Y", "Y[a] = X[a] #(a*2)[]", "sizes are added, as in #(M+N)^-1[]"),
+    ("t(X) -> Y", "Y[a] = X[a] #()[]", "sizes are added, as in #(M+N)^-1[]"),
     ("t(X) -> Y", "I[d] = eye()", "eye pairs axes: the second half of those of I[d] with the first"),
 ]
 

@@ -307,3 +307,24 @@ def test_experts_are_chosen_inside_a_repeat(plan):
     with torch.no_grad():
         own.WG.copy_(torch.tensor(arrays["WG"])), own.W.copy_(torch.tensor(arrays["W"]))
     np.testing.assert_allclose(own(torch.tensor(arrays["X"])).detach(), expected[table.outputs[0]], atol=1e-9)
+
+
+SUMS = """sums(X Z) -> V U
+  m[d] = mean[B](X[B d])
+  C[B d] = X[B d] - m[d]
+  V[d] = C[B d] C[B d] #(B-1)^-1[]
+  s[d] = sum[B](X[B d])
+  t[d] = sum[M](Z[M d])
+  u[d] = s[d] + t[d]
+  U[d] = u[d] #(B+M)^-1[] #(d + 2 - 1)^0.5[]"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_over_a_sum_of_sizes(backend):
+    """The variance of a sample over the batch, the mean of two arrays together."""
+    held(backend, SUMS, lambda X, Z: (X.var(0), torch.cat([X, Z]).mean(0) * 5**0.5), drawn(X="Bd", Z="Md"))
+    if backend == "run":
+        assert lc.verify(lc.layer(SUMS)).passed
+        assert "(B - 1)" in lc.explain(lc.layer(SUMS)).show("latex")
+        with pytest.raises(lc.InputError, match=r"#\(B-1\)\^-1\[\] is one over 0"):
+            lc.run(lc.layer(SUMS), {"X": np.ones((1, 4)), "Z": np.ones((5, 4))})

@@ -6,6 +6,7 @@ Coefficients are integers but where a price book halves: M (M + 1) / 2 pairs are
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,11 +24,21 @@ def base(axis: str) -> str:
     return axis.rstrip("'")
 
 
+_SUMMAND = re.compile(r"([+-]?)([^+-]+)")
+
+
+def summands(size: str) -> tuple[tuple[int, str], ...]:
+    """A sum of sizes and numbers, `M+N-1`, as these with their signs; a size alone is its only one."""
+    return tuple((-1 if sign == "-" else 1, one) for sign, one in _SUMMAND.findall(size))
+
+
 def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
-    """The size of an axis: a number as digits, a size by name, or a part of one, `n_layer/3`.
+    """The size of an axis: a number as digits, a size by name, a part of one, `n_layer/3`, or a sum, `M+N`.
 
     Raises `InputError` where the parts are not whole, KeyError where the size is not known.
     """
+    if len(several := summands(axis)) > 1:
+        return sum(sign * size_of(one, sizes) for sign, one in several)
     name, _, parts = base(axis).partition("/")
     whole = int(name) if name.isdigit() else sizes[name]
     if not parts:

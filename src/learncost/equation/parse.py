@@ -303,6 +303,27 @@ class _Reader:
             raise _RefusedError("a number cannot stand here")
         return operand
 
+    def size(self) -> str:
+        """A size by name, or in parentheses a sum of sizes and whole numbers."""
+        if not self.take("("):
+            return self.name()
+        text = ""
+        while not self.take(")"):
+            if text:  # the sign of a number may stand with its digits
+                sign = "" if self.value().startswith("-") and self.kind() == "number" else self.value()
+                if sign not in ("", "+", "-"):
+                    raise _RefusedError("sizes are added, as in #(M+N)^-1[]")
+                self.position += bool(sign)
+                text += sign
+            if self.kind() == "number" and self.value().lstrip("-").isdigit():
+                text += self.value()
+                self.position += 1
+            else:
+                text += self.name()
+        if not text:
+            raise _RefusedError("sizes are added, as in #(M+N)^-1[]")
+        return text
+
     def operand(self) -> Operand:
         if self.kind() == "number":
             literal = Literal(self.number())
@@ -310,9 +331,9 @@ class _Reader:
             self.expect("]")
             return literal
         if self.take("#"):
-            sizes = [self.name()]
+            sizes = [self.size()]
             while self.take("#"):
-                sizes.append(self.name())
+                sizes.append(self.size())
             power = self.number() if self.take("^") else 1.0
             if isinf(power):
                 raise _RefusedError("a size is raised to a number, not to infinity")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base
+from learncost.equation.count import base, summands
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import OWN, Block, Call, Header, Parsed, twice
 from learncost.equation.table import (
@@ -102,7 +102,8 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
             line = axes.get(name) or counts[name]
             raise NotationError(f"{name} is {what} and a name of the header: call one otherwise", str(line))
     for line, _ in every:
-        sizes = {base(size) for term in _operands(line) if not isinstance(term, Term) for size in term.sizes}
+        whole = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
+        sizes = {base(one) for size in whole for _, one in summands(size) if not one.isdigit()}
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""

@@ -10,7 +10,8 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base, size_of
+from learncost.equation.count import base, size_of, summands
+from learncost.equation.errors import InputError
 from learncost.equation.sides import Sides, sides
 from learncost.equation.value import FIXED, Value, axes_of
 
@@ -111,19 +112,27 @@ class Literal:
     names: tuple[str, ...] = ()
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Literal:
-        return replace(self, sizes=tuple(axes.get(size, size) for size in self.sizes))
+        def renamed(size: str) -> str:
+            parts = summands(size)
+            text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(one, one)}" for sign, one in parts)
+            return text if parts[0][0] < 0 else text[1:]
+
+        return replace(self, sizes=tuple(map(renamed, self.sizes)))
 
     def number(self, sizes: Mapping[str, int]) -> float:
         """The number, given the sizes."""
         points = 1
         for size in self.sizes:
             points *= size_of(size, sizes)
+        if points <= 0 and self.power < 0:
+            raise InputError(f"{self} is one over {points}")
         return float(self.value * float(points) ** self.power)
 
     def __str__(self) -> str:
         if not self.sizes:
             return f"{self.value:g}[]"
-        text = "".join(f"#{size}" for size in self.sizes) + (f"^{self.power:g}" if self.power != 1 else "")
+        text = "".join(f"#({size})" if len(summands(size)) > 1 else f"#{size}" for size in self.sizes)
+        text += f"^{self.power:g}" if self.power != 1 else ""
         return text + "[]"
 
 

@@ -44,6 +44,11 @@ class _Group:
     rows: tuple[str, ...]
     lines: list[Line]
 
+    @property
+    def totals(self) -> set[str]:
+        """What is known only after all turns: sums over rows."""
+        return {name for line in self.lines if not {*self.rows} <= {*line.left[0].loops} for name in line.makes}
+
 
 def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> tuple[Statement, ...]:
     """One scope: groups of lines, and between them what stands alone."""
@@ -56,7 +61,7 @@ def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> t
         last = parts[-1] if parts else None
         if rows is None or line.tag.kernel:
             parts.append(line)
-        elif isinstance(last, _Group) and rows and last.rows == rows:
+        elif isinstance(last, _Group) and rows and last.rows == rows and last.totals.isdisjoint(line.reads):
             last.lines.append(line)
         else:
             parts.append(_Group(rows, [line]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isinf
 
 from learncost.equation.affine import Affine, Part
-from learncost.equation.count import base
+from learncost.equation.count import base, summands
 from learncost.equation.table import Condition, Literal, Operand, Read, Term
 from learncost.readings.emit.backend import Backend
 from learncost.readings.emit.expression import COMPARISON, POWER, PRODUCT, SUM, Code, number, shape
@@ -101,7 +101,7 @@ class Scope:
             return Code(f"{'-' if term.value < 0 else ''}{self.backend.module}.inf", POWER)
         if not term.sizes:
             return number(term.value)
-        sizes = [self.size(size) for size in term.sizes]
+        sizes = [self.total(size) for size in term.sizes]
         points = Code(sizes[0]) if len(sizes) == 1 else Code(" * ".join(sizes), PRODUCT)
         power = repr(term.power)
         code = points if term.power == 1 else Code(f"{points.atom}**{power}", POWER)
@@ -149,6 +149,12 @@ class Scope:
         if own.isdigit():
             return own
         return self.sizes.setdefault(own, self.identifiers.of(own, "size"))
+
+    def total(self, size: str) -> str:
+        """A size, or a sum of sizes in parentheses."""
+        (_, first), *more = summands(size)
+        rest = "".join(f" {'+' if sign > 0 else '-'} {self.size(one)}" for sign, one in more)
+        return f"({self.size(first)}{rest})" if more else self.size(first)
 
     def shape(self, axes: Iterable[str]) -> list[str]:
         return [self.size(axis) for axis in axes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction as Ratio
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base
+from learncost.equation.count import base, summands
 from learncost.equation.table import Condition, Line, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.write.counts import powered, size_node
 from learncost.readings.write.tree import Fenced, Fraction, Mark, Name, Node, Number, Root, Row, Script, between, row
@@ -158,13 +158,25 @@ def literal(term: Literal) -> Node:
         if sizes:
             sizes.append(_THIN)
         inner = power if abs(power) not in (Ratio(1, 2), Ratio(1)) else Ratio(1)
-        sizes.append(_number(float(size)) if size.isdigit() else powered(base(size), abs(inner)))
+        sizes.append(_size(size, inner))
     body: Node = row(*sizes) if len(sizes) > 1 else sizes[0]
     if abs(power) == Ratio(1, 2):
         body = Root(body)
     if power < 0:
         return Fraction(_number(term.value), body)
     return body if term.value == 1 else row(_number(term.value), _THIN, body)
+
+
+def _size(size: str, power: Ratio) -> Node:
+    """A size to a power, a sum of sizes in parentheses."""
+    (_, first), *more = summands(size)
+    if not more:
+        return _number(float(size)) if size.isdigit() else powered(base(size), abs(power))
+    parts = [_size(first, Ratio(1))]
+    for sign, one in more:
+        parts += [Mark("+" if sign > 0 else "-"), _size(one, Ratio(1))]
+    body = Fenced(row(*parts))
+    return body if abs(power) == 1 else Script(body, None, _number(float(abs(power))))
 
 
 def _number(value: float) -> Node:

@@ -9,6 +9,7 @@ from functools import cache
 from math import isinf
 
 from learncost.equation.affine import Affine
+from learncost.equation.count import summands
 from learncost.equation.table import Condition, Literal, Operand, Product, Read, Sum, Term, Word
 from learncost.readings.emit.c import tree
 from learncost.readings.emit.c.arrays import Arrays, Positions
@@ -114,7 +115,7 @@ class Numbers:
     def _literal(self, literal: Literal) -> tree.Expression:
         real = self.arrays.real
         if literal.sizes:
-            points = times(*(tree.Operation("(double)", (self.arrays.size(size),)) for size in literal.sizes))
+            points = times(*(tree.Operation("(double)", (self._total(size),)) for size in literal.sizes))
             value, power = (tree.Name(repr(number)) for number in (literal.value, literal.power))
             number = tree.Operation(f"({real})", (times(value, tree.Call("pow", (points, power))),))
             return tree.Named(("literal", literal), "number", real, number)
@@ -122,6 +123,14 @@ class Numbers:
             return tree.Name("LOWEST" if literal.value < 0 else "(-LOWEST)")
         text = f"{float(literal.value)!r}{'f' if real == 'float' else ''}"
         return tree.Name(text if literal.value >= 0 else f"({text})")
+
+    def _total(self, size: str) -> tree.Expression:
+        """A size, or a sum of sizes."""
+        (_, first), *more = summands(size)
+        total = self.arrays.size(first)
+        for sign, one in more:
+            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.size(one)))
+        return total
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""

@@ -145,7 +145,8 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
         )
         bounded = [condition for condition in line.where if condition.axes <= {*line.loops}]
         if late and isinstance(total, Product) and len(more) == 1 and isinstance(more[0], Literal):
-            if isinstance(line, Product) and not bounded and len(total.right) == 1:
+            plain = len(total.right) == 1 or not total.sides.are_of_matrices
+            if isinstance(line, Product) and not bounded and plain:
                 result[-1] = replace(line, right=(*total.right, *more), where=total.where)
                 continue
             first = next((t for t in total.right if all(c.axes <= {*t.loops} for c in bounded)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from learncost.equation.count import base
+from learncost.equation.count import base, summands
 from learncost.equation.table import Kernel, Line, Literal, Tag, Term, Word, terms_of
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -116,7 +116,7 @@ def _others(line: Line) -> Iterator[str]:
         yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))
     for operand in (*line.right, *line.left):
         if isinstance(operand, Literal):
-            yield from operand.sizes
+            yield from (one for size in operand.sizes for _, one in summands(size))
     if line.tag.kernel:
         yield from line.tag.kernel.axes
         yield from [line.tag.kernel.blocks[0]] if line.tag.kernel.blocks else []

@@ -1,5 +1,7 @@
 """The proof sees what it should see, and says what it saw."""
 
+import json
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -123,6 +125,8 @@ def test_a_report_prints_as_a_table_and_as_lines():
     assert "Proof of residual" in shown
     assert "passed" in shown
     assert "\n\npassed  residual, operations executed" in str(report)
+    assert json.loads(report.show("json"))["passed"]
+    assert report.show("md").count("\n| passed |") == len(report.checks)
 
 
 def test_an_unknown_model_is_refused():

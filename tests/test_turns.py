@@ -198,8 +198,22 @@ def test_a_call_names_the_count_and_two_calls_may_share_stacks():
   X[B d] = deep(X; w, n = m)"""
     check(text, {"X": draw(B, D), "w": draw(N, D, D)}, foreign, deep=deep)
     assert lc.layer(text, {"deep": deep}).table.axes["w"] == ("m", "d", "d'")
+    assert lc.layer(text.replace("n = m", "n = 3"), {"deep": deep}).table.axes["w"] == ("3", "d", "d'")
     with pytest.raises(lc.NotationError, match="deep has no axis k; it has B, d, n"):
         lc.layer(text.replace("n = m", "k = m"), {"deep": deep})
+    with pytest.raises(lc.NotationError, match="a repeat turns a whole number of times, not 0"):
+        lc.layer(text.replace("n = m", "n = 0"), {"deep": deep})
+    with pytest.raises(lc.NotationError, match="B is an axis of deep: call it by a name"):
+        lc.layer(text.replace("n = m", "B = 3"), {"deep": deep})
+
+
+def test_a_weight_of_a_call_in_a_repeat_that_is_read_after_it_too_is_shared():
+    table = lc.layer("""twice(X) -> X
+  repeat n carry X:
+    X[B M d] = norm(X; ln)
+  X[B M d] = norm(X; ln)""").table
+    assert table.axes["ln.g"] == ("d",)
+    assert not table.lines[0].each
 
 
 NETWORK = """network(X h targets share; W U V) -> loss

@@ -288,6 +288,13 @@ class _Reader:
         self.position += 1
         return self.tokens[self.position - 1][1]
 
+    def turns(self) -> str:
+        """How often a repeat turns, as a number."""
+        if self.kind() != "number" or not self.value().isdecimal() or int(self.value()) < 1:
+            raise _RefusedError(f"an axis is called by a name, a repeat turns a whole number of times, not {self.peek}")
+        self.position += 1
+        return self.value(-1)
+
     def number(self) -> float:
         if self.kind() != "number":
             raise _RefusedError("expected a number")
@@ -463,7 +470,7 @@ class _Reader:
             while self.peek != ")":
                 name = OWN if self.take(OWN) else self.name()
                 if name != OWN and self.take("="):
-                    axes.append((name, self.name()))
+                    axes.append((name, self.name() if self.kind() == "name" else self.turns()))
                 else:
                     weights.append(name)
                 self.take(",")

@@ -294,7 +294,7 @@ class _Scope:
         for name in each:
             inner_axes[name] = self.axes[name]
         kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]
-        self.current = outer | {name: name for name in each if name not in outer}
+        self.current = {name: name for name in (*self.weights, *self.drawn)} | outer
         self.axes = outer_axes
         values = self.valued(inner_axes)
         self.stacks(slices, inner_axes, block)

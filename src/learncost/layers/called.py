@@ -117,6 +117,9 @@ def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str
 def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str]) -> dict[str, str]:
     """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
     axes = dict(call.axes)
+    counts = {turn for _, turns in walk(table.lines) for turn in turns}
+    if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
+        raise NotationError(f"{fixed[0]} is an axis of {call.layer}: call it by a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     for inner, outer in given.items():
         if inner in table.axes and outer in known:
@@ -134,7 +137,7 @@ def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str])
                 )
     own = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
     sizes = dict.fromkeys(base(axis) for value in table.known.values() for axis in value.axes)
-    sizes |= dict.fromkeys((*windows(table.lines), *(turn for _, turns in walk(table.lines) for turn in turns)))
+    sizes |= dict.fromkeys((*windows(table.lines), *sorted(counts)))
     if unknown := [axis for axis, _ in call.axes if base(axis) not in sizes]:
         raise NotationError(f"{call.layer} has no axis {unknown[0]}; it has {', '.join(sizes)}", call.text)
     for axis in own:

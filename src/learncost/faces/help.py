@@ -121,6 +121,7 @@ def _flag(flag: Flag) -> Entry:
     names = [*(name for name in others if not name.startswith("--")), usual]
     names += [f"--no-{usual[2:]}"] if flag.reverses else []
     meaning = typed(flag.meaning)
-    if flag.default not in (None, "", False, Parameter.empty) and "default" not in meaning:
-        meaning += f" The default is {flag.default}."
+    if flag.default not in (None, "", Parameter.empty) and flag.default is not False and "default" not in meaning:
+        usual = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+        meaning += f" The default is {usual}."
     return Entry(f"{', '.join(names)} {flag.value}".strip(), meaning)

@@ -193,6 +193,15 @@ def run_cost(
         Kilograms of CO2 equivalents a kWh, instead of a country's.
     price_per_hour
         US dollars for one device and hour.
+    batch_size
+        How many sequences are in one step. It matters to price books that count the optimizer.
+    seq_len
+        How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
+        positions that the model has.
+    target_len
+        How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`.
+    optimizer
+        adamw, sgd or momentum, for price books that count it. The default is adamw, and sgd under the paper's books.
 
     Returns
     -------

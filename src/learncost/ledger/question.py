@@ -127,7 +127,9 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
         at = next((place for place, one in enumerate(own) if one.kind is Parameter.VAR_KEYWORD), len(own))
         own[at:at] = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in more if one.name not in known]
         parameters = {one.name: one for one in own}
-        function.__doc__ = _documented(function, parameters, told(rest).parameters if rest else {})
+        said = told(rest).parameters if rest else {}
+        others = {name: text for name, text in said.items() if name not in known or name not in FLAGS}
+        function.__doc__ = _documented(function, parameters, others)
 
         function.__dict__["parameters"] = parameters
 

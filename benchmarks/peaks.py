@@ -146,6 +146,7 @@ SETTINGS = {"plain": (False, False), "checkpoints": (True, False), "lora": (Fals
 """Whether blocks run again, and whether paths of low rank alone learn."""
 DTYPES = {"fp32": (torch.float32, "fp32"), "bf16": (torch.bfloat16, "bf16-pure"), "nf4": (torch.bfloat16, "qlora")}
 """nf4 are the frozen matrices of blocks, with LoRA."""
+MODULE = "transformers"
 OPTIMIZERS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
 
 
@@ -225,7 +226,7 @@ def predicted(name: str, shape: str, dtype: str, setting: str, optimizer: str) -
     engine = "autograd" if optimizer == "fused" else f"autograd-{optimizer}"
     return lc.memory(
         configuration, "recompute" if checkpoints else "bp", batch, precision=DTYPES[dtype][1], optimizer="adamw",
-        engine=engine, module="transformers", lora=KINDS[name].lora if lora else None, **lengths,
+        engine=engine, module=MODULE, lora=KINDS[name].lora if lora else None, **lengths,
     ).peak  # fmt: skip
 
 

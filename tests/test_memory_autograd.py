@@ -116,7 +116,7 @@ def test_what_is_asked_on_the_command_line(capsys):
         ("gpt2", {"procedure": "pepita"}, "torch.utils.checkpoint"),
         ("gpt2", {"plan": "flash"}, "knows no plans"),
         ("gpt2", {"dtype": "int8"}, "fp32, fp64, bf16, fp16"),
-        ("gpt2", {"module": "keras"}, "transformers, transformers-reentrant, plain"),
+        ("gpt2", {"module": "keras"}, "transformers, transformers-uncached, transformers-reentrant, plain"),
         ("gpt2", {"optimizer": "lion"}, "sgd, momentum, adamw"),
         ("gpt2", {"batch_size": 4, "accumulate": 2}, "--accumulate"),
         ("gpt2", {"budget": "1MB"}, "too few"),
@@ -180,3 +180,13 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     # what the collector has not given back comes on top
     measured = min(apart(lambda: own.train(*case))[1] for _ in range(2))
     assert own.predicted(*case) == pytest.approx(measured, rel=0.02)
+
+
+def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatch):
+    own = peaks()
+    monkeypatch.setitem(own.SHAPES, "block", (2, 64, 100))
+    case = "phi3", "block", "fp32", "plain", "fused"
+    given = own.batch_of
+    monkeypatch.setattr(own, "batch_of", lambda *asked: {**given(*asked), "use_cache": False})
+    monkeypatch.setattr(own, "MODULE", "transformers-uncached")
+    assert own.predicted(*case) == pytest.approx(most(lambda: own.train(*case)), rel=0.01)

@@ -194,8 +194,9 @@ def memory(
         programs. The default is autograd where it has an answer, else table. Several with commas between stand side by
         side, with what makes the difference.
     module
-        Whose code autograd trains: transformers (the default), transformers-reentrant, whose checkpoints are the older
-        ones (use_reentrant=True), or plain, which is written as for speed.
+        Whose code autograd trains: transformers (the default), transformers-uncached, with use_cache=False,
+        transformers-reentrant, whose checkpoints are the older ones (use_reentrant=True), or plain, which is written
+        as for speed.
     mode
         How pepita and mempepita update: paper (the default), or stable, which learncost train runs.
 

@@ -28,6 +28,6 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
         "checkpointed": checkpointed,
         **said,
     }
-    if checkpointed:
+    if checkpointed or not MODULES[name].caches:
         given["cache"] = False
     return MODULES[name](packed=tuple(group for _, group in joint(family.name, weights)), **given)

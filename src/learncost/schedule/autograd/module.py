@@ -118,6 +118,7 @@ class Module:
     name = "plain"
     said = "a plain module: products of one input as one, fused attention, norms and activations, no cache"
     gathers = True
+    caches = True
     checkpoint = "frames"
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
@@ -264,6 +265,14 @@ class Reentrant(Transformers):
     checkpoint = "reentrant"
 
 
+class Uncached(Transformers):
+    """The same called with `use_cache=False`."""
+
+    name = "transformers-uncached"
+    said = Transformers.said.replace("cache of keys and values", "keys and values without a cache")
+    caches = False
+
+
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
     bias = mask
@@ -346,7 +355,7 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor,
     return weights.matmul(v.contiguous(), scores.results)
 
 
-MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Reentrant, Module)}
+MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Uncached, Reentrant, Module)}
 """Whose code is assumed, by name."""
 USUAL_MODULE = Transformers.name
 

@@ -473,7 +473,7 @@ def check_shape(line: Line) -> None:
         raise NotationError(f"axis {missing[0]} on the left is not on the right{parted}", str(line))
     if isinstance(line, Product):
         numbers = [term for term in line.right if isinstance(term, Literal)]
-        reduces = len(line.right) == 2 and len(numbers) == 1  # a number beside one value says that the sum is meant
+        reduces = numbers and len(line.right) == len(numbers) + 1  # numbers beside one value say that the sum is meant
         for axis in sorted(right - left) if not reduces else ():
             if sum(axis in term.loops for term in line.right) == 1:
                 raise NotationError(

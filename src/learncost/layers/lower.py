@@ -251,7 +251,8 @@ class _Lowering:
             middle = self.fresh(line, [a for a in target.loops if a not in missing])
             self.emit(Product((middle,), right, _inside(line_where, middle.loops), line.tag))
             right = (middle,)
-        self.emit(Product((target,), right, line_where, line.tag))
+        within = tuple(dict.fromkeys(axis for term in (target, *right) for axis in term.loops))
+        self.emit(Product((target,), right, _inside(line_where, within), line.tag))
         if left.indexed:
             self.emit(read_back(left, target, line.tag) or Product((left,), (target,), (), line.tag))
 

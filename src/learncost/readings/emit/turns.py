@@ -137,8 +137,9 @@ class _Loop:
         self.scope.read.append(f"record {kept.variable}")
         layouts = dict(zip(kept.names, kept.layouts, strict=True))
         inner.layouts |= {inside: layouts[outer] for outer, inside in own.items()}
-        last_first = kept.backwards != self.line.reverse and self._readers(kept) == 1
-        argument = f"{kept.variable}.pop()" if last_first else f"{kept.variable}[{self.turn}]"
+        freed = kept.backwards != self.line.reverse and self._readers(kept) == 1
+        end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
+        argument = f"{kept.variable}.pop({end})" if freed else f"{kept.variable}[{self.turn}]"
         if not kept.record:
             (inside,) = own.values()
             self._take(inside, self.inner.axes[inside], argument)

@@ -190,7 +190,7 @@ def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], s
         return _inside(line.where, want, sizes)
     row = entry(line.word)
     if row.fill is not None:
-        return np.full(shape_of(want, sizes), row.fill, np.float16)  # takes on the precision of what is added
+        return np.full(shape_of(want, sizes), row.fill, _precision(values))
     if line.word == "eye":
         half = len(want) // 2
         one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
@@ -242,6 +242,13 @@ def _along(line: Word, row: Entry, values: Mapping[str, Array], sizes: Sizes) ->
 
 def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
     return [[*shape_of(part, sizes)] for part in (want[:half], want[half:])]
+
+
+def _precision(values: Mapping[str, Array]) -> Any:
+    """The type of constants: that of the real numbers among the arrays."""
+    types = {array.dtype for array in values.values() if hasattr(array, "dtype")}
+    kinds = [one for one in types if one.kind in "fc"]
+    return np.empty(0, np.result_type(*kinds) if kinds else float).real.dtype
 
 
 def _inside(where: tuple[Condition, ...], want: tuple[str, ...], sizes: Sizes) -> Array:

@@ -122,7 +122,7 @@ class Schedule:
         sequence: dict[str, None] = {}
         fixed = set(self.turns)
         for line in self._lines:
-            if not is_library(line, fixed):
+            if not self._is_library(line, fixed):
                 continue
             found = sides_within(line, fixed)
             if self.block is None:
@@ -136,7 +136,21 @@ class Schedule:
         self.sequence = tuple(sequence)
         self.steps = frozenset((*self.sequence, *((self.block[0],) if self.block else ())))
         self.fixed = frozenset((*self.turns, *self.steps))
-        self.library = {line.name for line in self._lines if is_library(line, {*self.turns, *self.sequence})}
+        fixed |= set(self.sequence)
+        self.library = {line.name for line in self._lines if self._is_library(line, fixed)}
+
+    def _is_library(self, line: Line, fixed: set[str]) -> bool:
+        """Whether it is computed as products of matrices; in loops, where these have no neighbouring places in memory
+        or what it makes is scattered over other turns."""
+        if not is_library(line, fixed):
+            return False
+        found, scratch = sides_within(line, fixed), {one.name for one in self._lines} - self.outputs
+        sides = {*found.rows, *found.columns, *found.summed}
+        if any(term.loops[-1] not in sides for term in (*line.left, *line.right) if term.names[0] not in scratch):
+            return False
+        steps = {*found.batch, *found.rows, *found.columns[:-1]}
+        scatters = (one.left[0] for one in self._lines if line.name in one.reads and one.left[0].indexed)
+        return all(steps <= {axis for axis in left.axes if isinstance(axis, str)} for left in scatters)
 
     def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
         """The axes that loops inside of a turn go over."""

@@ -66,6 +66,7 @@ WORDS = {
     "torch.cos(A[B d])": torch.cos,
     "abs(A[B d])": torch.abs,
     "sign(A[B d])": torch.sign,
+    "floor(A[B d])": torch.floor,
     "log1p(P[B d])": torch.log1p,
     "expm1(A[B d])": torch.expm1,
     "F.softplus(A[B d])": functional.softplus,

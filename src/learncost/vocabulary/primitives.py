@@ -111,6 +111,7 @@ _elementwise(
     aliases=("sgn",),
     source="-1, 0 or 1; its derivative is taken as 0",
 )
+_elementwise("floor", complex=False, source="the largest whole number that is no larger; its derivative is taken as 0")
 _elementwise(
     "divide",
     "X",

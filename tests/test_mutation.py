@@ -36,6 +36,7 @@ def fails(checks):
 # Lines of layers.
 
 AXIS = re.compile(r"[^\W\d][\w.]*'*(?![\w.'\[=(])")
+CALL = re.compile(r"= \w+\([\w, ]*[;)]")  # its left names the axes of what it gives, in whatever order
 WORD_FOR = {"softmax": "log_softmax", "log_softmax": "softmax", "gelu_tanh": "gelu", "gelu": "gelu_tanh"}
 WORD_FOR |= {"tanh": "sigmoid", "relu": "silu", "normalize": "softmax"}
 
@@ -60,7 +61,7 @@ def changed_lines(line):
                 yield f"{line[:start]}{other}{line[end:]}"
         yield re.sub(r"\[\s+", "[", f"{line[:start]}{line[end:]}")
     for (start, middle, one), (begin, end, two) in itertools.pairwise(axes):
-        if not line[middle:begin].strip():
+        if not line[middle:begin].strip() and not CALL.search(line):
             yield f"{line[:start]}{two}{line[middle:begin]}{one}{line[end:]}"
     for match in re.finditer(r"(?<![\w.^-])(-?[\d.]+)\[\]", line):
         index = line[: match.start()].endswith("=")

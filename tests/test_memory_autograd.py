@@ -31,6 +31,7 @@ UNROLLED = {
     "t5-small": {"num_layers": 2},
     "gemma-2-2b": {"num_hidden_layers": 4},
     "mixtral-8x7b": {"num_hidden_layers": 2},
+    "deberta-v3-xsmall": {"num_hidden_layers": 2},
 }
 ADAMW = {"autograd": {"fused": True}, "autograd-foreach": {"foreach": True}, "autograd-for-loop": {"foreach": False}}
 
@@ -136,7 +137,7 @@ def test_a_tape_runs_once_for_the_peak_and_once_for_what_it_holds(monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["transformers", "plain"])
-@pytest.mark.parametrize("model", ["gpt2", "tinyllama-1.1b", "t5-small", "gemma-2-2b", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", UNROLLED)
 def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
     configuration = configure(model, UNROLLED.get(model, {}))
     built = build(configuration, dropout=True)

@@ -217,8 +217,12 @@ class Scope:
         heads = line.tag.layer in self.heads
         found: list[Projection] = []
         taken: dict[str, tuple[Line, ...]] = {}
-        for one in self.readers[value]:
+        seen: set[str] = set()
+        for one in self.readers[value][self.readers[value].index(line) :]:
             if isinstance(one, Line) and one.tag.layer == line.tag.layer and self._weight_of(one):
+                if one.tag.local in seen:  # another block's
+                    break
+                seen.add(one.tag.local)
                 projection, lines = self._projection(one, value)
                 if not any(one.name == own.name for own in taken.get(projection.makes.name, ())):
                     found.append(projection)
@@ -444,7 +448,7 @@ def _reads_at(line: Line, name: str) -> bool:
 
 
 def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
-    """Embeddings, and what is made of them alone, stand before who first reads them: a decoder's after the encoder."""
+    """Embeddings, and what is made of them alone, stand before blocks that read them: a decoder's after the encoder."""
     makers = {name: place for place, call in enumerate(calls) for name in _made(call)}
     early: set[int] = set()
     for place, call in enumerate(calls):
@@ -457,9 +461,18 @@ def _late(calls: list[Call | Repeat]) -> list[Call | Repeat]:
         for name in call.reads:
             if name in makers:
                 readers.setdefault(makers[name], []).append(place)
+    starts: dict[str | None, int] = {None: len(calls)}
+    for place, call in enumerate(calls):
+        if isinstance(call, Call) and place not in early:
+            starts.setdefault(call.lines[0].tag.block, place)
     for place in sorted(early, reverse=True):
-        at[place] = min((at[reader] for reader in readers.get(place, ())), default=place)
+        places = [min(at[reader], starts.get(_block(calls[reader]), len(calls))) for reader in readers.get(place, ())]
+        at[place] = min(places, default=place)
     return [calls[place] for place in sorted(range(len(calls)), key=lambda place: (at[place], place))]
+
+
+def _block(call: Call | Repeat) -> str | None:
+    return call.lines[0].tag.block if isinstance(call, Call) else None
 
 
 def _made(call: Call | Repeat) -> list[str]:

@@ -84,6 +84,8 @@ def verify(model: str | Model | Configuration | Layer | Table | None = None) -> 
 def _title(model: object) -> str:
     if isinstance(model, Model):
         return model.configuration.name
+    if isinstance(model, str):
+        return model
     return str(getattr(model, "name", "") or getattr(model, "title", "") or model)
 
 

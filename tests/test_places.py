@@ -184,3 +184,16 @@ def test_arrays_that_join_are_not_added():
         lc.run(join, {"X": x, "Z": z, "n": 8})
     with pytest.raises(lc.InputError, match="the size of m is not known: give m among the arrays or sizes"):
         lc.run(layer("slice"), {"X": x})
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_an_index_is_read_at_an_index(backend):
+    chosen = lc.layer("chosen(kinds tokens; W) -> Y\n  Y[B M d] = W[v=tokens[k=kinds[B M]] d]")
+    assert lc.check_layer(chosen).passed
+    step = lc.derive(chosen).step
+    sizes = small_sizes(step)
+    arrays = random_arrays(step, sizes)
+    rows = arrays["tokens"][arrays["kinds"]]
+    expected = {"Y": arrays["W"][rows], "dW": 0 * arrays["W"]}
+    np.add.at(expected["dW"], rows, arrays["dY"])
+    assert worst(execute(step, backend, arrays, sizes), expected)[1] < 1e-12

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
+from typing import Any
 
 from learncost.equation.affine import Affine, Part, total
 from learncost.equation.count import base
@@ -156,6 +157,7 @@ class _Lowering:
     def line(self, line: Line) -> None:
         if len(line.where) > 1:
             line = replace(line, where=narrowest(line.where))
+        line = replace(line, left=self.at_names(line, line.left), right=self.at_names(line, line.right))
         if self.outside:
             line = replace(line, right=tuple(self.settled(line, term) for term in line.right))
             for term in line.left:
@@ -211,14 +213,23 @@ class _Lowering:
         return replace(line, right=right)
 
     def gathered(self, line: Line, term: Term) -> Term:
-        term = Term(term.name, tuple(self._plain_index(line, a) for a in term.axes))
         left = self.fresh(line, term.loops)
         self.emit(Product((left,), (term,), (), line.tag))
         return left
 
-    def _plain_index(self, line: Line, axis: str | Read) -> str | Read:
+    def at_names(self, line: Line, terms: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The terms with every index that is itself read at an index or a place made first."""
+        return tuple(
+            Term(term.name, tuple(self._at_name(line, axis) for axis in term.axes))
+            if isinstance(term, Term) and term.indexed
+            else term
+            for term in terms
+        )
+
+    def _at_name(self, line: Line, axis: str | Read) -> str | Read:
         if isinstance(axis, Read) and isinstance(axis.at, Term) and axis.at.indexed:
-            return Read(axis.axis, self.gathered(line, axis.at))
+            (index,) = self.at_names(line, (axis.at,))
+            return Read(axis.axis, self.gathered(line, index))
         return axis
 
     # Products.

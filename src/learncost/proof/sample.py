@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, walk, windows
+from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, terms_of, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import asked
 
@@ -121,7 +121,7 @@ def _positions(table: Table) -> dict[str, str]:
                 visit({**axes, **line.axes}, line.lines)
                 found.update({stack: found[turn] for turn, stack in line.each if turn in found})
                 continue
-            for term in (*line.left, *line.right):
+            for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
                 for place, axis in enumerate(term.axes):
                     if isinstance(axis, Read) and isinstance(axis.at, Term):
                         found[axis.at.name] = axes[term.name][place]

@@ -48,7 +48,7 @@ def _places(arange: str) -> str:
 
 
 TAKEN = f"""\
-def taken(X, axis, sizes, factors, first, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0):
     {_TAKEN}
     {_places("np.arange({})")}
     beyond = (places < 0) | (places >= X.shape[axis])
@@ -68,7 +68,7 @@ def laid(X, axis, sizes, factors, first, size):
         total[at] = total[at] + X[(*every, slice(None), turn)]
     return total[(*every, slice(size))]"""
 TORCH_TAKEN = f"""\
-def taken(X, axis, sizes, factors, first, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0):
     {_TAKEN}
     {_places("torch.arange({}, device=X.device)")}
     inside = (places >= 0) & (places < X.shape[axis])
@@ -84,7 +84,7 @@ def laid(X, axis, sizes, factors, first, size):
     total = X.new_zeros((*X.shape[:axis], size + 1, *X.shape[axis + 1 :]))
     return total.index_add_(axis, places.flatten(), X).narrow(axis, 0, size)"""
 JAX_TAKEN = f"""\
-def taken(X, axis, sizes, factors, first, outside=0.0):
+def taken(X, axis, sizes, factors, first, outside=0):
     {_TAKEN}
     {_places("jnp.arange({})")}
     inside = (places >= 0) & (places < X.shape[axis])

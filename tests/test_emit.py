@@ -270,7 +270,7 @@ def test_the_numbers_keep_their_type(backend):
         ("emit gpt2 --hiden-size 8", "did you mean '--hidden-size'"),
         ("emit gpt2 --optimizer adam", "the nearest is 'adamw'"),
         ("emit nothing.table", "nothing.table cannot be read"),
-        ("emit norm --output no/such/folder.py", "cannot be written: No such file or directory"),
+        ("emit norm --output no/such/folder.py", "cannot be written: there is no folder no/such"),
     ],
 )
 def test_what_is_wrong_is_one_line(line, said, capsys):

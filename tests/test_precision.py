@@ -111,7 +111,7 @@ def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
 
 
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
-    found = lc.memory("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
+    found = lc.memory("gpt2", precision="nf4", seq_len=16, engine="table", **LORA, **SMALL)
     quantized = {name.removesuffix(".codes") for name in (held.name for held in found.witnesses) if "codes" in name}
     assert quantized
     alive = [held.name for held in found.witnesses]

@@ -319,7 +319,6 @@ def test_lengths():
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, "not over the vocabulary"),
         ({"model_type": "bert", "architectures": ["BertForPreTraining"]}, "not over the vocabulary"),
-        ({"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}, "has repeats inside of a repeat"),
         ({"model_type": "whisper"}, "updates every weight"),
     ],
 )

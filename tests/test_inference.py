@@ -180,8 +180,8 @@ def test_refusals(arguments, message):
 
 
 def test_layers_that_cannot_decode():
-    text = "one(X places keep) -> Y\n  H[B M d] = 1[] X[B M d]\n{middle}"
-    text += "  Y[B M d'] = convolution({read}, places, keep; c, e = d')"
+    text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n{middle}"
+    text += "  Y[B M d'] = convolution({read}; c, e = d')"
     with pytest.raises(lc.InputError, match="one has no decoder to sample from: nothing in it keeps keys of earlier"):
         inference(lc.layer(text.format(middle="", read="H")))
     middle = "  A[B M d] = attention(H, H, H; w, N = M') where M' <= M\n"

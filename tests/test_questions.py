@@ -16,8 +16,8 @@ import learncost as lc
 from learncost.faces.command import main
 from learncost.faces.progress import Lines
 from learncost.ledger.columns import write_csv
-from learncost.models.numbers import BYTES, whole
 from learncost.models.presets import preset
+from learncost.models.wording import BYTES, whole
 from learncost.procedures.optimizer_state import STATES
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"

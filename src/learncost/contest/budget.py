@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from learncost.contest.entrant import Cost
 from learncost.equation.errors import InputError
 from learncost.ledger.memory_runner import largest_batch
-from learncost.models.numbers import BYTES, COUNTS, whole
-from learncost.models.wording import shown
+from learncost.models.wording import BYTES, COUNTS, shown, whole
 
 KINDS = ("steps", "flops", "memory")
 

@@ -16,8 +16,8 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.emitted import Emitted
 from learncost.engines.layer_training import LayerTraining
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.same import Same
 from learncost.equation.table import Table
+from learncost.equation.value import Same
 from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.plans.executed import executed

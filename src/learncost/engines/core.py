@@ -15,8 +15,8 @@ from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.weights import generator, shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.same import Same
 from learncost.equation.table import Line, Repeat, Table
+from learncost.equation.value import Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated

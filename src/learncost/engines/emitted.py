@@ -9,8 +9,8 @@ import numpy as np
 
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
-from learncost.equation.same import Same
 from learncost.equation.table import Table
+from learncost.equation.value import Same
 from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, program, unfold

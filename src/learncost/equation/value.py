@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 Axes: TypeAlias = tuple[str, ...]
 
@@ -75,3 +75,19 @@ class Value:
 def axes_of(values: Mapping[str, Value]) -> dict[str, Axes]:
     """The declared axes of every name."""
     return {name: value.axes for name, value in values.items()}
+
+
+_Of = TypeVar("_Of")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Same(Generic[_Of]):
+    """An object, such as a table, as a key: equal to itself alone. It lives as long as the key does."""
+
+    it: _Of
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.it is other.it

@@ -14,7 +14,7 @@ from learncost.equation.precision import either
 from learncost.faces.progress import reporter
 from learncost.ledger.question import flags_of, question
 from learncost.ledger.sheet import size_of, wrapped
-from learncost.models.numbers import counted
+from learncost.models.wording import counted
 from learncost.training.files import cannot_write
 from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options

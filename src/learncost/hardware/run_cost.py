@@ -21,8 +21,7 @@ from learncost.ledger.record import Cost
 from learncost.ledger.run import check_tokens
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
-from learncost.models.numbers import counted
-from learncost.models.wording import shown
+from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
 from learncost.readings.price import Book
 from learncost.readings.time import Rates

@@ -11,7 +11,7 @@ from typing import Any
 
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown
-from learncost.models.numbers import BYTES
+from learncost.models.wording import BYTES
 
 OUT = "OOM"
 

@@ -15,9 +15,8 @@ from learncost.layers.names import scores
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.run import Run
 from learncost.models.model import Structure, run_sizes
-from learncost.models.numbers import counted
 from learncost.models.quantization import quantized_widths
-from learncost.models.wording import shown
+from learncost.models.wording import counted, shown
 from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from learncost.equation.errors import InputError
 from learncost.ledger.sheet import size_of
-from learncost.models.numbers import BYTES, counted
-from learncost.models.wording import shown
+from learncost.models.wording import BYTES, counted, shown
 
 INDEX = 4
 """Bytes of a token's number, whatever the type of the rest: int32."""

@@ -15,9 +15,8 @@ from learncost.equation.table import Table
 from learncost.ledger.record import Amount, Cost, LedgerRow
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, Structure, build, run_sizes
-from learncost.models.numbers import counted
 from learncost.models.sizes import CANONICAL, check_size, resolve, spelled
-from learncost.models.wording import shown
+from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import (

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.models.numbers import counted
 from learncost.models.sizes import LARGEST, check_size
-from learncost.models.wording import nearest, shown
+from learncost.models.wording import counted, nearest, shown
 
 LONGEST = 10**5  # entries of a list, nested ones included
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
-from learncost.equation.same import Same
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
-from learncost.equation.value import DRAWN
+from learncost.equation.value import DRAWN, Same
 from learncost.layers.layer import Layer, defined, named
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan

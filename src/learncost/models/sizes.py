@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from learncost.equation.errors import InputError
-from learncost.models.numbers import counted
-from learncost.models.wording import nearest, shown
+from learncost.models.wording import counted, nearest, shown
 
 LARGEST = 10**12  # sizes beyond this are slips of the keyboard
 

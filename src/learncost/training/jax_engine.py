@@ -12,8 +12,8 @@ from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.same import Same
 from learncost.equation.table import Table
+from learncost.equation.value import Same
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import without_gradients
 from learncost.readings.emit import fill, leaves, program, unfold

@@ -82,7 +82,9 @@ def survives(name, other, monkeypatch):
 PARTS = 15
 
 
-@pytest.mark.parametrize(("part", "name"), sampled(((part, name) for name in PRINTED for part in range(PARTS)), PARTS))
+@pytest.mark.parametrize(
+    ("part", "name"), sampled(((part, name) for name in PRINTED for part in range(PARTS)), 2 * PARTS)
+)
 def test_a_change_of_any_number_of_a_printed_book_is_seen(part, name, monkeypatch):
     assert survives(name, BOOKS[name], monkeypatch)
     changes = [*changed_books(name)][part::PARTS]

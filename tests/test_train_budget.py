@@ -12,6 +12,7 @@ from learncost.engines.compiler import compiler
 from learncost.faces.command import main
 from learncost.training.loop import start
 from learncost.training.options import Options
+from sampling import sampled
 from trainings_on_disk import Silent
 
 pytest.importorskip("torch")
@@ -47,7 +48,7 @@ def test_a_budget_is_kept(text: Path, tmp_path: Path) -> None:
     assert taken < free
 
 
-@pytest.mark.parametrize("procedure", ["bp", "pepita"])
+@pytest.mark.parametrize("procedure", sampled(("pepita", "bp"), 2))
 def test_a_run_takes_what_memory_says(procedure: str, text: Path, tmp_path: Path) -> None:
     """`train --budget` and `memory`, one answer; a run's PEPITA is `stable`."""
     budget = "10MB"

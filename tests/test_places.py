@@ -31,6 +31,7 @@ LAYERS = {
     "regrouped": "L[B d=#k h + k] = X[B h k]",
     "diagonal": "L[B m] = X[B m m'=m + 1]",
     "part": "L[B m] = X[B p=1[] m]",
+    "embedded": "L[B p=1[] m=i + 1] = X[B i]",
 }
 
 
@@ -98,6 +99,7 @@ def as_torch(name, given):
         "regrouped": lambda: x.flatten(1),
         "diagonal": lambda: torch.stack([functional.pad(row, (0, 1)).diagonal(1) for row in x]),
         "part": lambda: x[:, 1],
+        "embedded": lambda: functional.pad(x, (1, 0))[:, None] * torch.tensor([[0.0], [1.0], [0.0]]),
     }[name]()
 
 
@@ -116,6 +118,7 @@ FORMS = {  # of X, of W or Z, and what else has a size
     "regrouped": ({"B": 2, "h": 3, "k": 4, "d": 12}),
     "diagonal": ({"B": 2, "m": 4}),
     "part": ({"B": 2, "p": 3, "m": 4}),
+    "embedded": ({"B": 2, "p": 3, "m": 5, "i": 4}),
 }
 
 

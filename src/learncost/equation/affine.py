@@ -118,11 +118,6 @@ class Affine:
         return not self.parts[-1].axis and not str(self).endswith("]")
 
 
-def fixed(place: int) -> Affine:
-    """The place of that number, from 0."""
-    return Affine((Part(place),))
-
-
 def total(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Parts of the same axis and sizes as one, those that are nothing left out; 0 where nothing is left."""
     sums: dict[tuple[tuple[str, ...], str, int], int] = {}

@@ -52,6 +52,12 @@ class Term:
         return _indexed(self.axes)
 
     @property
+    def beyond(self) -> tuple[tuple[int, Affine], ...]:
+        """Which of the axes may be read beyond their ends, and at which places: those that positions give."""
+        reads = ((number, axis.at) for number, axis in enumerate(self.axes) if isinstance(axis, Read))
+        return tuple((number, at) for number, at in reads if isinstance(at, Affine) and not at.fixed)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The name and those of its indices."""
         inner = (name for axis in self.axes if isinstance(axis, Read) for name in axis.at.names)

@@ -19,7 +19,6 @@ from learncost.equation.table import (
     Literal,
     Operand,
     Product,
-    Read,
     Repeat,
     Statement,
     Sum,
@@ -288,10 +287,9 @@ class _Translation:
 
     def beyond(self, term: Operand, loops: tuple[str, ...]) -> Iterator[Tensor]:
         """Of the axes that may be read beyond their ends, where that is not so."""
-        for axis in term.axes:
-            if isinstance(axis, Read) and isinstance(axis.at, Affine) and axis.at.loops:
-                place = self.place(axis.at, loops)
-                yield (place >= 0) & (place < self.size(axis.axis))
+        for number, at in term.beyond if isinstance(term, Term) else ():
+            place = self.place(at, loops)
+            yield (place >= 0) & (place < self.size(term.declared[number]))
 
     def spread(
         self, term: Operand, values: Mapping[str, Tensor], loops: tuple[str, ...], outside: float = 0.0

@@ -31,7 +31,6 @@ class Place:
         loops = [loop for _, axis in reads for loop in axis.at.loops]
         self.affine = all(isinstance(axis.at, Affine) for _, axis in reads) and not alone
         self.affine = self.affine and len({*loops, *plain}) == len(loops) + len(plain)
-        self.beyond = [(place, axis) for place, axis in reads if isinstance(axis.at, Affine) and not axis.at.fixed]
 
     def index(self, scope: Scope) -> str:
         """What stands in the brackets of a slice."""
@@ -50,16 +49,10 @@ def gathered(scope: Scope, term: Term, want: tuple[str, ...]) -> Code:
         code, have = scope.backend.along(array, scope.positions(place.read).text), place.read.at.loops
     else:
         code, have = Code(f"{array}[{scope.index(term, term.loops, scope.axes[term.name])}]"), term.loops
-        for at, axis in place.beyond:
-            inside = scope.within(axis, scope.size(scope.axes[term.name][at]), term.loops)
-            code = scope.backend.where(inside, code, _outside(axis))
+        for at, affine in term.beyond:
+            inside = scope.within(affine, scope.size(scope.axes[term.name][at]), term.loops)
+            code = scope.backend.where(inside, code, number(affine.outside).text)
     return scope.spread(code, have, want)
-
-
-def _outside(axis: Read) -> str:
-    """What stands beyond the ends of an axis."""
-    assert isinstance(axis.at, Affine)
-    return number(axis.at.outside).text
 
 
 def is_taken(line: Line) -> bool:
@@ -77,11 +70,12 @@ def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
     scope.layouts.pop(left.name, None)
     code, name = scope.settled(term.name), scope.identifiers.of(left.name)
     steps = []
+    beyond = dict(term.beyond)
     for place, axis in reversed([*enumerate(term.axes)]):
-        if isinstance(axis, Read) and axis.at.loops:
+        if place in beyond:
             scope.helpers.library("taken")
-            outside = "" if _outside(axis) == "0.0" else f", {_outside(axis)}"
-            steps.append(f"taken({code.text}, {place}, {scope.steps(axis)}{outside})")
+            outside = f", {number(beyond[place].outside).text}" if beyond[place].outside else ""
+            steps.append(f"taken({code.text}, {place}, {scope.steps(beyond[place])}{outside})")
             code = Code(name)
         elif isinstance(axis, Read):
             code = Code(f"{code.atom}[{', '.join((*[':'] * place, scope.positions(axis).text))}]")
@@ -96,11 +90,10 @@ def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
 
 def _laid(scope: Scope, left: Term, value: Code) -> Code:
     """A value over all axes of a term, added at places that positions give, one axis after another."""
-    for place, axis in enumerate(left.axes):
-        if isinstance(axis, Read):
-            scope.helpers.library("laid")
-            size = scope.size(scope.axes[left.name][place])
-            value = Code(f"laid({value.text}, {place}, {scope.steps(axis)}, {size})")
+    for place, at in left.beyond:
+        scope.helpers.library("laid")
+        size = scope.size(scope.axes[left.name][place])
+        value = Code(f"laid({value.text}, {place}, {scope.steps(at)}, {size})")
     return value
 
 
@@ -112,13 +105,13 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     name, place = scope.identifiers.of(left.name), Place(left)
     code, have = scope.whole(term)
     value = scope.spread(code, have, left.loops)
-    if place.affine:
+    if place.affine and len(left.beyond) == len([axis for axis in left.axes if isinstance(axis, Read)]):
         code = _laid(scope, left, value)
         scope.put(f"{name} = {code.text}", (left.name,), remark, heading)
         return
     zeros = scope.zeros(left.name).text
-    for at, axis in place.beyond:  # what is beyond the ends is nothing, wherever it is put
-        inside = scope.within(axis, scope.size(scope.axes[left.name][at]), left.loops)
+    for at, affine in left.beyond:  # what is beyond the ends is nothing, wherever it is put
+        inside = scope.within(affine, scope.size(scope.axes[left.name][at]), left.loops)
         value = scope.backend.where(inside, value, "0.0")
     if scope.backend.name == "torch":
         # PyTorch adds in place to arrays of the same type alone, and under autocast not all have that of the weights.

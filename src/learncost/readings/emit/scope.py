@@ -196,41 +196,31 @@ class Scope:
 
     def _affine(self, at: Affine) -> Code:
         """A place, `2 * np.arange(I)[:, None] + np.arange(U) - 1`."""
-        text = ""
-        for part in at.parts:
-            factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not (part.sizes or part.axis) else []
-            sizes = " * ".join(self.size(size) for size in part.sizes)
-            factors += [f"({sizes} // {part.over})" if part.over != 1 else sizes] if sizes else []
-            if part.axis:
-                factors.append(
-                    self.spread(self.backend.arange(self.size(part.axis), self.like), (part.axis,), at.loops).text
-                )
-            sign = "-" if part.factor < 0 else "+"
-            text += f" {sign} {' * '.join(factors)}" if text else f"{sign.strip('+')}{' * '.join(factors)}"
-        return Code(text, SUM)
+        counts = {axis: self.backend.arange(self.size(axis), self.like) for axis in at.loops}
+        positions = {axis: self.spread(count, (axis,), at.loops).text for axis, count in counts.items()}
+        return Code(self._total(at.parts, positions), SUM)
 
-    def steps(self, axis: Read) -> str:
+    def steps(self, at: Affine) -> str:
         """A place as helpers are told it: the sizes of its axes, with which factor each, and what is added."""
-        assert isinstance(axis.at, Affine)
-        loops = axis.at.loops
-        factors = [self._total([part for part in axis.at.parts if part.axis == loop]) for loop in loops]
-        first = self._total([part for part in axis.at.parts if not part.axis])
-        return f"{shape(self.shape(loops))}, {shape(factors)}, {first}"
+        factors = [self._total([part for part in at.parts if part.axis == loop]) for loop in at.loops]
+        first = self._total([part for part in at.parts if not part.axis])
+        return f"{shape(self.shape(at.loops))}, {shape(factors)}, {first}"
 
-    def _total(self, parts: Sequence[Part]) -> str:
-        """The sum of what positions are multiplied with."""
+    def _total(self, parts: Sequence[Part], positions: Mapping[str, str] = {}) -> str:
+        """The sum of the parts of a place: of what positions are multiplied with, or with the positions themselves."""
         terms = []
         for part in parts:
-            sizes = " * ".join(self.size(size) for size in part.sizes)
-            factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not sizes else []
+            sizes, position = " * ".join(self.size(size) for size in part.sizes), positions.get(part.axis, "")
+            factors = [str(abs(part.factor))] if abs(part.factor) != 1 or not (sizes or position) else []
             factors += [f"({sizes} // {part.over})" if part.over != 1 else sizes] if sizes else []
+            factors += [position] if position else []
             terms.append(f"{'-' if part.factor < 0 else '+'} {' * '.join(factors)}")
         text = " ".join(terms).removeprefix("+ ") or "0"
         return f"-{text[2:]}" if text.startswith("- ") else text
 
-    def within(self, axis: Read, size: str, want: tuple[str, ...]) -> Code:
+    def within(self, at: Affine, size: str, want: tuple[str, ...]) -> Code:
         """Whether a place is on an axis of this size, over the axes wanted."""
-        place = self.spread(self.positions(axis), axis.at.loops, want)
+        place = self.spread(self._affine(at), at.loops, want)
         return Code(f"({place.at(SUM)} >= 0) & ({place.at(SUM)} < {size})", COMPARISON)
 
     def _point(self, axis: Read, want: tuple[str, ...], size: str) -> Code:

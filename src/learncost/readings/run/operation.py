@@ -7,7 +7,7 @@ where, and moves (transpose, reshape, indexing, stack, broadcast_to, zeros_like)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -100,13 +100,6 @@ def _positions(axis: Read, values: Mapping[str, Array], sizes: Sizes, size: int)
     return positions
 
 
-def _beyond(term: Term) -> Iterator[tuple[int, float]]:
-    """The places among a term's axes that are read beyond their ends, too, and what is read there."""
-    for place, axis in enumerate(term.axes):
-        if isinstance(axis, Read) and isinstance(axis.at, Affine) and not axis.at.fixed:
-            yield place, axis.at.outside
-
-
 def _check_index(positions: Any, axis: Read, size: int) -> None:
     if positions.dtype.kind not in "iu":
         raise InputError(f"{axis} reads at {positions.dtype} numbers; an index must be integers")
@@ -150,15 +143,15 @@ def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array]
     array = values[term.name]
     if term.indexed:
         index = _index(term, values, sizes, term.loops, known[term.name].axes)
-        for place, outside in _beyond(term):
+        for place, at in term.beyond:
             form = [*array.shape]
             form[place] = 1
-            array = np.concatenate((array, np.full(form, outside, array.dtype)), axis=place)
+            array = np.concatenate((array, np.full(form, at.outside, array.dtype)), axis=place)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
         shape = [*shape_of(known[left.name].axes, sizes)]
         whole = tuple(map(slice, shape))
-        for place, _ in _beyond(left):
+        for place, _ in left.beyond:
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
         np.add.at(target, _index(left, values, sizes, want, known[left.name].axes), spread(array, term.loops, want))

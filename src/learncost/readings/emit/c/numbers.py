@@ -46,15 +46,14 @@ class Numbers:
         number: tree.Expression = (
             self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
         )
-        for axis, size in self._beyond(operand):
-            outside = self._literal(Literal(axis.at.outside)) if isinstance(axis.at, Affine) else ZERO
-            number = chosen(self._on_axis(axis, size, at), number, outside)
+        for place, size in self._beyond(operand):
+            number = chosen(self._on_axis(place, size, at), number, self._literal(Literal(place.outside)))
         return number
 
     def written(self, left: Term, number: tree.Expression, at: Positions) -> tree.Expression:
         """What is added to a place that a line writes at: nothing, where that is beyond the ends of an axis."""
-        for axis, size in self._beyond(left):
-            number = chosen(self._on_axis(axis, size, at), number, ZERO)
+        for place, size in self._beyond(left):
+            number = chosen(self._on_axis(place, size, at), number, ZERO)
         return number
 
     def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
@@ -62,21 +61,18 @@ class Numbers:
         value = self.arrays.values.get(term.name)
         return self.arrays.given(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
 
-    def _beyond(self, term: Term) -> Iterator[tuple[Read, tree.Expression]]:
-        """The axes that may be read or written beyond their ends, with their sizes."""
-        for axis, size in zip(term.axes, self._sizes(term), strict=True):
-            if isinstance(axis, Read) and isinstance(axis.at, Affine) and not axis.at.fixed:
-                yield axis, size
+    def _beyond(self, term: Term) -> Iterator[tuple[Affine, tree.Expression]]:
+        """The places that may be beyond the ends of their axes, with the sizes of these."""
+        yield from ((place, self._sizes(term)[number]) for number, place in term.beyond)
 
-    def _on_axis(self, axis: Read, size: tree.Expression, at: Positions) -> tree.Expression:
-        place = self._affine(axis, at)
+    def _on_axis(self, affine: Affine, size: tree.Expression, at: Positions) -> tree.Expression:
+        place = self._affine(affine, at)
         return joined("&&", [tree.Operation("<=", (ZERO, place)), tree.Operation("<", (place, size))])
 
-    def _affine(self, axis: Read, at: Positions) -> tree.Expression:
+    def _affine(self, place: Affine, at: Positions) -> tree.Expression:
         """The place that positions give."""
-        assert isinstance(axis.at, Affine)
         total: tree.Expression | None = None
-        for part in axis.at.parts:
+        for part in place.parts:
             factors = [tree.Name(str(abs(part.factor)))] if abs(part.factor) != 1 else []
             sizes = times(*(self.arrays.size(size) for size in part.sizes))
             if part.over != 1:
@@ -93,14 +89,14 @@ class Numbers:
         if isinstance(axis, str):
             return at[axis]
         if isinstance(axis.at, Affine):
-            place = self._affine(axis, at)
-            return place if axis.at.fixed else chosen(self._on_axis(axis, size, at), place, ZERO)
+            place = self._affine(axis.at, at)
+            return place if axis.at.fixed else chosen(self._on_axis(axis.at, size, at), place, ZERO)
         index = self.number(axis.at, at)
         whole = isinstance(index, tree.Named) and index.type == "place"
         return index if whole else tree.Operation("(place)", (index,))
 
     def _index(self, axis: Read, at: Positions) -> tree.Expression:
-        return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis, at)
+        return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis.at, at)
 
     def inside(self, value: Value, term: Term, at: Positions) -> Positions:
         """Where the axes of a value stand when a term reads it."""

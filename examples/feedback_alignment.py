@@ -26,7 +26,8 @@ NETWORK = lc.layer("""network(X targets share; W1 W2) -> loss
   P[B c] = log_softmax[c](L[B c])
   T[B] = P[B c=targets[B]]
   loss[] = T[B] share[B]
-constants: share""")
+targets: index of c
+share: share of targets""")
 
 # The two layers as two tables, so that feedback alignment can send something else from one to the other.
 FIRST = lc.layer("first(X; W1) -> A\n  U[B h] = X[B i] W1[i h]\n  A[B h] = tanh(U[B h])")

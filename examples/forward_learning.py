@@ -51,7 +51,8 @@ def network(hidden: int) -> lc.Layer:
   P[B c] = log_softmax[c](L[B c])
   T[B] = P[B c=targets[B]]
   loss[] = T[B] share[B]
-constants: {masks} share"""
+constants: {masks}
+share: share of targets"""
     )
 
 

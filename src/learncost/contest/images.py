@@ -87,7 +87,8 @@ def network(hidden: int) -> Layer:
   P[B c] = log_softmax[c](L[B c])
   T[B] = P[B c=targets[B]]
   loss[] = T[B] share[B]
-constants: share"""
+targets: index of c
+share: share of targets"""
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from learncost.contest.problem import Examples, Problem
-from learncost.engines.batch import Batch
+from learncost.engines.inputs import Batch
 from learncost.engines.weights import initial_weights
 from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
@@ -55,12 +55,8 @@ def text(
     learned, checked = _windows(training, seq_len), _windows(validation, seq_len)
     spread = np.linspace(0, len(checked) - 1, min(CHECKED, len(checked))).astype(int)
     checked = Examples({name: array[spread] for name, array in checked.arrays.items()}, "targets")
-    tokens, targets = learned.arrays["tokens"][:1], learned.arrays["targets"][:1]
-    batch = Batch(built, configuration, tokens, targets)
-    given = {"tokens", "targets", "share"}
-    fixed = {name: batch.array(name) for name in built.table.inputs if name not in given}
-    if missing := [name for name, array in fixed.items() if array is None]:
-        raise InputError(f"{configuration.name} cannot be trained on text: nothing gives its input {missing[0]}")
+    batch = Batch(built, {name: array[:1] for name, array in learned.arrays.items()})
+    fixed = {name: array for name, array in batch.inputs(built.table).items() if name not in batch.arrays}
     blocks, width = configuration.sizes["num_hidden_layers"], configuration.sizes["hidden_size"]
     return Problem(
         name=f"{configuration.family} of {blocks} blocks of {width}, sequences of {seq_len} bytes",

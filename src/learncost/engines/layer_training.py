@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.inputs import told
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
@@ -20,8 +21,9 @@ from learncost.readings.run import infer_sizes
 class LayerTraining(Core):
     """The training of a layer of one's own, on NumPy. Its only output is `loss`.
 
-    `weights` and `state` are dictionaries of arrays and `steps` counts. `step` takes the layer's inputs by name. An
-    input `share` may be left out beside `targets`: it is -1/count where a target is not negative.
+    `weights` and `state` are dictionaries of arrays and `steps` counts. `step` takes the layer's inputs by name. What
+    the layer calls a share of answers (`share: share of targets`) may be left out: it is -1/count where an answer is
+    not negative.
 
     Parameters
     ----------
@@ -109,13 +111,8 @@ class LayerTraining(Core):
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
-        count = 0
-        if "share" in given:
-            count = int(np.count_nonzero(given["share"]))
-        elif "share" in self.model.table.inputs and "targets" in given:
-            there = given["targets"] >= 0
-            count = int(there.sum())
-            given["share"] = np.where(there, -1 / max(count, 1), 0.0)
-            given["targets"] = np.where(there, given["targets"], 0)
+        given |= told(self.model.table, given, {}, np.float64(1))
+        shares = [given[name] for name in self.model.table.inputs if self.model.table.values[name].role == "share"]
+        count = int(np.count_nonzero(shares[0])) if shares else 0
         values = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
         return values, infer_sizes(self.model.table, values, {**self.model.sizes, **sizes}), count

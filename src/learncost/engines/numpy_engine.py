@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.adapted import begun, merged
-from learncost.engines.batch import Batch
 from learncost.engines.bfloat16 import widened
 from learncost.engines.core import Core, Prepared, Settings, Values
+from learncost.engines.inputs import Batch
 from learncost.engines.quantize import constants
 from learncost.engines.weights import initial_weights, shape
-from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Table
@@ -210,7 +209,7 @@ class Training(Core):
             self._tables[padding] = self._step_table(self._models[padding])
         return self._tables[padding]
 
-    def step(self, tokens: Any, targets: Any = None, **batch: Any) -> float:
+    def step(self, tokens: Any = None, targets: Any = None, **batch: Any) -> float:
         """One step of training on a batch, and the loss before it.
 
         Parameters
@@ -221,9 +220,11 @@ class Training(Core):
             What is to be said at each position, [B, M]; negative where nothing is. A decoder's default is the next
             token, so that M - 1 of M positions have one. An encoder's have to be given.
         batch
-            `mask`, true at tokens and false at padding; `encoder_tokens` and `encoder_mask` where there is an encoder
-            beside the decoder; `token_types` of bert, all 0 by default; `gradients` of a bare encoder, in place of
-            targets: arrays by the names of its outputs, the loss then being nan.
+            Whatever else the model reads, by name: `mask`, true at tokens and false at padding; `encoder_tokens` and
+            `encoder_mask` where there is an encoder beside the decoder; `types` of bert, all 0 by default; `image`
+            [B, channels, height, width] and `features` [B, frames, channels]; `labels` [B] and `ends` [B, 2], negative
+            where there is no answer; `gradients` of a bare encoder, in place of answers: arrays by the names of its
+            outputs, the loss then being nan.
         """
         found = self._read(tokens, targets, **batch)
         values = self._run(self._prepared(found)) if self.settings.accumulate == 1 else self._accumulated(found)
@@ -244,14 +245,14 @@ class Training(Core):
         values |= self.weights | self.state | self._scalars(halves.update, found.count)
         return self._run(Prepared(halves.update, values, found.sizes)) | {"loss": loss}
 
-    def updates(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+    def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """What the optimizer would be given: the gradient of every weight, or what PEPITA has in its place.
 
         Takes what `step` takes.
         """
         return self._updates(self._run(self.prepare(tokens, targets, **batch)))
 
-    def forward(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+    def forward(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """Every named value of a forward pass without dropout; outputs also under their plain names.
 
         Takes what `step` takes.
@@ -261,7 +262,7 @@ class Training(Core):
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
-    def inputs(self, tokens: Any, targets: Any = None, **batch: Any) -> Values:
+    def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """What a forward pass without dropout reads, weights too, by the names of the table.
 
         Takes what `step` takes.
@@ -269,7 +270,7 @@ class Training(Core):
         found = self._read(tokens, targets, **batch)
         return self._inputs(self._evaluated(found.padded).table, found)
 
-    def prepare(self, tokens: Any, targets: Any = None, **batch: Any) -> Prepared:
+    def prepare(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Prepared:
         """The step's table with the arrays that it reads.
 
         Takes what `step` takes.
@@ -285,21 +286,15 @@ class Training(Core):
                 values[f"d{name}"] = np.asarray(given, self.dtype)
         return Prepared(table, values, found.sizes)
 
-    def _read(self, tokens: Any, targets: Any = None, **batch: Any) -> Batch:
-        return Batch(self.model, self.configuration, tokens, targets, **batch)
+    def _read(self, tokens: Any = None, targets: Any = None, gradients: Any = None, **batch: Any) -> Batch:
+        return Batch(self.model, {"tokens": tokens, "targets": targets, **batch}, gradients)
 
     def _inputs(self, table: Table, found: Batch, part: int = 0) -> Values:
         values = self.weights | self._constants
+        for name, array in found.inputs(table).items():
+            values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
         for name in table.inputs:
-            if name in values:
-                continue
-            array = found.array(name)
-            if array is not None:
-                values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
-            elif table.values[name].role == "padding":
-                keep = found.keep(base(table.axes[name][-1]) == "N")
-                values[name] = np.broadcast_to(keep, shape(table, name, found.sizes))  # for every turn
-            elif table.values[name].role == "mask":
+            if table.values[name].role == "mask":
                 values[name] = self._mask(table, name, found.sizes, self.dropout, part)
         return values
 

@@ -47,3 +47,10 @@ def rotary(places: Any, width: int, base: float) -> dict[str, Any]:
         "sine": np.where(at < half, -1.0, 1.0) * np.sin(angle),
         "flip": (at + half) % width,
     }
+
+
+def sinusoids(length: int, width: int) -> Any:
+    """Vaswani et al. 2017, section 3.5: sin(p / 10000^(2i/d)) at the even places, cos at the odd ones."""
+    places = np.arange(width)
+    angles = np.arange(length)[:, None] / 10000.0 ** (2 * (places // 2) / width)
+    return np.where(places % 2 == 0, np.sin(angles), np.cos(angles))

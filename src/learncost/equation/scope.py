@@ -59,16 +59,16 @@ def bind(
     parsed: Iterable[Parsed],
     check: Check | None = None,
     expand: Expand | None = None,
-    constants: Iterable[str] = (),
+    roles: Mapping[str, Value] = {},
 ) -> Table:
     """The table of a header and its lines.
 
     `check` may refuse or complete a line once its axes are known; `expand` says what stands for a call of a layer;
-    `constants` are inputs that have no gradient.
+    `roles` are what is said of inputs: such as constants, which have no gradient.
     """
     parsed = tuple(parsed)
     scope = _Scope(header, check, expand, _read_outside(parsed))
-    scope.roles |= {name: Value((), "constant") for name in constants}
+    scope.roles |= roles
     lines = scope.statements(parsed)
     for name in header.outputs:
         if name not in scope.current:
@@ -207,9 +207,10 @@ class _Scope:
         return {name: self.value(name, own) for name, own in axes.items()}
 
     def value(self, name: str, axes: tuple[str, ...]) -> Value:
-        if name in self.indices:
-            return Value(axes, "index")
         known = name in self.roles and name in self.given and name not in self.weights
+        if name in self.indices:
+            said = self.roles[name] if known else Value(axes)
+            return said.along(axes) if said.role in ("kind", "end") else Value(axes, "index")
         return self.roles[name].along(axes) if known else Value(axes, of=self.first.get(name, ""))
 
     def line(self, line: Line) -> Line:

@@ -13,7 +13,7 @@ from learncost.equation.affine import Affine
 from learncost.equation.count import base, size_of, summands
 from learncost.equation.errors import InputError
 from learncost.equation.sides import Sides, sides
-from learncost.equation.value import FIXED, Value, axes_of
+from learncost.equation.value import FIXED, INDICES, Value, axes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,7 +481,7 @@ class Table:
     @cached_property
     def indices(self) -> frozenset[str]:
         """Names that are only read as an index."""
-        return frozenset(name for name, value in self.values.items() if value.role == "index")
+        return frozenset(name for name, value in self.values.items() if value.role in INDICES)
 
     @cached_property
     def multiplied(self) -> frozenset[str]:
@@ -491,7 +491,7 @@ class Table:
     @cached_property
     def codes(self) -> frozenset[str]:
         """Indices that say which levels the numbers of a weight are, or its scales: they are kept in bytes."""
-        return frozenset(name for name in self.indices if self.values[name].of)
+        return frozenset(name for name in self.indices if self.values[name].role == "index" and self.values[name].of)
 
     @cached_property
     def constants(self) -> frozenset[str]:

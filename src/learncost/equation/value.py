@@ -11,7 +11,11 @@ Axes: TypeAlias = tuple[str, ...]
 Role: TypeAlias = Literal[
     "value",  # what a line makes; and inputs and weights, of which the table says that they are. `of` of X.2 is X
     "index",  # read as an index alone
-    "constant",  # given, and without a gradient: shares of the loss, numbers of the procedure and of the optimizer
+    "constant",  # given, and without a gradient, such as numbers of the procedure and of the optimizer
+    "share",  # -1/count where there is one `of` these answers, 0 elsewhere: what each counts in the loss
+    "sign",  # 1 where `of` these answers it is yes, -1 elsewhere
+    "kind",  # an index of what kind something is `of` this axis; 0 where nothing says it
+    "end",  # an index of the last place `of` this axis that a sequence reaches
     "mask",  # drawn, in dropout; `of` what is dropped from
     "padding",  # which keys are there
     "projection",  # fixed random matrix that PEPITA has in place of a backward pass
@@ -32,8 +36,14 @@ Role: TypeAlias = Literal[
 DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
 """Roles of inputs that a batch brings along, beside those that a layer is called with."""
 
-FIXED: frozenset[Role] = frozenset(("constant", "mask", "padding", "projection", "state", "gathered"))
+FIXED: frozenset[Role] = frozenset(("constant", "share", "sign", "mask", "padding", "projection", "state", "gathered"))
 """Roles of inputs that have no gradient."""
+
+INDICES: frozenset[Role] = frozenset(("index", "kind", "end"))
+"""Roles of what is read as an index alone."""
+
+GIVEN: frozenset[Role] = frozenset(("index", "kind", "share", "sign", "end"))
+"""Roles that a line of the notation gives an input, as in `targets: index of v`, each `of` something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,8 @@ class Value:
     role
         What it is there for.
     of
-        The value that it is the gradient of, a part of, the stack, the next one, the cache.
+        The value that it is the gradient of, a part of, the stack, the next one, the cache; the answers that it is a
+        share or a sign of, the axis that it is an end of.
     group
         Where a repeat was split by turns, the value whose turns these are.
     dtype

@@ -10,14 +10,14 @@ from learncost.equation.errors import NotationError
 from learncost.equation.parse import Block, Call, Parsed
 from learncost.equation.scope import Axes, Expanded
 from learncost.equation.table import Carry, Condition, Line, Repeat, Statement, Table, Tag, walk, windows
-from learncost.equation.value import DRAWN
+from learncost.equation.value import DRAWN, FIXED
 from learncost.layers.spelling import primed
 
 
 def expanded(table: Table, call: Call, known: Axes) -> Expanded:
     """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
 
-    What is a constant to the called layer is one to the caller, where it is an input.
+    What is a constant to the called layer, a share or an end, is one to the caller, where it is an input.
     """
     drawn = tuple(name for name in table.inputs if table.values[name].role in DRAWN)
     inputs = tuple(name for name in table.inputs if name not in drawn)
@@ -37,8 +37,11 @@ def expanded(table: Table, call: Call, known: Axes) -> Expanded:
     for condition in call.where:
         if condition not in moved.restricted:
             raise NotationError(f"where {condition}: no line of {table.title} has both axes", call.text)
-    roles = {names[name]: table.values[name] for name in (*drawn, *inputs) if name in table.constants}
-    roles = {name: replace(value, of=names.get(value.of, value.of)) for name, value in roles.items()}
+    said = {
+        name: table.values[name] for name in (*drawn, *inputs) if table.values[name].role in (*FIXED, "kind", "end")
+    }
+    called = {**names, **moved.axes}
+    roles = {names[name]: replace(value, of=called.get(value.of, value.of)) for name, value in said.items()}
     made = frozenset(new for name, new in names.items() if name not in before)
     return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles, made)
 

@@ -12,6 +12,8 @@ from importlib.resources import files
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
+from learncost.equation.roles import check as check_roles
+from learncost.equation.roles import role, spelled
 from learncost.equation.scope import Axes, Expanded, bind
 from learncost.equation.table import (
     Line,
@@ -82,8 +84,9 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     In the notation it is a header `name(inputs; weights) -> outputs`, then one equation a line.
 
     Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
-    printed equations to derived lines, `constants: share` names inputs that have no gradient, and `cache: K V` the
-    values that decoding keeps.
+    printed equations to derived lines, and `cache: K V` the values that decoding keeps. Of inputs, `constants: S` names
+    those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
+    targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`).
 
     Parameters
     ----------
@@ -120,7 +123,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         raise NotationError(f"a layer is a text in the notation, not {text!r}")
     remarks: list[str] = []
     equations: dict[str, str] = {}
-    constants: list[str] = []
+    roles: dict[str, Value] = {}
     cache: list[str] = []
     lines: list[str] = []
     for line in text.removeprefix("\ufeff").splitlines():
@@ -128,8 +131,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
             equations |= _equations(line)
-        elif line.strip().startswith("constants:"):
-            constants += split_names(line.partition(":")[2])
+        elif said := role(line):
+            roles |= said
         elif line.strip().startswith("cache:"):
             cache += split_names(line.partition(":")[2])
         elif line.strip().startswith(ALSO):
@@ -137,9 +140,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
-    if unknown := set(constants) - set(header.inputs):
-        raise NotationError(f"the constant {min(unknown)} is not an input of {header.name}", lines[0])
-    found = defined(header, parse_lines(lines[1:]), layers or {}, constants, equations)
+    found = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
     made = {term.name for line, _ in walk(found.table.lines) for term in line.left}
     for name in cache:
         if name not in made or KEYS not in found.table.axes.get(name, ()):
@@ -151,12 +152,13 @@ def defined(
     header: Header,
     lines: Iterable[Parsed],
     layers: Mapping[str, Layer],
-    constants: Iterable[str] = (),
+    roles: Mapping[str, Value] = {},
     equations: Mapping[str, str] = {},
 ) -> Layer:
     """The layer of a header and its parsed lines, which may call others; with what is said of it otherwise."""
     calls = _Calls(layers)
-    table = _with_choices(bind(header, lines, _check_word, calls, constants))
+    table = _with_choices(bind(header, lines, _check_word, calls, roles))
+    check_roles(table, header, roles)
     equations = {**calls.equations, **equations}
     table = replace(table, lines=each_line(table.lines, lambda line: (_tagged(line, header.name, equations),)))
     _check_gradients(table)

@@ -21,7 +21,8 @@ from functools import cache
 from importlib.resources import files
 
 from learncost.equation.errors import InputError
-from learncost.equation.parse import Header, parse_header, parse_lines, split_names
+from learncost.equation.parse import Header, parse_header, parse_lines
+from learncost.equation.roles import role
 from learncost.equation.table import Axis, Line, Literal, Operand, Read, Tag, Term, Word, terms_of
 from learncost.equation.value import Role, Value
 from learncost.layers.layer import Layer
@@ -43,7 +44,7 @@ def refinement(name: str) -> Refinement:
     """The refinement in the file of that name."""
     text = (files("learncost.layers") / "refinements" / f"{name}.table").read_text(encoding="utf-8")
     head, *lines = (line for line in text.splitlines() if not line.startswith("%"))
-    constants = [name for line in lines if line.startswith("constants:") for name in split_names(line[10:])]
+    constants = [name for line in lines for name in role(line)]
     body = parse_lines([line for line in lines if line.startswith(" ")])
     return Refinement(parse_header(head), tuple(line for line in body if isinstance(line, Line)), tuple(constants))
 

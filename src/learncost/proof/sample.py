@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, shape_of, size_of
-from learncost.equation.table import Line, Operand, Read, Repeat, Statement, Table, Term, Word, terms_of, walk, windows
+from learncost.equation.roles import indexed
+from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
 from learncost.layers.lower import joined
 from learncost.layers.spelling import asked
 
@@ -96,7 +97,7 @@ def _reads(line: Line) -> list[Read]:
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row."""
     generator = np.random.default_rng(seed)
-    positions = _positions(table)
+    positions = indexed(table)
     conditions = asked(table.lines)
     arrays: dict[str, Array] = {}
     for name in (*table.inputs, *table.weights):
@@ -109,22 +110,3 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
         else:
             arrays[name] = generator.standard_normal(form)
     return arrays
-
-
-def _positions(table: Table) -> dict[str, str]:
-    """The axis that each index reads."""
-    found: dict[str, str] = {}
-
-    def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
-        for line in lines:
-            if isinstance(line, Repeat):
-                visit({**axes, **line.axes}, line.lines)
-                found.update({stack: found[turn] for turn, stack in line.each if turn in found})
-                continue
-            for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
-                for place, axis in enumerate(term.axes):
-                    if isinstance(axis, Read) and isinstance(axis.at, Term):
-                        found[axis.at.name] = axes[term.name][place]
-
-    visit(table.axes, table.lines)
-    return found

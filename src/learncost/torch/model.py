@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
-from learncost.engines.batch import NOT_OF_TOKENS, sinusoids
-from learncost.engines.positions import at_positions
+from learncost.engines.inputs import ALSO, MASKS, Datum, data, fixed_inputs, fixed_names, told
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
@@ -22,9 +21,6 @@ from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
 from learncost.torch.module import TableModule, chance
 from learncost.training import hugging_face
-
-Side: TypeAlias = tuple[torch.Tensor | None, torch.Tensor | None]
-"""The tokens of the encoder's or the decoder's side, and which of them are there."""
 
 
 class ModelModule(TableModule):
@@ -42,6 +38,8 @@ class ModelModule(TableModule):
         super().__init__(plain.table, sizes, dict.fromkeys(masks, chance(dropout)), **tensor)
         self.configuration, self._learns = configuration, plain.learns
         self._at: dict[Any, torch.Tensor] = {}
+        self._positions = fixed_names(plain.table)
+        self._data = data(plain.table, self._positions)
         frozen = set(plain.table.weights) - set(plain.learning)
         for name in frozen:
             self._weight(name).requires_grad_(False)
@@ -52,68 +50,70 @@ class ModelModule(TableModule):
         return build(self.configuration)
 
     def forward(
-        self,
-        tokens: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
-        *,
-        mask: torch.Tensor | None = None,
-        encoder_tokens: torch.Tensor | None = None,
-        encoder_mask: torch.Tensor | None = None,
-        **inputs: torch.Tensor,
+        self, tokens: torch.Tensor | None = None, targets: torch.Tensor | None = None, **given: torch.Tensor
     ) -> Any:
-        """The loss (nats a target) of these targets; without targets the logits, or the outputs of a bare model.
+        """The loss (nats a target) of these answers; without answers the logits, or the outputs of a bare model.
 
-        tokens   numbers [B, M]; of a model that reads images or sounds these are given by the names of its table
+        tokens   numbers [B, M]
         targets  [B, M], what is to be said at each position, negative where nothing is
-        mask, encoder_mask   true at tokens, false at padding
-        inputs   any input of the table by its name, in the place of what it would be
+        given    whatever else the model reads, by the names that `lc.Training.step` takes (mask and encoder_mask, true
+                 at tokens; encoder_tokens, types, image, features, labels, ends ...), or any input of the table by its
+                 name, in the place of what it would be
         """
-        loss = targets is not None or "targets" in inputs
-        if loss and "targets" not in self.table.inputs:
-            given = f"{', '.join(self.table.outputs)}{instead(self.configuration.family)}"
-            raise InputError(f"{self.configuration.name} reads no targets: it gives {given}")
-        padded = mask is not None or encoder_mask is not None
-        passes = self.passes((loss, padded, self.training and self._drops))
-        sides = {"encoder": (encoder_tokens, encoder_mask), "": (tokens, mask)}
-        values = {}
-        for name in passes.inputs:
-            if name in inputs:
-                values[name] = inputs[name]
-            elif name not in self._chances:
-                values[name] = self._input(name, sides, targets)
-        return self._run(passes, values)
+        values = {"tokens": tokens, "targets": targets, **given}
+        values = {ALSO.get(name, name): value for name, value in values.items() if value is not None}
+        keeps = {axis: values.pop(name) for name, axis in MASKS.items() if name in values}
+        loss = any(datum.name in values or datum.input in values for datum in self._data if datum.answers)
+        if not loss and "targets" in values:
+            outputs = f"{', '.join(self.table.outputs)}{instead(self.configuration.family)}"
+            raise InputError(f"{self.configuration.name} reads no targets: it gives {outputs}")
+        passes = self.passes((loss, bool(keeps), self.training and self._drops))
+        return self._run(passes, self._inputs(passes.inputs, values, keeps))
+
+    def _inputs(self, names: tuple[str, ...], values: Mapping[str, Any], keeps: Mapping[str, Any]) -> dict[str, Any]:
+        """These inputs, as the batch says them."""
+        arrays = {datum.input or datum.name: values[datum.name] for datum in self._data if datum.name in values}
+        arrays |= {name: value for name, value in values.items() if name in self.table.inputs}
+        for datum in self._data:
+            array = arrays.get(datum.input or datum.name)
+            if array is not None and datum.places and (array.dim() != len(datum.axes) or array.is_floating_point()):
+                expected, shape = " ".join(datum.axes), tuple(array.shape)
+                raise InputError(f"{datum.name} must be integers [{expected}], not {array.dtype} of the shape {shape}")
+        placed = {datum.axes[1]: arrays[datum.input] for datum in self._data if self._is_placed(datum, arrays)}
+        for datum in self._data:
+            if datum.usual and datum.axes[1] in placed:
+                arrays.setdefault(datum.input, torch.zeros_like(placed[datum.axes[1]]))
+        everywhere = {axis: torch.ones_like(tokens, dtype=torch.bool) for axis, tokens in placed.items()}
+        keeps = {axis: keep.bool() for axis, keep in keeps.items()}
+        one = torch.ones((), dtype=self._like.dtype, device=self._like.device)
+        ended = told(self.table, arrays, everywhere | keeps, one)
+        lengths = {axis: tokens.shape[1] for axis, tokens in placed.items()}
+        found = {}
+        for name in names:
+            if name in self._chances:
+                continue
+            if name in ended or name in arrays:
+                found[name] = ended.get(name, arrays.get(name))
+            elif name not in self.table.inputs:  # what the batch alone brings along, masks that are drawn aside
+                axes = self.table_axes(name)
+                keep = (everywhere | keeps)[base(axes[-1])]
+                found[name] = keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
+            elif name in self._positions:
+                found[name] = self._fixed(name, lengths, self._like)
+            else:
+                told_as = next((datum.name for datum in self._data if name == datum.input), name)
+                raise InputError(f"{self.configuration.name} needs {told_as}: give it by this name")
+        return found
+
+    @staticmethod
+    def _is_placed(datum: Datum, arrays: Mapping[str, Any]) -> bool:
+        """Whether it stands at positions: tokens."""
+        return datum.input in arrays and len(datum.axes) == 2 and bool(datum.places) and not datum.answers
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
         loss, padded, drops = key
         table = build(self.configuration, dropout=drops, padding=padded).table
         return to_logits(table) if self._learns and not loss else table
-
-    def _input(self, name: str, sides: Mapping[str, Side], targets: torch.Tensor | None) -> torch.Tensor:
-        """An input of the table, as the batch says it."""
-        side, _, last = name.rpartition(".")
-        tokens, mask = sides["encoder" if side == "encoder" else ""]
-        is_padding = name not in self.table.inputs  # what the batch alone brings along, masks that are drawn aside
-        if is_padding:
-            stack = base(self.table_axes(name)[-1]) == "N"
-            tokens, mask = sides["encoder" if stack and sides["encoder"][0] is not None else ""]
-        if tokens is None or last in NOT_OF_TOKENS:
-            raise InputError(f"{self.configuration.name} needs {name}: give it by this name, or the tokens it is of")
-        if tokens.dim() != 2 or tokens.is_floating_point():
-            raise InputError(f"tokens must be integers [B, M], not {tokens.dtype} of the shape {tuple(tokens.shape)}")
-        if last == "tokens":
-            return tokens
-        if last == "types":
-            return torch.zeros_like(tokens)
-        if last == "targets" and targets is not None:
-            return targets.clamp(min=0)
-        if last == "share" and targets is not None:
-            there = targets >= 0 if mask is None else (targets >= 0) & mask.bool()
-            return there.to(self._like.dtype) / -there.sum()
-        if is_padding:
-            keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-            axes = self.table_axes(name)
-            return keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
-        return self._fixed(last, tokens.shape[1], self._like)
 
     def table_axes(self, name: str) -> tuple[str, ...]:
         """The axes of an input, of padding too."""
@@ -123,24 +123,20 @@ class ModelModule(TableModule):
     def _like(self) -> torch.Tensor:
         return self._weight(self.table.weights[0])
 
-    def _fixed(self, name: str, length: int, like: torch.Tensor) -> torch.Tensor:
-        """An input that positions alone say, made once for a length."""
-        key = (name, length, like.device, like.dtype)
+    def _fixed(self, name: str, lengths: Mapping[str, int], like: torch.Tensor) -> torch.Tensor:
+        """An input that positions alone say, made once for their lengths."""
+        key = (name, tuple(lengths.items()), like.device, like.dtype)
         self._place(*key)
         return self._at[key]
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _place(self, name: str, length: int, device: torch.device, dtype: torch.dtype) -> None:
+    def _place(self, name: str, lengths: tuple[tuple[str, int], ...], device: torch.device, dtype: torch.dtype) -> None:
         """Make such an input; torch.compile does not look in here."""
-        if (name, length, device, dtype) in self._at:
+        if (name, lengths, device, dtype) in self._at:
             return
-        array = at_positions(self.configuration, name, np.arange(length), self.sizes)
-        if array is None and name == "S":
-            array = sinusoids(length, self.configuration.sizes["hidden_size"])
-        if array is None:
-            raise InputError(f"{self.configuration.name} needs {name}: give it by this name")
-        found = torch.from_numpy(np.ascontiguousarray(array)).to(device)
-        self._at[name, length, device, dtype] = found.to(dtype) if found.is_floating_point() else found
+        arrays = fixed_inputs(self.configuration, self.table, {**self.sizes, **dict(lengths)})
+        found = torch.from_numpy(np.ascontiguousarray(arrays[name])).to(device)
+        self._at[name, lengths, device, dtype] = found.to(dtype) if found.is_floating_point() else found
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:
         """Take the weights of a state dict of transformers, or of a folder that it saved. Raises InputError."""

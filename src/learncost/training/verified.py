@@ -10,6 +10,7 @@ import numpy as np
 
 from learncost.engines.compiler import bind, compiled, compiler, products
 from learncost.engines.core import Prepared
+from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Line, Table, each_line
@@ -18,6 +19,7 @@ from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
+from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
@@ -71,11 +73,11 @@ def verify_engine(
         raise InputError("--engine jax runs the step as it is derived: leave --plan out")
     configuration = configure(model, dict(sizes or {}))
     built = build(configuration)
-    if not built.learns or not built.causal or built.two_sided:
-        raise InputError(f"engines train language models, and {configuration.name} is none that says the next token")
+    if not built.learns:
+        raise InputError(f"{configuration.name} has no output to learn from: give it a head, as in its config.json")
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
-    tokens = np.random.default_rng(0).integers(0, training.model.sizes["v"], (batch_size, seq_len))
-    prepared = training.prepare(tokens)
+    fixed = FAMILIES[configuration.family].fixed
+    prepared = training.prepare(**random_data(training.model, batch_size, None if fixed else seq_len))
     prepared = replace(prepared, table=without_gradients(prepared.table))  # as the engines have it
     if engine == "torch":
         plan = smallest(prepared.table, prepared.sizes, "fp64") if plan is None else plan

@@ -1,0 +1,399 @@
+"""What a step reads, made from what people have: tokens, answers, images, masks of padding.
+
+What every input of a table is stands in its role (`learncost.equation.value`); an input that has none is numbers, or
+places of an axis. So nothing here knows a model, and NumPy's arrays and PyTorch's tensors take the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.positions import at_positions, sinusoids
+from learncost.equation.count import base, shape_of, size_of
+from learncost.equation.errors import InputError
+from learncost.equation.roles import indexed
+from learncost.equation.table import Table
+from learncost.equation.value import Same
+from learncost.models.configuration import Configuration
+from learncost.models.model import Model, run_sizes
+
+Arrays = dict[str, Any]
+
+MASKS: Mapping[str, str] = {"mask": "M", "encoder_mask": "N"}
+"""What says which positions of an axis hold tokens: true there, false at padding."""
+
+ALSO: Mapping[str, str] = {"token_types": "types"}
+"""Other names of data: transformers'."""
+
+
+@dataclass(frozen=True)
+class Datum:
+    """What a table is given of a batch.
+
+    name     as people give it; of several inputs called so, that along the last positions has it alone
+    input    the table's name; "" for answers of which the table reads a sign alone
+    axes     its axes
+    places   the axis whose places it holds; "" where it holds numbers; "2" where it says yes or no
+    answers  whether it is what a loss compares with: negative where there is no answer
+    usual    whether it is 0 where a batch does not say it
+    """
+
+    name: str
+    input: str
+    axes: tuple[str, ...]
+    places: str
+    answers: bool
+    usual: bool
+
+
+@lru_cache(maxsize=64)
+def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
+    found, values = table.it, table.it.values
+    places = indexed(found)
+    answers = {values[name].of: values[name].axes for name in found.inputs if values[name].role == "share"}
+    given = [name for name in found.inputs if values[name].role in ("value", "index", "constant", "kind")]
+    given = [name for name in given if name not in fixed]
+    last = {name.rpartition(".")[2]: name for name in given}
+    result = [
+        Datum(
+            name.rpartition(".")[2] if last[name.rpartition(".")[2]] == name else name.replace(".", "_"),
+            name,
+            values[name].axes,
+            base(places.get(name, "")),
+            name in answers,
+            values[name].role == "kind",
+        )
+        for name in given
+    ]
+    signed = {values[name].of: values[name].axes for name in found.inputs if values[name].role == "sign"}
+    result += [Datum(name, "", axes[:-1], "2", True, False) for name, axes in signed.items() if name not in given]
+    return tuple(result)
+
+
+def data(table: Table, fixed: Iterable[str] = ()) -> tuple[Datum, ...]:
+    """What a table is to be given, beside its weights; `fixed` are inputs that follow from positions alone."""
+    return _data(Same(table), frozenset(fixed))
+
+
+def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], one: Any) -> Arrays:
+    """The inputs that follow from answers and from where sequences end; answers that are not there are 0.
+
+    arrays   what is given, by the names of the table's inputs and of answers
+    keeps    by axis of positions, which of them hold tokens, [B, axis]; all where it is not there
+    one      the number 1 in the type of the results
+    """
+    result: Arrays = {}
+    for name in table.inputs:
+        value = table.values[name]
+        if name in arrays or value.of not in (arrays if value.role in ("share", "sign") else keeps):
+            continue
+        if value.role == "end":
+            result[name] = keeps[value.of].sum(-1) - 1
+            continue
+        answers = arrays[value.of]
+        if value.role == "sign":
+            found = (2 * (answers > 0) - 1) * one
+        else:
+            there = answered(answers, table.values[name].axes, keeps)
+            found = there * one / -there.sum()
+            if value.of in table.inputs:
+                result[value.of] = answers * there
+        result[name] = found.reshape(*found.shape, *[1] * (len(value.axes) - found.ndim))
+    return result
+
+
+def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any:
+    """Where there is an answer: not negative, and no padding."""
+    there = answers >= 0
+    keep = keeps.get(axes[1]) if len(axes) > 1 else None
+    return there if keep is None else there & (keep > 0)
+
+
+def fixed_inputs(configuration: Configuration, table: Table, sizes: Mapping[str, int]) -> Arrays:
+    """The inputs that follow from positions and settings alone."""
+    found = {}
+    for name in table.inputs:
+        last = name.rpartition(".")[2]
+        axis = table.axes[name][0] if table.axes[name] else ""
+        places = np.arange(sizes.get(base(axis), 1))
+        if last == "S":
+            found[name] = sinusoids(len(places), sizes[table.axes[name][1]])
+        elif (array := at_positions(configuration, last, places, sizes)) is not None:
+            found[name] = array
+    return found
+
+
+FIXED_NAMES = frozenset(
+    (
+        "cosine",
+        "sine",
+        "flip",
+        "local_cosine",
+        "local_sine",
+        "index",
+        "S",
+        "slope",
+        "distance",
+        "bucket",
+        "rows",
+        "delta",
+    )
+)
+
+
+def fixed_names(table: Table) -> frozenset[str]:
+    """The inputs of a model's table that follow from positions and settings alone."""
+    return frozenset(name for name in table.inputs if name.rpartition(".")[2] in FIXED_NAMES)
+
+
+def random_data(
+    model: Model, batch_size: int, seq_len: int | None = None, target_len: int | None = None, seed: int = 0
+) -> Arrays:
+    """Data of every kind that the model reads, drawn: places of their axes, and normal numbers."""
+    sizes = run_sizes(model, batch_size, seq_len, target_len)
+    generator = np.random.default_rng(seed)
+
+    def drawn(datum: Datum) -> Any:
+        form = shape_of(datum.axes, sizes)
+        return (
+            generator.integers(0, size_of(datum.places, sizes), form) if datum.places else generator.normal(size=form)
+        )
+
+    return {datum.name: drawn(datum) for datum in data(model.table, fixed_names(model.table))}
+
+
+def _most(datum: Datum, sizes: Mapping[str, int]) -> int:
+    """How many places or answers there are."""
+    return 2 if datum.places == "2" else int(size_of(datum.places, sizes))
+
+
+class Batch:
+    """What a step was given, checked, as the inputs of a model's table.
+
+    model      with or without a mask of padding: the data are the same
+    given      by the names of `data`, and masks
+    gradients  of a bare model's outputs, in the place of answers
+    Raises InputError for what is missing, unknown, or does not fit.
+    """
+
+    def __init__(self, model: Model, given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
+        self.model, self.name = model, model.configuration.name
+        self.gradients = dict(gradients or {})
+        self._data = data(model.table, fixed_names(model.table))
+        given = {ALSO.get(name, name): array for name, array in given.items() if array is not None}
+        self._check_names(given)
+        self.keeps: Arrays = {}
+        self.arrays = {self._key(datum): self._array(datum, given) for datum in self._data if datum.name in given}
+        for name, axis in MASKS.items():
+            if name in given:
+                self._mask(name, axis, given[name])
+        self._default(given)
+        self.sizes = self._sizes()
+        for datum in self._data:
+            self.arrays[self._key(datum)] = self._fitting(datum, self.arrays[self._key(datum)])
+        self.count = 0
+        self._answer()
+
+    @staticmethod
+    def _key(datum: Datum) -> str:
+        return datum.input or datum.name
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        known = [datum.name for datum in self._data]
+        masks = [name for name, axis in MASKS.items() if self._positions(axis)]
+        if unknown := [name for name in given if name not in (*known, *masks)]:
+            raise InputError(f"{self.name} does not take {unknown[0]}; it takes {', '.join((*known, *masks))}")
+        table = self.model.table
+        outputs = {table.header(output) for output in table.outputs} - {"loss"}
+        if wrong := set(self.gradients) - outputs:
+            raise InputError(f"{self.name} has no output {min(wrong)}; gradients are of {', '.join(sorted(outputs))}")
+
+    def _positions(self, axis: str) -> list[Datum]:
+        """The data that stand at the positions of an axis: tokens, and what is said of each."""
+        return [datum for datum in self._data if datum.axes == ("B", axis) and datum.places]
+
+    def _array(self, datum: Datum, given: Mapping[str, Any]) -> Any:
+        """The data as one array. Rows of unequal length are padded on the right."""
+        array = given[datum.name]
+        axis = datum.axes[-1] if datum.axes else ""
+        if _unequal(array):
+            if datum not in self._positions(axis):
+                raise InputError(f"{datum.name} must be an array [{' '.join(datum.axes)}], not rows of unequal length")
+            if not datum.answers:
+                if any(name in given for name, of in MASKS.items() if of == axis):
+                    raise InputError(
+                        f"{datum.name} have unequal lengths, which says what is padding: leave the mask out"
+                    )
+                self.keeps[axis] = _keep(array)
+            array = _ragged(array, -1 if datum.answers else 0)
+        array = np.asarray(array)
+        if datum.places and array.dtype.kind not in "iu":
+            raise InputError(f"{datum.name} must be integers, not {array.dtype}")
+        if datum.places and array.ndim != len(datum.axes):
+            what = "a batch of sequences" if len(datum.axes) == 2 else f"[{' '.join(datum.axes)}]"
+            raise InputError(f"{datum.name} must be {what}, not an array with {array.ndim} axes")
+        return array
+
+    def _mask(self, name: str, axis: str, given: Any) -> None:
+        keep = np.asarray(given).astype(bool)
+        tokens = next(datum for datum in self._positions(axis) if not datum.answers)
+        shape = self.arrays[tokens.input].shape if tokens.input in self.arrays else keep.shape
+        if keep.shape != shape:
+            raise InputError(f"the mask of {tokens.name} is {keep.shape}, but they are {shape}")
+        if not keep.all():
+            self.keeps[axis] = keep
+
+    def _default(self, given: Mapping[str, Any]) -> None:
+        """What a batch need not say: the next tokens as targets of a model that says them, and kinds."""
+        tokens = next((datum for datum in self._positions("M") if not datum.answers and not datum.usual), None)
+        for datum in self._data:
+            key = self._key(datum)
+            if key in self.arrays:
+                continue
+            like = self.arrays.get(tokens.input) if tokens else None
+            if datum.usual and like is not None:
+                self.arrays[key] = np.zeros_like(like)
+            elif datum.answers and tokens and like is not None and self.model.causal and self._same(datum, tokens):
+                self.arrays[key] = next_tokens(like, self.keeps.get("M"))
+            elif datum.answers and tokens and datum.name == "targets":
+                raise InputError(f"{self.name} does not predict the next token: give targets")
+            else:
+                raise InputError(f"{self.name} needs {datum.name} [{' '.join(datum.axes)}]")
+
+    def _same(self, answers: Datum, tokens: Datum) -> bool:
+        return answers.axes == tokens.axes and answers.places == tokens.places
+
+    def _sizes(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for datum in self._data:
+            array = self.arrays[self._key(datum)]
+            if not array.ndim:
+                raise InputError(f"{datum.name} must be [{' '.join(datum.axes)}], not one number")
+            rows = found.setdefault("B", len(array))
+            if rows != len(array):
+                first = self._data[0].name
+                raise InputError(f"there are {rows} rows of {first}, but {len(array)} of {datum.name}")
+            if len(array.shape) == len(datum.axes):
+                for axis, size in zip(datum.axes, array.shape, strict=True):
+                    found.setdefault(axis, size)
+        lengths = (found.get("N"), found.get("M")) if self.model.two_sided else (found.get("M"), None)
+        return run_sizes(self.model, found.get("B", 1), *lengths)
+
+    def _fitting(self, datum: Datum, array: Any) -> Any:
+        shape = shape_of(datum.axes, self.sizes)
+        if not datum.places and array.ndim < len(shape) and _regrouped(array.shape, shape):
+            array = array.reshape(shape)  # an image [B c height width], whose patches are read as they lie
+        if array.shape != shape:
+            axes = " ".join(datum.axes)
+            raise InputError(f"{datum.name} must be [{axes}], {shape}, but they are {array.shape}")
+        if not datum.places:
+            return array
+        most = _most(datum, self.sizes)
+        keep = self.keeps.get(datum.axes[1]) if len(datum.axes) == 2 else None
+        there = array if keep is None else array[keep]
+        if there.size == 0:
+            raise InputError(f"there are no {datum.name}")
+        if there.max() >= most or (not datum.answers and there.min() < 0):
+            raise InputError(
+                f"{datum.name} must be below {most}" if datum.answers else f"{datum.name} must be from 0 to {most - 1}"
+            )
+        if keep is None or datum.answers:
+            return array
+        causal = self.model.causal and datum.axes[1] == "M"
+        if not (keep[:, 0] if causal else keep.any(axis=1)).all():
+            raise InputError(f"every sequence of {datum.name} needs a token{', padded on the right' if causal else ''}")
+        return np.where(keep, array, 0)
+
+    def _answer(self) -> None:
+        """Shares, signs and ends of the whole batch."""
+        table = self.model.table
+        ends = {base(table.values[name].of) for name in table.inputs if table.values[name].role == "end"}
+        keeps = {axis: np.ones((self.sizes["B"], self.sizes[axis]), bool) for axis in ends} | self.keeps
+        shares = [table.values[name] for name in table.inputs if table.values[name].role == "share"]
+        for place, value in enumerate(shares):
+            count = int(answered(self.arrays[value.of], value.axes, self.keeps).sum())
+            if not count:
+                raise InputError("the batch has no target")
+            self.count = self.count if place else count
+        self.arrays |= told(table, self.arrays, keeps, np.float64(1))
+
+    def part(self, number: int, parts: int) -> Batch:
+        """One of so many equal parts of the sequences. `count` stays the whole batch's, and with it what is a share."""
+        rows = self.sizes["B"]
+        if rows % parts:
+            raise InputError(f"{rows} sequences are not {parts} equal microbatches: give a multiple of {parts}")
+        size = rows // parts
+        own = slice(number * size, (number + 1) * size)
+        result = copy(self)
+        result.arrays = {name: array[own] for name, array in self.arrays.items()}
+        result.keeps = {axis: keep[own] for axis, keep in self.keeps.items()}
+        result.gradients = {name: np.asarray(array)[own] for name, array in self.gradients.items()}
+        result.sizes = {**self.sizes, "B": size}
+        return result
+
+    @property
+    def padded(self) -> bool:
+        return bool(self.keeps)
+
+    def keep(self, axis: str) -> Any:
+        """Which positions of an axis hold tokens, [B, axis]."""
+        return self.keeps.get(axis, np.ones((self.sizes["B"], self.sizes[axis]), bool))
+
+    def inputs(self, table: Table) -> Arrays:
+        """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
+        found = fixed_inputs(self.model.configuration, table, self.sizes)
+        for name in table.inputs:
+            value = table.values[name]
+            if name in self.arrays:
+                found[name] = self.arrays[name]
+            elif value.role == "padding":
+                found[name] = np.broadcast_to(self.keep(base(value.axes[-1])), shape_of(value.axes, self.sizes))
+            elif name.startswith("inverse_count.") and value.role == "constant":
+                found[name] = self.keep(base(value.axes[-1])) / self.count
+        return found
+
+
+def next_tokens(tokens: Any, keep: Any = None) -> Any:
+    """The targets of a language model: each token's successor, -1 where there is none (the last of every sequence)."""
+    targets = np.full(tokens.shape, -1)
+    targets[:, :-1] = tokens[:, 1:]
+    if keep is not None:
+        targets[:, :-1][~keep[:, 1:]] = -1
+    return targets
+
+
+def _unequal(given: Any) -> bool:
+    rows = isinstance(given, (list, tuple)) and all(isinstance(row, (Sequence, np.ndarray)) for row in given)
+    return rows and len({len(row) for row in given}) > 1
+
+
+def _keep(rows: Sequence[Any]) -> Any:
+    lengths = np.array([len(row) for row in rows])
+    return np.arange(lengths.max()) < lengths[:, None]
+
+
+def _ragged(rows: Sequence[Any], filler: int) -> Any:
+    """Sequences of unequal length as one array, with the filler where they end."""
+    keep = _keep(rows)
+    result = np.full(keep.shape, filler)
+    result[keep] = np.concatenate([np.asarray(row, int) for row in rows])
+    return result
+
+
+def _regrouped(given: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether the wanted axes are the given ones, some of them cut in several."""
+    rest = list(wanted)
+    for size in given:
+        part = [rest.pop(0)] if rest else [0]
+        while prod(part) < size and rest:
+            part.append(rest.pop(0))
+        if prod(part) != size:
+            return False
+    return not rest or prod(rest) == 1

@@ -1,0 +1,79 @@
+"""What a layer says of its inputs, a line each: `targets: index of v`, `share: share of targets`, `last: end of M`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+from learncost.equation.count import base
+from learncost.equation.errors import NotationError
+from learncost.equation.parse import Header, split_names
+from learncost.equation.table import Read, Repeat, Statement, Table, Term, terms_of
+from learncost.equation.value import GIVEN, INDICES, Role, Value
+
+_ROLE = re.compile(r"^\s*([^\W\d][\w.]*)\s*:\s*(\w+)\s+of\s+([^\W\d][\w.]*'*)\s*$")
+_CONSTANTS = "constants:"
+
+
+def role(line: str) -> dict[str, Value]:
+    """The inputs that a line tells of, with their roles; none where it is a line of another kind.
+
+    `tokens: index of v` is read at places of the axis v, `types: kind of s` too, and is 0 where nothing says it;
+    `share: share of targets` holds -1/count where there is a target and 0 elsewhere, `sign: sign of targets` 1 for yes
+    and -1 for no, `last: end of M` the last place that a sequence reaches; `constants: S` have no gradient.
+    """
+    if line.strip().startswith(_CONSTANTS):
+        return {name: Value((), "constant") for name in split_names(line.partition(":")[2])}
+    match = _ROLE.match(line)
+    if not match:
+        return {}
+    name, said, of = match.groups()
+    known = {kind: kind for kind in get_args(Role) if kind in GIVEN}
+    if said not in known:
+        raise NotationError(f"what an input is of something is one of {', '.join(sorted(known))}, not {said}", line)
+    return {name: Value((), known[said], of)}
+
+
+def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:
+    """The roles; `constants: share` beside targets is `share: share of targets`, as layers were written before."""
+    said = dict(roles)
+    if "share" in said and said["share"].role == "constant" and "targets" in header.inputs:
+        said["share"] = Value((), "share", "targets")
+    return said
+
+
+def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
+    """Refuse what a layer says of its inputs where its lines say otherwise."""
+    places = indexed(table)
+    signed = {value.of for value in roles.values() if value.role == "sign"}
+    for name, value in roles.items():
+        said = f"{name}: {value.role} of {value.of}"
+        if name not in header.inputs:
+            raise NotationError(f"{name} is not an input of {header.name}", said if value.of else name)
+        if value.role in INDICES:
+            if name not in places:
+                raise NotationError(f"{name} is read as a value, at no place of {value.of}", said)
+            if base(places[name]) != base(value.of):
+                raise NotationError(f"{name} is read at places of {places[name]}, not of {value.of}", said)
+        elif value.role == "share" and value.of not in (*header.inputs, *signed):
+            raise NotationError(f"{value.of} is not an input of {header.name}", said)
+
+
+def indexed(table: Table) -> dict[str, str]:
+    """The axis that each index reads places of, of every scope."""
+    found: dict[str, str] = {}
+
+    def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
+        for line in lines:
+            if isinstance(line, Repeat):
+                visit({**axes, **line.axes}, line.lines)
+                found.update({stack: found[turn] for turn, stack in line.each if turn in found})
+                continue
+            for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
+                for place, axis in enumerate(term.axes):
+                    if isinstance(axis, Read) and isinstance(axis.at, Term):
+                        found[axis.at.name] = axes[term.name][place]
+
+    visit(table.axes, table.lines)
+    return found

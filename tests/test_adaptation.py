@@ -20,7 +20,6 @@ from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer
 from learncost.models.model import build
 from learncost.models.parts import spans
-from learncost.procedures.backpropagation import backpropagation
 from learncost.procedures.procedure import step
 from sampling import sampled
 
@@ -213,8 +212,8 @@ def test_two_linear_layers():
   H[B d] = X[B c] W[c d]
   Y[B e] = H[B d] U[d e]"""
     two, sizes = from_layer(layer(text)), {"B": 16, "c": 32, "d": 32, "e": 32}
-    products = [lc.price(backpropagation(two).step, sizes, "matmul").flops]
-    products.append(lc.price(backpropagation(adapted(two, adaptation("U"))).step, sizes, "matmul").flops)
+    products = [lc.price(step(two, "bp"), sizes, "matmul").flops]
+    products.append(lc.price(step(adapted(two, adaptation("U")), "bp"), sizes, "matmul").flops)
     assert products == [163_840, 98_304]
 
 

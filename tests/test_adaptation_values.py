@@ -18,8 +18,7 @@ from learncost.models.adaptation import adaptation, adapted
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.models.quantization import quantized
-from learncost.procedures.backpropagation import backpropagation, recomputed
-from learncost.procedures.procedure import step as step_of
+from learncost.procedures.procedure import step
 from learncost.readings.run import execute, infer_sizes
 
 transformers = pytest.importorskip("transformers")
@@ -151,17 +150,17 @@ def test_gradients_and_what_runs(case, family):
     assert not {*model.table.inputs, *model.table.weights} - arrays.keys()
     gradients = taken(plain, model, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
     assert set(gradients) == set(model.trained)
-    derived = backpropagation(model)
+    derived = lc.derive(model.table, wanted=model.learning)
     assert set(derived.gradients) == set(model.trained)
-    for step in (derived.step, recomputed(derived.step)):
-        found = lc.run(step, {**arrays, "dloss": np.array(1.0)})
+    for table in (step(model, "bp"), step(model, "recompute")):
+        found = lc.run(table, {**arrays, "dloss": np.array(1.0)})
         np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
         for name, gradient in gradients.items():
             np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
         sizes = infer_sizes(model.table, arrays, {"n_layer": plain.sizes["n_layer"]})
         values = {name: counting(array) for name, array in {**arrays, "dloss": np.array(1.0)}.items()}
-        _, units = tally_of(execute, lc.lower(step), values, sizes)
-        assert units == lc.price(step, sizes, "run").flops
+        _, units = tally_of(execute, lc.lower(table), values, sizes)
+        assert units == lc.price(table, sizes, "run").flops
 
 
 def test_a_model_split_everywhere_is_the_same_function():
@@ -176,7 +175,7 @@ def test_a_model_split_everywhere_is_the_same_function():
         for name in (*alone.table.inputs, *alone.table.weights)
     }
     seed = {"dloss": np.array(1.0)}
-    whole, split = (lc.run(backpropagation(m).step, {**a, **seed}) for m, a in ((plain, arrays), (alone, own)))
+    whole, split = (lc.run(step(m, "bp"), {**a, **seed}) for m, a in ((plain, arrays), (alone, own)))
     assert split["loss"] == whole["loss"]
     for name in alone.trained:
         expected = whole[f"d{whole_of(alone.table, name)}"]
@@ -219,7 +218,7 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
     share = np.full(tokens.shape, -1.0 / (2 * 4))
     share[:, -1] = 0
     given = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(5, k)}
-    found = lc.run(backpropagation(model).step, {**arrays, **given, "dloss": np.array(1.0)})
+    found = lc.run(step(model, "bp"), {**arrays, **given, "dloss": np.array(1.0)})
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
     np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
     loss.backward()
@@ -257,7 +256,7 @@ def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
     arrays = given | taken(plain, before, {name: p.detach().numpy() for name, p in parameters.items()})
     arrays |= codes | constants(model.quantized, model.sizes, float) | {"dloss": np.array(1.0)}
     gradients = taken(plain, before, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
-    table = step_of(model, "bp")
+    table = step(model, "bp")
     assert set(gradients) == set(model.learning)
     by_numpy = lc.run(table, {name: arrays[name] for name in (*table.inputs, *table.weights)}, model.sizes)
     by_torch = emitted(table, "torch", arrays, model.sizes)

@@ -9,7 +9,7 @@ from contests import problem, rows, setting
 from learncost.contest.entrant import Entrant, Training
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.procedures.procedure import CONTROLS, PROCEDURES, step
+from learncost.procedures.procedure import LEARNING, PROCEDURES, step
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50}
 LLAMA = {"model_type": "llama", "intermediate_size": 24, "max_position_embeddings": 32, **SIZES}
@@ -39,7 +39,7 @@ def test_its_matrix_products_by_hand():
 
 
 def test_it_is_a_control_and_no_procedure_that_is_compared_unasked():
-    assert set(CONTROLS) == {"head-only"}
+    assert LEARNING["head-only"].part == "head"
     assert "head-only" not in PROCEDURES
     assert lc.compare("encoder", procedures="bp,head-only", seq_len=8, intermediate_size=8, **SIZES).procedures == (
         "bp",

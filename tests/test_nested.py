@@ -10,7 +10,6 @@ from learncost.layers.lower import lower
 from learncost.layers.split import Part, split
 from learncost.models.from_layer import from_layer
 from learncost.plans.plan import planned
-from learncost.procedures.forward_learning import forward_learning
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import step
 from learncost.readings.run import execute as run
@@ -102,7 +101,7 @@ def test_forward_learning_of_weights_that_turns_share(procedure, mode):
     texts = NESTED.replace("keep H=h:", "keep H=h shared U:"), unrolled + HEAD
     values, found = {}, []
     for text in texts:
-        table = forward_learning(from_layer(lc.layer(text), ("X",)), procedure == "mempepita", mode)
+        table = step(from_layer(lc.layer(text), ("X",)), procedure, mode=mode)
         values = values or arrays(table)
         own = {name: values[name] for name in (*table.inputs, *table.weights) if name in values}
         own |= {name: values[name[0]][int(name[1])] for name in table.weights if name not in values}

@@ -7,6 +7,7 @@ import torch
 import learncost as lc
 import post_norm
 from learncost.models.model import build
+from learncost.procedures.procedure import move, procedure
 from learncost.readings.run import execute
 from trainings import LEARNING, SIZES, batch, training
 
@@ -223,6 +224,22 @@ def test_without_a_modulation_only_the_head_learns_as_it_does_by_backpropagation
         assert {name for name, update in head.items() if update.any()} <= {"wte", "head.b"}
         e, count = post_norm.error(torch.as_tensor(values["P"]), targets_of(model, tokens, given))
         np.testing.assert_allclose(head["wte"], post_norm.outer(e, torch.as_tensor(values["Y"])) / count, 1e-9, 1e-12)
+
+
+def test_passes_are_counted_off_the_schedules():
+    """Pau & Aymone 2024, table 2: forward, backward and weight-update passes, and projections of the error."""
+    counted = {name: procedure(name).passes for name in ("bp", "recompute", "pepita", "mempepita")}
+    columns = ("forward", "backward", "weight_update", "error_projection")
+    table_2 = {"bp": (1, 1, 1, 0), "pepita": (2, 0, 1, 1), "mempepita": (3, 0, 1, 1)}
+    for name, passes in table_2.items():
+        assert tuple(counted[name].get(column, 0) for column in columns) == passes
+    assert counted["recompute"] == {**counted["bp"], "recomputation": 1}
+
+
+@pytest.mark.parametrize("text", ["backwards", "update of", "error by error_projection"])
+def test_what_is_no_move_is_refused(text):
+    with pytest.raises(lc.InputError, match=f"no move is called '{text}'"):
+        move(text)
 
 
 def test_a_model_without_targets_is_refused():

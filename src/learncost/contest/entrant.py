@@ -22,15 +22,13 @@ from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
-from learncost.procedures.procedure import procedure
+from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
 from learncost.readings.price import price
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 
 BOOKS = ("run", "matmul")
 """The price books that count what is executed."""
-
-FORWARD_LEARNING, MODES = ("pepita", "mempepita"), ("paper", "stable")
 
 AT_ONCE = 256  # examples of a pass that only looks
 
@@ -49,14 +47,15 @@ class Entrant:
 
 def entrants(text: str, mode: str) -> tuple[Entrant, ...]:
     """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none."""
-    named_one("mode", mode, dict.fromkeys(MODES))
+    named_one("mode", mode, MODES)
     found = []
     for item in text.split(","):
         name, colon, own = (part.strip() for part in item.partition(":"))
-        chosen = procedure(name).name
-        if colon and (chosen not in FORWARD_LEARNING or own not in MODES):
-            raise InputError(f"only pepita and mempepita have modes, paper and stable: not {shown(item)}")
-        found.append(Entrant(chosen, (own or mode) if chosen in FORWARD_LEARNING else ""))
+        chosen = procedure(name)
+        if colon and own not in chosen.modes:
+            having = " and ".join(known.name for known in LEARNING.values() if known.modes)
+            raise InputError(f"only {having} have modes, {' and '.join(MODES)}: not {shown(item)}")
+        found.append(Entrant(chosen.name, (own or mode) if chosen.modes else ""))
     if len(set(found)) < len(found):
         raise InputError(f"procedures must be different names with commas between them, not {shown(text)}")
     return tuple(found)
@@ -106,7 +105,7 @@ class Training(LayerTraining):
             setting.optimizer,
             projected=problem.projected,
             learning_rate=learning_rate,
-            mode=entrant.mode or MODES[0],
+            mode=entrant.mode or PAPER,
             seed=seed,
             dtype=DTYPES[setting.dtype],
         )

@@ -29,8 +29,8 @@ from learncost.ledger.question import question
 from learncost.ledger.sheet import Readable
 from learncost.models.configuration import configure
 from learncost.models.model import build
+from learncost.procedures.procedure import LEARNING, PROCEDURES, step
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.procedure import step
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
 from learncost.vocabulary import Entry, called
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 Format = Literal["text", "latex", "mathml", "json"]
 
 _OUTSIDE_BLOCKS = frozenset({"embedding", "positions", "sinusoidal_positions", "head", "loss", "pooler"})
-_BACKPROPAGATION = ("bp", "recompute")
-_FORWARD_LEARNING = ("pepita", "mempepita")
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,10 @@ class Formulas(Readable):
         if self.one_width:
             notes.append("h d_k is written d_model.")
         own = self.price_book
-        if self.layer == "embedding" and self.procedure in _FORWARD_LEARNING and self.rows[0].passes == 1:
+        compares = LEARNING[self.procedure].compares
+        if self.layer == "embedding" and compares and self.rows[0].passes == 1:
             notes.append("Forward: all passes together, the modulated one being dense.")
-        elif own.rule == "executed" and self.procedure in _FORWARD_LEARNING:
+        elif own.rule == "executed" and compares:
             notes.append(f"Besides, {self.procedure} compares values; `learncost cost` counts those lines, too.")
         notes.append(f"Price book {own.name}: {own.title}; {own.source}.")
         if self.jacobian != own.jacobian:
@@ -373,14 +372,14 @@ def _rows(found: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tupl
     mine: tuple[str, ...] = ()
     others: tuple[Formula, ...] = ()
     if found.name == "embedding":
-        forward_learning = procedure in _FORWARD_LEARNING
-        modulated = _modulated_embedding(found, procedure if forward_learning else "pepita")
-        groups = {True: _FORWARD_LEARNING, False: _BACKPROPAGATION}
-        there = priced["weight_update"] if forward_learning else modulated["weight_update"]
+        groups = {kind: tuple(n for n, one in PROCEDURES.items() if one.compares == kind) for kind in (False, True)}
+        compares = LEARNING[procedure].compares
+        modulated = _modulated_embedding(found, procedure if compares else groups[True][0])
+        there = priced["weight_update"] if compares else modulated["weight_update"]
         if modulated["weight_update"] != priced["weight_update"]:
-            mine = groups[forward_learning]
-            others = (Formula("weight_update", *there, 1, groups[not forward_learning]),)
-        if forward_learning:
+            mine = groups[compares]
+            others = (Formula("weight_update", *there, 1, groups[not compares]),)
+        if compares:
             costs["weight_update"] = modulated["weight_update"]
             if modulated["forward"] != tuple(count * passes["forward"] for count in costs["forward"]):
                 # The modulated pass costs more than the standard one: all passes together.

@@ -21,11 +21,10 @@ from learncost.layers.lower import lower
 from learncost.models.model import Model
 from learncost.procedures.accumulation import Accumulated, accumulated
 from learncost.procedures.clipping import with_clipping
-from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.optimizer import optimizer as find_optimizer
+from learncost.procedures.procedure import MODES, step
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.procedures.procedure import step
 from learncost.procedures.weight_decay import with_weight_decay
 from learncost.readings.emit.precision import typed
 from learncost.readings.run import execute

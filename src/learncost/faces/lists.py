@@ -169,11 +169,11 @@ def _told(one: Known) -> str:
 
 
 def _procedures() -> Listed:
-    from learncost.procedures.procedure import CONTROLS, PROCEDURES
+    from learncost.procedures.procedure import LEARNING
 
     entries: list[Known] = [
         {"name": found.name, "title": found.title, "passes": dict(found.passes), "source": found.source}
-        for found in (*PROCEDURES.values(), *CONTROLS.values())
+        for found in LEARNING.values()
     ]
 
     def told(one: Known) -> str:

@@ -23,6 +23,7 @@ from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.models.wording import counted, shown
 from learncost.procedures.procedure import INFERENCE
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.price import Book
 from learncost.readings.time import Rates
 
@@ -254,7 +255,8 @@ def run_cost(
     sizes = {"by": "macro-operation", **sizes}
     step = cost(model, procedure, price_book, **sizes)
     useful = step
-    if procedure == "recompute" and "hfu" not in typed:  # what is run again is no part of MFU
+    again = "forward again" in find_procedure(procedure, INFERENCE).moves
+    if again and "hfu" not in typed:  # what is run again is no part of MFU
         useful = cost(model, "bp", price_book, **sizes)
     figures = {"tokens": Figure(count, "", "given", "--tokens"), "flops": _flops(useful, count)}
     if useful is not step:

@@ -98,8 +98,10 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
     return replace(changed, table=replace(changed.table, values=values, inputs=(*changed.table.inputs, *masks)))
 
 
-def with_padding(layer: Layer, scores: str = "S", keys: str = "N") -> Layer:
+def with_padding(layer: Layer) -> Layer:
     """Attention that does not look at padded keys: minus infinity where `keep.mask` does not hold."""
+    words = (line for line in layer.table.lines if isinstance(line, Word))
+    scores, (keys,) = next((w.right[0].name, w.axes) for w in words if entry(w.word).outside == float("-inf"))
     batch = layer.table.axes[scores][0]
     values = {
         **layer.table.values,

@@ -16,9 +16,8 @@ from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
 from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
-from learncost.procedures.forward_learning import MODES
 from learncost.procedures.optimizer import DEFAULT
-from learncost.procedures.procedure import PAPER
+from learncost.procedures.procedure import MODES, PAPER
 from learncost.readings.live import Held, Moment
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number, size_of
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT, state_of
-from learncost.procedures.procedure import CONTROLS, FORWARD_LEARNING, PROCEDURES, several
+from learncost.procedures.procedure import LEARNING, PROCEDURES, several
 from learncost.schedule.autograd import USUAL_MODULE, module_named
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ CHANGES: tuple[tuple[str, Mapping[str, str]], ...] = (
 """What is tried where nothing fits, one after the other: advice is what then does fit."""
 
 
-EVERY = (NAME, "bp", "recompute", "pepita", "mempepita")
+EVERY = (NAME, *PROCEDURES)
 """What is tried where no procedure is named."""
 
 
@@ -190,7 +190,7 @@ class Fit(Shown):
             rule += (
                 " In inference all are frozen: a prompt of so many tokens, or its last one with a cache of the others."
             )
-        if any(row.procedure in FORWARD_LEARNING for row in self.rows):
+        if any(row.procedure != NAME and LEARNING[row.procedure].modes for row in self.rows):
             rule += " pepita and mempepita are the paper's, as in learncost memory --mode paper."
         engines = dict.fromkeys(row.engine for row in self.rows)
         if TABLE in engines:
@@ -294,7 +294,7 @@ def fit(
         named_one("engine", engine, runners())
     names = tuple(dict.fromkeys(several(procedures) or EVERY))
     for name in names:
-        named_one("procedure", name, {NAME: None, **PROCEDURES, **CONTROLS})
+        named_one("procedure", name, {NAME: None, **LEARNING})
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
@@ -474,7 +474,7 @@ class Asked:
             return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
             return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
-        if procedure not in ("bp", "recompute") or any(one is not None for one in self.learns):
+        if procedure == NAME or not LEARNING[procedure].differentiates or any(one is not None for one in self.learns):
             return None
         own = ADAPTED.index(name)
         return replace(self, learns=tuple(value if place == own else one for place, one in enumerate(self.learns)))

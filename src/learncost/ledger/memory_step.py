@@ -21,7 +21,8 @@ from learncost.plans.plan import planned
 from learncost.plans.planner import chosen
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
-from learncost.procedures.procedure import FORWARD_LEARNING, PAPER, step, trained_by
+from learncost.procedures.procedure import PAPER, step, trained_by
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Live, levels, live
 from learncost.schedule.autograd.module import USUAL_MODULE, module_named
 from learncost.schedule.calls import IN_KERNELS
@@ -56,7 +57,7 @@ class Step:
         self.module = module_named(module or USUAL_MODULE).name
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
-        self.mode = mode if procedure in FORWARD_LEARNING else ""
+        self.mode = mode if find_procedure(procedure).modes else ""
         self.model = trained_by(run.model, procedure)
         self.optimizer = state_of(optimizer)
         self.accumulate = _parts(accumulate, run.axes["B"])

@@ -20,10 +20,10 @@ from learncost.models.wording import counted, shown
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import (
-    CONTROLS,
     MACRO_OPERATIONS,
     PROCEDURES,
     Procedure,
+    adaptation,
     step,
     trained_by,
 )
@@ -78,7 +78,7 @@ def rows_of(
     """
     found = find_book(book)
     optimizer = optimizer or default_optimizer(found)
-    if name in ("pepita", "mempepita") and not model.learns:
+    if find_procedure(name).compares and not model.learns:
         step(model, name, optimizer)  # refuses with its own message
     if found.rule == "formula":
         if plan:
@@ -130,10 +130,10 @@ class Run:
         """The ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
         model, trained = trained_by(self.model, procedure), self.trained
-        if model is not self.model:
-            from learncost.procedures.head_only import head_said  # imported where it is needed: start-up counts
+        if (part := adaptation(chosen)) is not None:
+            from learncost.models.adaptation import said  # imported where it is needed: start-up counts
 
-            trained = head_said(model)
+            trained = said(model, part)
         timed = None
         if on is not None:
             from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
@@ -186,8 +186,8 @@ def prepare(
     if wanted is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
-        if control := next((name for name in names if name in CONTROLS), None):
-            raise InputError(f"{control} says itself what learns: leave train and lora out")
+        if own := next((name for name in names if find_procedure(name).part), None):
+            raise InputError(f"{own} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, said
 
         built = adapted(built, chosen)

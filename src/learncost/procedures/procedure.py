@@ -1,15 +1,22 @@
-"""The learning procedures: how often each macro-operation passes, and the table of one step."""
+"""The procedures, as procedures.toml has them: schedules of a step's moves, and the tables that come of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
+from learncost.layers.derive import derive
 from learncost.models.model import Model
-from learncost.procedures.backpropagation import backpropagation, recomputed
 from learncost.procedures.optimizer import optimizer, with_optimizer
+
+if TYPE_CHECKING:
+    from learncost.models.adaptation import Adaptation
 
 MACRO_OPERATIONS = (
     "forward",
@@ -20,15 +27,99 @@ MACRO_OPERATIONS = (
     "optimizer_step",
 )
 
+MOVES: Mapping[str, str] = {
+    "forward": "forward",
+    "forward again": "recomputation",
+    "forward with error": "forward",
+    "forward filling the cache": "forward",
+    "forward reading the cache": "forward",
+    "error": "",
+    "error elsewhere by LAYER": "error_projection",
+    "backward": "backward",
+    "update": "weight_update",
+    "update of PART": "weight_update",
+    "update by differences": "weight_update",
+}
+"""What a schedule may say, in capitals what is named there, and the macro-operation that it is a pass of."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move as `MOVES` has it, with what is named in it."""
+
+    form: str
+    named: str = ""
+
+
+def move(text: str) -> Move:
+    """The move that a text of a schedule says."""
+    for form in MOVES:
+        if found := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
+            return Move(form, *found.groups())
+    raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Which pass an update reads its inputs from, how far values are followed, and how the input is modulated."""
+
+    sign: float
+    scale: float
+    modulated_inputs: bool
+    through_residuals: bool
+    source: str
+
 
 @dataclass(frozen=True)
 class Procedure:
-    """A learning procedure: its passes, as in table 2 of Pau & Aymone (recompute is not in it)."""
+    """A row of procedures.toml.
+
+    schedule  sweeps over the model, each with its moves as they are written, with commas between
+    usual     whether commands that take several have it unasked
+    modes     those of its differences
+    """
 
     name: str
     title: str
-    passes: Mapping[str, int]
     source: str
+    schedule: Sequence[str]
+    usual: bool = False
+    modes: Sequence[str] = ()
+
+    @property
+    def sweeps(self) -> tuple[tuple[Move, ...], ...]:
+        return tuple(tuple(map(move, sweep.split(","))) for sweep in self.schedule)
+
+    @property
+    def moves(self) -> Mapping[str, str]:
+        """The moves of all sweeps, with what is named in each."""
+        return {one.form: one.named for sweep in self.sweeps for one in sweep}
+
+    @property
+    def learns(self) -> bool:
+        return "weight_update" in self.passes
+
+    @property
+    def compares(self) -> bool:
+        """Whether it takes differences of two forward passes for gradients."""
+        return "update by differences" in self.moves
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether its gradients are those of the loss, by all that is to learn: what any autograd gives."""
+        return self.moves.keys() <= {"forward", "forward again", "backward", "update"}
+
+    @property
+    def part(self) -> str:
+        """The part of a model that it updates; empty: all that is to learn."""
+        return self.moves.get("update of PART", "")
+
+    @property
+    def passes(self) -> dict[str, int]:
+        """How often each macro-operation passes; an optimizer steps once after the updates."""
+        made = [MOVES[one.form] for sweep in self.sweeps for one in sweep]
+        made += ["optimizer_step"] if "weight_update" in made else []
+        return {name: made.count(name) for name in MACRO_OPERATIONS if name in made}
 
     def passes_over(self, model: Model) -> dict[str, int]:
         """Passes of every macro-operation; an error is projected only where there is an encoder and a decoder (E15)."""
@@ -38,46 +129,25 @@ class Procedure:
         return passes
 
 
-_TABLE_2 = "Pau & Aymone 2024, table 2"
-_ONE = {"weight_update": 1, "optimizer_step": 1}
+_TABLE = tomllib.loads((files("learncost.procedures") / "procedures.toml").read_text(encoding="utf-8"))
 
-PROCEDURES: Mapping[str, Procedure] = {
-    procedure.name: procedure
-    for procedure in (
-        Procedure("bp", "backpropagation", {"forward": 1, "backward": 1, **_ONE}, _TABLE_2),
-        Procedure(
-            "recompute",
-            "backpropagation with every block's forward run again",
-            {"forward": 1, "recomputation": 1, "backward": 1, **_ONE},
-            "Chen et al. 2016, Training deep nets with sublinear memory cost; every block",
-        ),
-        Procedure("pepita", "PEPITA", {"forward": 2, "error_projection": 1, **_ONE}, _TABLE_2),
-        Procedure("mempepita", "MEMPEPITA", {"forward": 3, "error_projection": 1, **_ONE}, _TABLE_2),
-    )
-}
+MODES: Mapping[str, Mode] = {name: Mode(**row) for name, row in _TABLE["modes"].items()}
+"""Of procedures that compare two passes."""
 
-CONTROLS: Mapping[str, Procedure] = {
-    procedure.name: procedure
-    for procedure in (
-        Procedure(
-            "head-only",
-            "backpropagation of the head alone, all else frozen: a control",
-            {"forward": 1, "backward": 1, **_ONE},
-            "cost --train head",
-        ),
-    )
-}
-"""What a learning procedure is held against; `compare` sets them beside it where they are named."""
+PAPER = next(iter(MODES))
+"""Their mode where none is named."""
 
-_SERVING = "Pope et al. 2022, Efficiently scaling transformer inference, section 2"
 
-INFERENCE: Mapping[str, Procedure] = {
-    procedure.name: procedure
-    for procedure in (
-        Procedure("prefill", "the prompt's forward pass, which fills the cache", {"forward": 1}, _SERVING),
-        Procedure("decode", "the forward pass of new tokens with the cache", {"forward": 1}, _SERVING),
-    )
-}
+_ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
+
+LEARNING: Mapping[str, Procedure] = {one.name: one for one in _ALL if one.learns}
+"""Those that learn."""
+
+PROCEDURES: Mapping[str, Procedure] = {one.name: one for one in _ALL if one.usual}
+"""Those that are compared unasked."""
+
+INFERENCE: Mapping[str, Procedure] = {one.name: one for one in _ALL if not one.learns}
+"""Those of a model that does not learn."""
 
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
@@ -87,27 +157,29 @@ def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
 
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
-    """A learning procedure or a control by its name, or one of `also`; an unknown one is refused with all of them."""
+    """A procedure that learns by its name, or one of `also`; an unknown one is refused with all of them."""
     if "," in name:
         raise InputError(f"one procedure goes here, not {name!r}: compare, memory, fit, sweep and contest take several")
-    kind = "procedure" if also else "learning procedure"
-    return named_one(kind, name, {**PROCEDURES, **CONTROLS, **(also or {})})
+    return named_one("procedure" if also else "learning procedure", name, {**LEARNING, **(also or {})})
+
+
+def adaptation(chosen: Procedure) -> Adaptation | None:
+    """What learns under a procedure that says so itself."""
+    if not chosen.part:
+        return None
+    from learncost.models.adaptation import Adaptation  # only where it is asked for: start-up counts
+
+    return Adaptation((chosen.part,))
 
 
 def trained_by(model: Model, name: str) -> Model:
-    """The model with the weights that learn under a procedure: itself, but for a control."""
-    if name not in CONTROLS:
+    """The model with the weights that learn under a procedure: itself, but for one that updates a part."""
+    part = adaptation(procedure(name))
+    if part is None:
         return model
-    from learncost.procedures.head_only import head_only  # only where it is asked for: start-up counts
+    from learncost.models.adaptation import adapted
 
-    return head_only(model)
-
-
-FORWARD_LEARNING = ("pepita", "mempepita")
-"""The procedures that compare two forward passes; they have modes (`learncost.procedures.forward_learning`)."""
-
-PAPER = "paper"
-"""Their mode where none is named."""
+    return adapted(model, part)
 
 
 def step(
@@ -119,26 +191,29 @@ def step(
     the procedure and the optimizer; its outputs the model's, the weights' updates and, with an optimizer, the new
     weights and states.
     jacobian   backward through explicit Jacobians, as the paper prices it
-    mode       of PEPITA and MEMPEPITA: "paper", or "stable"
+    mode       of a procedure that has several: "paper", or "stable"
     """
     chosen, found = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = trained_by(model, name)
-    if chosen.name in FORWARD_LEARNING:
-        if model.trained is not None:
-            raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for bp and recompute")
-        from learncost.procedures.forward_learning import (
-            forward_learning,  # only where it is asked for: start-up counts
-        )
+    if chosen.compares:
+        from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
 
-        table = forward_learning(model, chosen.name == "mempepita", mode)
-        gradients = {weight: f"d{weight}" for weight in model.table.weights}
+        table, gradients = by_differences(model, chosen, MODES[mode])
     else:
-        derived = backpropagation(model, jacobian)
-        table = derived.step
-        if model.quantized:
-            from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
-
-            table = made_again(table)
-        table = recomputed(table) if chosen.name == "recompute" else table
-        gradients = dict(derived.gradients)
+        table, gradients = _by_gradients(model, chosen, jacobian)
     return with_optimizer(table, gradients, found) if found else table
+
+
+def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:
+    """The step of a schedule with a backward pass: nothing is derived that no weight that learns needs."""
+    derived = derive(model.table, wanted=model.learning, jacobian=jacobian)
+    table = derived.step
+    if model.quantized:
+        from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
+
+        table = made_again(table)
+    if "forward again" in chosen.moves:
+        from learncost.layers.recompute import recomputed
+
+        table = recomputed(table, chosen=lambda line: True, whole=True)
+    return table, derived.gradients

@@ -17,6 +17,7 @@ from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.procedures.procedure import PROCEDURES, step
+from learncost.procedures.procedure import procedure as find_procedure
 from learncost.proof.check import (
     LARGER,
     Meaning,
@@ -224,7 +225,7 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
     """Tallies of every step; recomputation gives backpropagation's weights, MEMPEPITA gives PEPITA's, bit for bit."""
     results: dict[str, Mapping[str, Any]] = {}
     for procedure in PROCEDURES:
-        if not model.learns and procedure in ("pepita", "mempepita"):
+        if not model.learns and find_procedure(procedure).compares:
             yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
             continue
         try:

@@ -10,6 +10,7 @@ from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, held, refusal
 from learncost.models.model import Model
 from learncost.models.module import module_of
+from learncost.procedures.procedure import procedure
 from learncost.schedule.autograd import Asked, Module, Tape, run_step
 
 TRAINED = ("fp32", "fp64", "bf16", "fp16")
@@ -43,7 +44,7 @@ class Stepping:
 
 def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | None = None) -> tuple[Tape, Module]:
     model, kind = _plain(step.model), step.kind
-    recompute = step.procedure == "recompute"
+    recompute = "forward again" in procedure(step.procedure).moves
     module = module_of(model, step.module, recompute, kind.weight)
     asked = Asked(
         module,
@@ -104,7 +105,7 @@ def _refuses(step: Step) -> str:
         return why
     if step.plan:
         return "knows no plans; --procedure recompute is torch.utils.checkpoint"
-    if step.procedure not in ("bp", "recompute"):
+    if not procedure(step.procedure).differentiates:
         return "learns by bp, or by recompute: torch.utils.checkpoint of every block"
     return ""
 

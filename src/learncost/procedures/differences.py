@@ -1,84 +1,93 @@
-"""PEPITA and MEMPEPITA on a model's table: deltas are differences of two forward passes.
+"""Updates by differences: the deltas of PEPITA and MEMPEPITA are differences of two forward passes.
 
-A standard pass gives the error; it is added to the input; a modulated pass follows. A weight's update line is the one
-that derivation gives, with the difference of the compared value in place of the gradient that it reads, and the
-modulated pass's values in place of the forward ones. MEMPEPITA keeps nothing and runs a second standard pass beside the
-modulated one. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
+A plain pass gives the error; it is added to the input; a modulated pass follows. A weight's update line is the one that
+derivation gives, with the difference of the compared value in place of the gradient that it reads, and the modulated
+pass's values in place of the forward ones. Where the plain pass runs again beside the modulated one, nothing of the
+first is kept. Pau & Aymone 2024, Algorithms 1 and 2, table 2, sections 5.1.2 and 5.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
+from learncost.equation.count import base
 from learncost.equation.errors import InputError
-from learncost.equation.table import Carry, Line, Product, Repeat, Statement, Sum, Table, Tag, Term, Word, defined
+from learncost.equation.table import (
+    Carry,
+    Line,
+    Product,
+    Read,
+    Repeat,
+    Statement,
+    Sum,
+    Table,
+    Tag,
+    Term,
+    Word,
+    defined,
+)
 from learncost.equation.value import Role, Value
-from learncost.layers.derive import Derived
+from learncost.layers.derive import derive
 from learncost.layers.layer import named
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
 from learncost.models.model import Model
-from learncost.procedures.backpropagation import backpropagation, backwards
+from learncost.procedures.procedure import LEARNING, PROCEDURES, Mode, Procedure
 from learncost.vocabulary import entry
 
-CONTROLS = ("count", "strength")
-"""Scalars of a step: how many targets there are, and sign x scale of the modulation.
+SCALARS = ("count", "strength")
+"""Of a step: how many targets there are, and sign x scale of the modulation.
 
 Beside them comes one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
 decoder's rows (or the only ones) and `inverse_count.N` for the encoder's, 0 at padded ones.
 """
 
 
-@dataclass(frozen=True)
-class Mode:
-    """Which pass an update reads its inputs from, how far values are followed, and how the input is modulated."""
+def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, Mapping[str, str]]:
+    """One step as a table whose outputs are the weights' updates, and what these are called.
 
-    sign: float
-    scale: float
-    modulated_inputs: bool
-    through_residuals: bool
-    source: str
-
-
-MODES: Mapping[str, Mode] = {
-    "paper": Mode(1.0, 1.0, True, False, "Pau & Aymone 2024, Algorithms 1 and 2; on transformers it diverges"),
-    "stable": Mode(-1.0, 0.05, False, True, "small, turned round, compared after the residual sum; small trials"),
-}
-
-
-def forward_learning(model: Model, memory_efficient: bool, mode: str = "paper") -> Table:
-    """One step of PEPITA, or of MEMPEPITA where `memory_efficient`, as a table whose outputs are the weights' updates.
-
-    Raises `InputError` for a model without an output to learn from.
+    Raises `InputError` for a model of which a part is frozen, or without an output to learn from.
     """
+    if model.trained is not None:
+        others = " and ".join(name for name, one in PROCEDURES.items() if not one.compares)
+        raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for {others}")
     if not model.learns:
         raise InputError(
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "
-            f"pepita and mempepita need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
+            f"{_alike()} need one, as gpt2 or `encoder` has{instead(model.configuration.family)}"
         )
-    return _Schedule(model, backpropagation(model), MODES[mode], memory_efficient).table()
+    return _Differences(model, chosen, mode).table(), {weight: f"d{weight}" for weight in model.table.weights}
 
 
-class _Schedule:
+def _alike() -> str:
+    """All procedures of this kind, in a message."""
+    return " and ".join(name for name, one in LEARNING.items() if one.compares)
+
+
+class _Differences:
     """The passes of one step over one model's table."""
 
-    def __init__(self, model: Model, derived: Derived, mode: Mode, memory_efficient: bool) -> None:
+    def __init__(self, model: Model, chosen: Procedure, mode: Mode) -> None:
         self.model = model
-        self.derived = derived
-        self.known = dict(derived.step.known)
+        self.derived = derive(model.table, wanted=model.learning)
+        self.known = dict(self.derived.step.known)
         self.mode = mode
-        self.memory_efficient = memory_efficient
+        self.plain_again = any(one.form == "forward" for one in chosen.sweeps[-1])
+        self.attention = chosen.moves.get("error elsewhere by LAYER", "")
         # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
         self.error = self.error_lines()
-        self.check_modulation()
+        self.e = self.error[-1].left[0]
+        self.elsewhere: dict[str, str] = {}  # the error at the positions of an index, by the index
+        self.masks: dict[str, Value] = {}  # of padding, on the way there
         # Beside the model's own inputs:
-        self.given = {"dloss": Value((), "gradient", "loss"), **dict.fromkeys(CONTROLS, Value((), "constant"))}
+        self.given = {"dloss": Value((), "gradient", "loss"), **dict.fromkeys(SCALARS, Value((), "constant"))}
 
     def table(self) -> Table:
         plain = self.model.table
+        brought = tuple(self.brought())
         first: list[Statement] = []
         second: list[Statement] = []
         for name in self.model.projected:
@@ -91,9 +100,10 @@ class _Schedule:
                 second += modulated
             else:
                 first.append(line)
-                second += [line, *self.modulated(line)] if self.memory_efficient else self.modulated(line)
+                second += [line, *self.modulated(line)] if self.plain_again else self.modulated(line)
         updates = self.updates(plain.lines, self.derived.reverse.lines)
-        lines = (*first, *self.error, *self.projected(), *second, *updates)
+        lines = (*first, *self.error, *brought, *second, *updates)
+        self.given |= self.masks
         return replace(
             plain,
             lines=lines,
@@ -101,18 +111,6 @@ class _Schedule:
             inputs=(*plain.inputs, *self.given),
             outputs=(*plain.outputs, *self.derived.gradients.values()),
         )
-
-    def check_modulation(self) -> None:
-        """The error must be over positions and vocabulary, as the one-hot input is that it is added to."""
-        lines = [line for line in self.model.table.lines if isinstance(line, Line) and line.tag.layer == "embedding"]
-        vocabularies = {self.model.table.axes[line.right[0].name][0] for line in lines}
-        axes = self.error[-1].left[0].axes
-        if not self.model.projected and (len(axes) < 3 or vocabularies != {axes[-1]}):
-            name, counted = self.model.configuration.name, self.model.configuration.counted
-            raise InputError(
-                f"the output of {name} (counted: {counted}) is not over the vocabulary: pepita and mempepita add its "
-                f"error to the one-hot tokens; bp does without{instead(self.model.configuration.family)}"
-            )
 
     def error_lines(self) -> tuple[Line, ...]:
         """e = s - target: backpropagation's own lines from the loss to the scores of the head, times the count."""
@@ -123,41 +121,62 @@ class _Schedule:
             if line.tag.macro == "backward":
                 lines.append(line)
         scores = lines[-1].left[0]
-        e = Product((Term("e", scores.axes),), (scores, Term("count", ())), (), Tag("loss", local="e"))
+        e = Product((Term("e", scores.axes),), (scores, Term("count", ())), (), Tag(lines[0].tag.layer, local="e"))
         return (*in_macro(lines, "forward"), e)
 
-    def projected(self) -> tuple[Line, ...]:
-        """The error brought to the encoder's input, where there is one: equation (48)."""
-        if not self.model.two_sided:
-            return ()
-        layer = named("error_projection")
-        if self.model.padded:
-            layer = with_padding(layer, "S", "M")
-            self.given["error.keep.mask"] = layer.table.values["keep.mask"]
-        lines = in_macro(layer.table.lines, "error_projection")
-        names = {line.name: f"error.{line.name}" for line in lines}
-        names |= {"tokens": "encoder.tokens", "F": "error.F", "keep.mask": "error.keep.mask"}
-        return tuple(line.renamed(names) for line in lines)
+    def one_hot(self, line: Statement) -> Read | None:
+        """Where a line looks up rows of a weight at an index that comes in, along the axis of the error's classes."""
+        if not isinstance(line, Product) or len(line.right) > 1 or line.right[0].name not in self.model.table.weights:
+            return None
+        reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
+        inputs = self.model.table.inputs
+        known = [one for one in reads if one.axis in self.e.axes and one.at.name in inputs]
+        return known[0] if len(known) == len(reads) == 1 else None
 
-    def input_error(self, line: Line) -> str:
-        return "error.F" if self.model.two_sided and line.tag.block == "encoder" else "e"
+    def brought(self) -> Iterator[Line]:
+        """The error brought to inputs at other positions than the output's, where there are some: equation (48)."""
+        reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
+        here = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
+        if not here and not self.model.projected:
+            name, counted = self.model.configuration.name, self.model.configuration.counted
+            raise InputError(
+                f"the output of {name} (counted: {counted}) is not over the vocabulary: {_alike()} add its "
+                f"error to the one-hot tokens; bp does without{instead(self.model.configuration.family)}"
+            )
+        for read in reads:
+            if read in here or read.at.name in self.elsewhere:
+                continue
+            layer = named(self.attention)
+            layer = with_padding(layer) if self.model.padded else layer
+            own, (index, error, *masks) = layer.table, layer.table.inputs
+            given = {index: read.at.name, error: self.e.name, **{name: f"error.{name}" for name in masks}}
+            axes = dict(zip(own.axes[index] + own.axes[error], (*read.at.loops, *self.e.loops), strict=True))
+            self.masks |= {given[name]: own.values[name] for name in masks}
+            self.elsewhere[read.at.name] = f"error.{own.outputs[0]}"
+            lines = in_macro(own.lines, "error_projection")
+            names = given | {line.name: f"error.{line.name}" for line in lines}
+            yield from (line.renamed(names, axes) for line in lines)
+
+    def error_at(self, read: Read) -> Term:
+        """The error at the positions of an index."""
+        return Term(self.elsewhere.get(read.at.name, self.e.name), (*read.at.loops, read.axis))
 
     def modulated(self, line: Line) -> list[Line]:
         """A line of the modulated pass. The embedding's input is dense: (T + strength e) W = rows + strength (e W)."""
         self.mirror |= {name: f"{name}^" for name in line.makes}
-        if line.tag.layer != "embedding":
-            return [line.renamed(self.mirror)]
-        (left,), table = line.left, line.right[0]
-        if left.name in self.model.projected:
-            rows = Term(f"{left.name}^rows", left.axes)
-            return [replace(line, left=(rows,)), *self.projection(left, rows, line.tag)]
-        vocabulary, width = self.model.table.axes[table.name]
+        left, read = line.left[0], self.one_hot(line)
+        again = line.renamed(self.mirror)
+        if read is None and left.name not in self.model.projected:
+            return [again]
         rows, dense, scaled = (Term(f"{left.name}^{part}", left.axes) for part in ("rows", "dense", "scaled"))
-        error = Term(self.input_error(line), (*left.axes[:-1], vocabulary))
+        again = replace(again, left=(rows,))
+        if read is None or left.name in self.model.projected:
+            return [again, *self.projection(left, rows, line.tag)]
+        weight = line.right[0]
         tag = replace(line.tag, local="e W", equation="", locals=())
         return [
-            replace(line, left=(rows,)),
-            Product((dense,), (error, Term(table.name, (vocabulary, width))), (), tag),
+            again,
+            Product((dense,), (self.error_at(read), Term(weight.name, weight.declared)), (), tag),
             Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
             Sum((Term(self.mirror[left.name], left.axes),), (rows, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
@@ -167,8 +186,8 @@ class _Schedule:
 
         It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
         """
-        error, own = self.error[-1].left[0], value.loops
-        wide = tuple(axis for axis in own if axis not in ("B", "M", "N", *error.loops))
+        error, own = self.e, value.loops
+        wide = tuple(axis for axis in own if axis not in {*self.positions("index"), *error.loops})
         fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), *wide))
         self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
         axes = tuple(axis for axis in own if axis in (*error.loops, *wide))
@@ -186,7 +205,7 @@ class _Schedule:
         Every turn of the latter: the standard lines again where nothing is kept, modulated lines, differences, updates.
         """
         reverse = tuple(reverse)
-        back = backwards(line, reverse, self.known)
+        back = self.backwards(line, reverse)
         around = self.mirror
         slices = {inside: outer for inside, outer in line.each if outer in around}
         own = (*(carry.start for carry in line.carry), *slices)
@@ -207,7 +226,7 @@ class _Schedule:
         keep = [(inner[inside], self.mirror[outer]) for inside, outer in line.keep]
         self.known |= {self.mirror[outer]: self.known[outer] for _, outer in line.keep}
         keep += [(inside, outer) for inside, outer in back.keep if inside in made] if back else []
-        if self.memory_efficient:
+        if self.plain_again:
             whole = replace(
                 line,
                 lines=tuple(lines),
@@ -241,7 +260,7 @@ class _Schedule:
         for line in lines:
             if isinstance(line, Line):
                 first.append(line)
-                second += [line] if self.memory_efficient else []
+                second += [line] if self.plain_again else []
                 modulated += self.modulated(line)
                 continue
             standard, whole = self.repeat(line, reverse)
@@ -272,13 +291,12 @@ class _Schedule:
                     word, (_, weight) = lines[source], self.about(update.name)
                     assert isinstance(word, Word)
                     raise InputError(
-                        f"{weight} is read by {word.word}, not by a product, which pepita and mempepita do not "
-                        "support; bp does"
+                        f"{weight} is read by {word.word}, not by a product, which {_alike()} do not support; bp does"
                     )
             _, first = self.about(update.right[0].name)
-            embeds = first in lines and lines[first].tag.layer == "embedding"
-            dense = embeds and self.mode.modulated_inputs and first not in self.model.projected
-            result += self.dense_update(lines[first], update.renamed(names)) if dense else [update.renamed(names)]
+            read = self.one_hot(lines[first]) if first in lines and first not in self.model.projected else None
+            new = update.renamed(names)
+            result += self.dense_update(read, new) if read and self.mode.modulated_inputs else [new]
         return result
 
     def difference(self, line: Line) -> list[Line]:
@@ -291,24 +309,29 @@ class _Schedule:
             Product((delta,), (whole, self.inverse_count(left)), (), replace(tag, local=f"delta {line.tag.local}")),
         ]
 
+    def positions(self, role: Role) -> frozenset[str]:
+        """The axes along which inputs of a role come."""
+        values = self.model.table.values
+        own = (name for name in self.model.table.inputs if values[name].role == role)
+        return frozenset(base(axis) for name in own for axis in values[name].axes)
+
     def inverse_count(self, value: Term) -> Term:
-        axes = tuple(axis for axis in value.loops if axis in ("B", "M", "N")) if self.model.padded else ()
+        axes = tuple(axis for axis in value.loops if axis in self.positions("padding"))
         term = Term(".".join(("inverse_count", *axes[1:])), axes)
         self.given[term.name] = Value(axes, "constant")
         return term
 
-    def dense_update(self, line: Line, update: Line) -> list[Line]:
+    def dense_update(self, read: Read, update: Line) -> list[Line]:
         """The embedding: rows of its tokens as derived, and every row from the error, (strength e)^T delta."""
         delta, declared = update.right[0], update.left[0].declared
         assert isinstance(delta, Term)
         total, rows, dense = (Term(f"{update.name}{part}", declared) for part in ("", "^rows", "^dense"))
         scaled = Term(f"{delta.name}^scaled", delta.axes)
-        error = Term(self.input_error(line), (*delta.loops[:-1], declared[0]))
         tag = replace(update.tag, local="e^T delta", equation="")
         return [
             replace(update, left=(Term(rows.name, update.left[0].axes),)),
             Product((scaled,), (delta, Term("strength", ())), (), replace(tag, local="F delta")),
-            Product((dense,), (error, scaled), (), tag),
+            Product((dense,), (self.error_at(read), scaled), (), tag),
             Sum((total,), (rows, dense), (), replace(tag, local="merge"), (1, 1)),
         ]
 
@@ -326,6 +349,19 @@ class _Schedule:
             if not (bias or pointwise) or term.axes != reader.left[0].axes:
                 return name
             name = reader.name
+
+    def backwards(self, line: Repeat, reverse: Iterable[Statement]) -> Repeat | None:
+        """The backward repeat of a forward one, among the lines backwards of its scope; None where it needs none.
+
+        What comes out of the last turn is whose gradient goes into the first turn backwards.
+        """
+        finals = {carry.final for carry in line.carry}
+        for back in reverse:
+            if isinstance(back, Repeat):
+                into = [self.known[carry.initial] for carry in back.carry]
+                if any(value.role == "gradient" and value.of in finals for value in into):
+                    return back
+        return None
 
     def about(self, name: str) -> tuple[Role, str]:
         """What backpropagation has a value for, and of which other one."""

@@ -112,9 +112,24 @@ def _number(window: str, sizes: Mapping[str, Any]) -> int:
 
 
 def to_logits(table: Table) -> Table:
-    """Without the loss, and without the logarithm of the probabilities: logits are what a token is chosen by."""
-    words = [line for line in table.lines if isinstance(line, Word) and line.word == "log_softmax"]
-    return needed(table, (words[-1].right[0].name,)) if words else needed(table, table.outputs)
+    """Without the loss, and without the logarithm of the probabilities: logits are what a token is chosen by.
+
+    They are what lines compare with answers. A table that reads no answers is itself.
+    """
+    told = {name for name in table.inputs if table.values[name].role in ("share", "sign")}
+    compared = {*told, *(table.values[name].of for name in told)}
+    makers = {line.name: line for line in table.lines if isinstance(line, Word)}
+    logits: dict[str, None] = {}
+    for line in table.lines:
+        if compared.intersection(line.reads):
+            logits |= {name: None for name in line.reads if name not in compared and name not in table.inputs}
+            compared.update(line.makes)
+    found = (makers.get(name) for name in logits)
+    shown = [
+        word.right[0].name if word and word.word == "log_softmax" else name
+        for name, word in zip(logits, found, strict=True)
+    ]
+    return needed(table, tuple(shown) or table.outputs)
 
 
 def _last_only(table: Table) -> Table:

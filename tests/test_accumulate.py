@@ -89,9 +89,10 @@ def test_an_engine_says_the_flops_of_what_it_runs(procedure, monkeypatch):
     plain = EmittedTraining._run
     monkeypatch.setattr(EmittedTraining, "_run", noted)
     tokens = np.arange(30).reshape(6, 5) % 11
-    found.step(tokens, (tokens + 1) % 11, 0.1)
+    batch = {"tokens": tokens, "targets": (tokens + 1) % 11}
+    found.step(batch, 0.1)
     assert len(ran) == 4
-    assert found.flops(*tokens.shape) == sum(ran)
+    assert found.flops(batch) == sum(ran)
 
 
 def test_memory_is_that_of_a_microbatch():

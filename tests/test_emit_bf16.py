@@ -46,9 +46,9 @@ class Products(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]  
         return function(*arguments, **(keywords or {}))
 
 
-def _batch() -> tuple[np.ndarray, np.ndarray]:
+def _batch() -> dict[str, np.ndarray]:
     tokens = np.random.default_rng(4).integers(0, 61, (3, 14))
-    return tokens[:, :-1], tokens[:, 1:]
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
 def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
@@ -63,7 +63,7 @@ def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     found, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
     apart = []
     for _ in range(4):
-        one, two = found.step(*_batch(), 0.01), other.step(*_batch(), 0.01)
+        one, two = found.step(_batch(), 0.01), other.step(_batch(), 0.01)
         apart.append(abs(one - two) / two)
     assert 0 < max(apart) < 1e-2  # bf16 has 2**-9; a mistake, such as a gradient that is missing, is far more
     for weight, array in other.weights.items():
@@ -77,7 +77,7 @@ def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
 def test_every_product_is_in_bf16() -> None:
     own = _engine("gpt2", "torch", "bf16", device="cpu:0", plan="flash")
     with Products() as seen:
-        own.step(*_batch(), 0.01)
+        own.step(_batch(), 0.01)
     # Forward 6 a block (q, k, v, scores, values, output) + 2 of the feed-forward network, backward twice as many and
     # the scores made again; the head 3.
     assert len(seen.types) == 2 * (8 * 3 + 1) + 3
@@ -117,7 +117,7 @@ def test_procedures_in_place(procedure: str, plan: str | None) -> None:
     found = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)
     other = _engine("gpt2", "numpy", "fp32", procedure=procedure)
     for _ in range(3):
-        assert found.step(*_batch(), 0.01) == pytest.approx(other.step(*_batch(), 0.01), rel=1e-2)
+        assert found.step(_batch(), 0.01) == pytest.approx(other.step(_batch(), 0.01), rel=1e-2)
 
 
 def test_experts() -> None:

@@ -41,9 +41,9 @@ def _training(
     return Training(configure(*model), procedure, optimizer, learning_rate=0.05, dtype=dtype, seed=3, **options)
 
 
-def _batch(batch: int = 3, length: int = 13) -> tuple[Any, Any]:
+def _batch(batch: int = 3, length: int = 13) -> dict[str, Any]:
     numbers = np.random.default_rng(1)
-    return numbers.integers(0, 61, (batch, length)), numbers.integers(0, 61, (batch, length))
+    return {name: numbers.integers(0, 61, (batch, length)) for name in ("tokens", "targets")}
 
 
 def _table(training: Training, plan: str) -> Any:
@@ -56,11 +56,11 @@ def _steps(training: Training, plan: str, dtype: str, steps: int = 2) -> tuple[l
 
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in (training.weights | training.state).items()}
     losses = []
-    sizes = dict(training.prepare(*_batch()).sizes)
+    sizes = dict(training.prepare(**_batch()).sizes)
     step = InPlace(_table(training, plan), sizes, dtype, tensors)
     for number in range(steps):
         training.steps = number
-        losses.append(float(step(training.prepare(*_batch()).values)["loss"]))
+        losses.append(float(step(training.prepare(**_batch()).values)["loss"]))
     training.steps = 0
     return losses, {name: tensors[name].numpy() for name in training.weights}
 
@@ -71,7 +71,7 @@ def test_equals_the_interpreter(model: Any, plan: str) -> None:
     """Two steps, of which the second sees what the first did to weights and moments."""
     losses, weights = _steps(_training(model, "bp", "momentum", np.float64), plan, "fp64")
     other = _training(model, "bp", "momentum", np.float64)
-    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=1e-12)
+    assert losses == pytest.approx([other.step(**_batch()) for _ in range(2)], abs=1e-12)
     for name, array in other.weights.items():
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
 
@@ -106,7 +106,7 @@ def test_a_layer_and_its_gradients_equal_the_interpreter(text: str) -> None:
 def test_every_procedure(procedure: str) -> None:
     losses, weights = _steps(_training(GPT2, procedure, "sgd", np.float64), "flash,fused", "fp64")
     other = _training(GPT2, procedure, "sgd", np.float64)
-    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=1e-12)
+    assert losses == pytest.approx([other.step(**_batch()) for _ in range(2)], abs=1e-12)
     for name, array in other.weights.items():
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
 
@@ -114,7 +114,7 @@ def test_every_procedure(procedure: str) -> None:
 def test_masks_of_dropout_are_read_as_on_numpy() -> None:
     losses, weights = _steps(_training(GPT2, "bp", "sgd", np.float64, dropout=0.2), ALL, "fp64", 1)
     other = _training(GPT2, "bp", "sgd", np.float64, dropout=0.2)
-    assert losses == pytest.approx([other.step(*_batch())], abs=1e-12)
+    assert losses == pytest.approx([other.step(**_batch())], abs=1e-12)
     for name, array in other.weights.items():
         np.testing.assert_allclose(weights[name], array, atol=1e-12, err_msg=name)
 
@@ -127,7 +127,7 @@ def test_other_types(dtype: str, apart: float) -> None:
     other.weights = {
         name: array.astype(np.float64) for name, array in _training(GPT2, "bp", "sgd", np.float32).weights.items()
     }
-    assert losses == pytest.approx([other.step(*_batch()) for _ in range(2)], abs=apart * 4)
+    assert losses == pytest.approx([other.step(**_batch()) for _ in range(2)], abs=apart * 4)
     for name, array in other.weights.items():
         np.testing.assert_allclose(weights[name], array, atol=apart, err_msg=name)
 
@@ -168,13 +168,13 @@ def test_no_two_arrays_that_are_needed_lie_in_one_place() -> None:
 
     training = _training(GPT2, "bp", "sgd", np.float64)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in training.weights.items()}
-    sizes = dict(training.prepare(*_batch()).sizes)
+    sizes = dict(training.prepare(**_batch()).sizes)
     noise = torch.full((2**20,), 255, dtype=torch.uint8)  # as fp64: not a number
     step = InPlace(_table(training, ALL), sizes, "fp64", tensors, noise)
     assert step.arena is noise
-    values = training.prepare(*_batch()).values
+    values = training.prepare(**_batch()).values
     assert float(step(values)["loss"]) == pytest.approx(
-        _training(GPT2, "bp", "sgd", np.float64).step(*_batch()), abs=1e-12
+        _training(GPT2, "bp", "sgd", np.float64).step(**_batch()), abs=1e-12
     )
     assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
@@ -199,7 +199,7 @@ def test_plans_make_the_arena_smaller() -> None:
 def test_the_emitted_file_runs_alone(tmp_path: Path) -> None:
     """`emit --backend c` in a process that cannot import this package, against the interpreter's step."""
     training = _training(GPT2, "bp", "adamw", np.float64)
-    prepared = training.prepare(*_batch())
+    prepared = training.prepare(**_batch())
     text = lc.emit(training.model, "c", optimizer="adamw", batch_size=3, seq_len=13, dtype="fp64")
     (tmp_path / "step_in_place.py").write_text(text, encoding="utf-8")
     np.savez(tmp_path / "given.npz", **{name: np.asarray(array) for name, array in prepared.values.items()})
@@ -214,7 +214,7 @@ numpy.savez("made.npz", loss=m.loss.numpy(), **{name: tensor.numpy() for name, t
 """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
     made = np.load(tmp_path / "made.npz")
-    assert float(made["loss"][0]) == pytest.approx(training.step(*_batch()), abs=1e-12)
+    assert float(made["loss"][0]) == pytest.approx(training.step(**_batch()), abs=1e-12)
     for name, array in (training.weights | training.state).items():
         np.testing.assert_allclose(made[name], array, atol=1e-10, err_msg=name)
 
@@ -250,7 +250,7 @@ def test_repeats_in_repeats_are_done_in_place() -> None:
         for name in ("torch", "numpy")
     )
     for _ in range(2):
-        assert found.step(*_batch(), 0.1) == pytest.approx(other.step(*_batch(), 0.1), abs=1e-12)
+        assert found.step(_batch(), 0.1) == pytest.approx(other.step(_batch(), 0.1), abs=1e-12)
     for name, array in other.weights.items():
         np.testing.assert_allclose(found.weights[name], array, atol=1e-12, err_msg=name)
     assert found.says.endswith("kernels compiled by cc")
@@ -268,13 +268,13 @@ def test_another_device_gives_the_same_weights() -> None:
         engine(model, Options(engine="numpy", **common)),
     )
     for _ in range(2):
-        assert found.step(*_batch(), 0.05) == pytest.approx(other.step(*_batch(), 0.05), abs=1e-12)
+        assert found.step(_batch(), 0.05) == pytest.approx(other.step(_batch(), 0.05), abs=1e-12)
     assert found.says.endswith("on PyTorch's operators on cpu:0")
     for name, array in (other.weights | other.state).items():
         np.testing.assert_allclose((found.weights | found.state)[name], array, atol=1e-10, err_msg=name)
     again = engine(model, Options(engine="torch", device="cpu:0", **common))
     again.load(found.weights, found.state, found.steps)
-    assert again.step(*_batch(), 0.05) == pytest.approx(other.step(*_batch(), 0.05), abs=1e-12)
+    assert again.step(_batch(), 0.05) == pytest.approx(other.step(_batch(), 0.05), abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +313,11 @@ def test_names_are_given_once() -> None:
     """The same values under names of which no scope gives one twice, by the interpreter."""
     for procedure in ("recompute", "mempepita"):
         training = _training(GPT2, procedure, "sgd", np.float64)
-        prepared = training.prepare(*_batch())
+        prepared = training.prepare(**_batch())
         for change in (named_once, written_once):
             values = dict(prepared.values)
             execute(lower(change(prepared.table)), values, prepared.sizes)
             other = _training(GPT2, procedure, "sgd", np.float64)
-            assert float(values["loss"]) == pytest.approx(other.step(*_batch()), abs=1e-13)
+            assert float(values["loss"]) == pytest.approx(other.step(**_batch()), abs=1e-13)
             for name, array in other.weights.items():
                 np.testing.assert_allclose(values[f"{name}.new"], array, atol=1e-13)

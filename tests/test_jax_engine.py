@@ -30,13 +30,13 @@ def batches(count, rows=4):
     generator = np.random.default_rng(1)
     for _ in range(count):
         tokens = generator.integers(0, SIZES["vocab_size"], (rows, 9))
-        yield tokens[:, :-1], tokens[:, 1:]
+        yield {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
 def losses(name, count=30, **more):
     """30 steps in fp64; arithmetic is the same but for the order of additions: some 1e-16 a step, and it may grow."""
     one, two = (engine(MODELS["gpt2"], options(engine=kind, **more)) for kind in ("numpy", name))
-    return np.array([[own.step(*batch, 1e-2) for own in (one, two)] for batch in batches(count)]), one, two
+    return np.array([[own.step(batch, 1e-2) for own in (one, two)] for batch in batches(count)]), one, two
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_thirty_steps_are_numpys(more):
 def test_llama_too():
     one, two = (engine(MODELS["llama"], options(engine=kind)) for kind in ("numpy", "jax"))
     for batch in batches(3):
-        assert two.step(*batch, 1e-2) == pytest.approx(one.step(*batch, 1e-2), abs=1e-9)
-        assert two.loss(*batch) == pytest.approx(one.loss(*batch), abs=1e-9)
-    assert one.flops(4, 8) == two.flops(4, 8)
+        assert two.step(batch, 1e-2) == pytest.approx(one.step(batch, 1e-2), abs=1e-9)
+        assert two.loss(batch) == pytest.approx(one.loss(batch), abs=1e-9)
+    assert one.flops(batch) == two.flops(batch)
 
 
 def test_fp32_is_fp32_goes_on_where_it_stopped_and_gives_its_memory_away():
@@ -70,14 +70,14 @@ def test_fp32_is_fp32_goes_on_where_it_stopped_and_gives_its_memory_away():
     given = list(batches(4))
     before = dict(own._training.weights | own._training.state)
     for batch in given[:2]:
-        own.step(*batch, 1e-2)
+        own.step(batch, 1e-2)
     assert all(array.is_deleted() for array in before.values())  # XLA had their memory for the new ones
     weights, state = own.weights, own.state
     assert {array.dtype for array in (*weights.values(), *state.values())} == {np.dtype("float32")}
-    later = [own.step(*batch, 1e-2) for batch in given[2:]]
+    later = [own.step(batch, 1e-2) for batch in given[2:]]
     other = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
     other.load(weights, state, 2)  # what was handed out is not changed by the steps after it
-    assert [other.step(*batch, 1e-2) for batch in given[2:]] == later
+    assert [other.step(batch, 1e-2) for batch in given[2:]] == later
     assert other.steps == own.steps == 4
     assert all(np.array_equal(other.weights[name], array) for name, array in own.weights.items())
 

@@ -95,13 +95,13 @@ def batches(seed=0):
     for _ in range(STEPS):
         begin, step = generator.integers(0, VOCABULARY, (ROWS, 1)), generator.integers(1, 4, (ROWS, 1))
         found = (begin + step * np.arange(LENGTH + 1)) % VOCABULARY
-        yield found[:, :-1], found[:, 1:]
+        yield {"tokens": found[:, :-1], "targets": found[:, 1:]}
 
 
 def engines(name, kind, dtype, seed=0, **more):
     options = Options(**{**vars(OPTIONS), "engine": kind, "dtype": dtype, "seed": seed, **more})
     own = engine(MODELS[name], options)
-    return own, lambda: [own.step(*batch, OPTIONS.rate(at)) for at, batch in enumerate(batches(seed))]
+    return own, lambda: [own.step(batch, OPTIONS.rate(at)) for at, batch in enumerate(batches(seed))]
 
 
 def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
@@ -119,7 +119,7 @@ def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
             optimizer.param_groups[0]["lr"] = OPTIONS.rate(at)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = module(*map(torch.from_numpy, batch))
+            loss = module(*map(torch.from_numpy, batch.values()))
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(module.parameters(), clip)

@@ -136,7 +136,9 @@ def test_a_model_is_the_engines():
     own.load({name: one.detach().numpy() for name, one in found.weights().items()}, own.state, 0)
     given, targets = batch()
     targets[0, :3] = -1  # no target there
-    assert found(given, targets).item() == pytest.approx(own.loss(given.numpy(), targets.numpy()), abs=1e-12)
+    assert found(given, targets).item() == pytest.approx(
+        own.loss({"tokens": given.numpy(), "targets": targets.numpy()}), abs=1e-12
+    )
     weights = {name: one.detach().numpy() for name, one in found.weights().items()}
     updates = lc.Training(found.configuration, weights=weights).updates(given.numpy(), targets.numpy())
     found(given, targets).backward()

@@ -24,8 +24,8 @@ from learncost.faces import train as face
 from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build
-from learncost.training import corpus
-from learncost.training.documents import Skipped, documents
+from learncost.training.data import corpus
+from learncost.training.data.documents import Skipped, documents
 from learncost.training.files import read_arrays, write_arrays
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
@@ -149,7 +149,8 @@ def test_other_procedures_are_the_steps_of_training(procedure, text, tmp_path):
     for step, done in enumerate(report.steps):
         # Half a cosine from 1 to a tenth, over four steps.
         training.learning_rate = 1e-2 * (0.1 + 0.45 * (1 + math.cos(math.pi * step / 4)))
-        assert done.loss == pytest.approx(training.step(*tokens.batch(2, 16, 0, step)), rel=1e-12)
+        rows = tokens.windows(2, 16, 0, step)
+        assert done.loss == pytest.approx(training.step(rows[:, :-1], rows[:, 1:]), rel=1e-12)
 
 
 def test_validation_is_of_all_its_windows(text, tmp_path):
@@ -263,13 +264,13 @@ def test_batches_depend_on_seed_and_step_alone(tmp_path):
     (tmp_path / "a.txt").write_text("".join(chr(33 + n % 90) for n in range(5000)))
     corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
     found = corpus.load(tmp_path, "")
-    tokens, targets = found.batch(3, 8, seed=5, step=7)
-    assert np.array_equal(tokens, corpus.load(tmp_path, "").batch(3, 8, seed=5, step=7)[0])
-    assert np.array_equal(tokens[:, 1:], targets[:, :-1])
-    others = [found.batch(3, 8, seed=5, step=8)[0], found.batch(3, 8, seed=6, step=7)[0]]
-    assert not any(np.array_equal(tokens, other) for other in others)
+    rows = found.windows(3, 8, seed=5, step=7)
+    assert rows.shape == (3, 9)
+    assert np.array_equal(rows, corpus.load(tmp_path, "").windows(3, 8, seed=5, step=7))
+    others = [found.windows(3, 8, seed, step) for seed, step in ((5, 8), (6, 7))]
+    assert not any(np.array_equal(rows, other) for other in others)
     # Every place can be drawn, the first and the last too.
-    firsts = {int(token) for step in range(400) for token in found.batch(64, 4488, 0, step)[0][:, 0]}
+    firsts = {int(token) for step in range(400) for token in found.windows(64, 4488, 0, step)[:, 0]}
     assert len(found.training) - 4488 == 13
     assert firsts == set(found.training[:13].tolist())
 
@@ -475,7 +476,7 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
     last = SimpleNamespace(process=258_629_632, memory=5_909_440, predicted=273_768)
     result = SimpleNamespace(
         options=None, folder="run-1", name=f"nano with {', '.join(f'num_of_things {n}' for n in range(6))}", last=last,
-        parameters=10_832, steps=400, validated=None,
+        parameters=10_832, steps=400, validated=None, writes=True,
     )  # fmt: skip
     said = face._summary(result)
     assert max(map(len, said.splitlines())) <= 80
@@ -606,7 +607,7 @@ def test_a_run_is_not_written_over(text, tmp_path, capsys):
         ("TEXT --dropout nan", "dropout must be a number from 0"),
         ("TEXT --modle nano", "unknown flag '--modle'; did you mean '--mode' or '--model'"),
         ("TEXT --model nanoo", "unknown model 'nanoo'"),
-        ("TEXT --model bert-base", "is not a language model that says the next token"),
+        ("TEXT --model bert-base", "has no answers to learn from; --architecture BertForMaskedLM has one"),
         ("TEXT --model gpt2 --seq-len 1025", "longer than the 1024 positions"),
         ("TEXT --engine cuda", "no engine is called 'cuda'"),
         ("TEXT --procedure bpp", "no learning procedure is called 'bpp'"),

@@ -68,7 +68,8 @@ def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(way, text, tmp
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, 20, (2, 12)), rng.integers(0, 20, (2, 12))
     began = {name: np.array(array) for name, array in own.weights.items()}
-    losses = [own.step(tokens, targets, 0.05) for _ in range(6)]
+    batch = {"tokens": tokens, "targets": targets}
+    losses = [own.step(batch, 0.05) for _ in range(6)]
     assert losses[-1] < losses[0]
     changed = {name for name, array in own.weights.items() if not np.array_equal(array, began[name])}
     if own.is_plain:
@@ -80,7 +81,7 @@ def test_what_is_frozen_stays_and_what_is_saved_computes_the_same(way, text, tmp
     plain = engine(configuration, replace(how, dtype="fp32", lora=None, lora_rank=None, train=None, train_layers=None))
     plain.load(own.plain_weights, plain.state, 0)
     apart = 1e-5 if way["dtype"] == "fp32" else 0.02  # values are rounded to bf16 where weights are in codes
-    assert plain.loss(tokens, targets) == pytest.approx(own.loss(tokens, targets), rel=apart)
+    assert plain.loss(batch) == pytest.approx(own.loss(batch), rel=apart)
 
 
 def test_an_adapted_run_begins_as_the_model_that_it_adapts(text):
@@ -106,10 +107,10 @@ def test_torch_takes_the_steps_of_numpy(name, text):
     way = {"dtype": name, "lora": "all-linear" if name == "nf4" else None, "plan": None}
     configuration = configure("gpt2", {**NARROW, "vocab_size": 20, "num_hidden_layers": 1})
     rng = np.random.default_rng(0)
-    tokens, targets = rng.integers(0, 20, (2, 8)), rng.integers(0, 20, (2, 8))
+    batch = {name: rng.integers(0, 20, (2, 8)) for name in ("tokens", "targets")}
     one, two = (engine(configuration, asked(text, way, engine=kind)) for kind in ("numpy", "torch"))
     for _ in range(3):
-        assert two.step(tokens, targets, 0.01) == pytest.approx(one.step(tokens, targets, 0.01), rel=5e-3)
+        assert two.step(batch, 0.01) == pytest.approx(one.step(batch, 0.01), rel=5e-3)
     for part, array in one.state.items():  # a kernel rounds what it hands on, the interpreter each value
         if part.endswith(".M") and "bK" not in part:  # which changes nothing: its gradient is 0 but for rounding
             assert np.abs(two.state[part] - array).max() <= 0.25 * np.abs(array).max(), part
@@ -125,7 +126,7 @@ def test_bf16_on_numpy_is_the_same_with_and_without_ml_dtypes(text, monkeypatch)
         if without:
             monkeypatch.setattr(bfloat16, "two_bytes", lambda: None)
         own = engine(configuration, asked(text, {"dtype": "bf16-pure"}))
-        found.append([own.step(tokens, tokens, 0.01) for _ in range(3)])
+        found.append([own.step({"tokens": tokens, "targets": tokens}, 0.01) for _ in range(3)])
         width = own._training.weights["wte"].dtype.itemsize
         assert width == (4 if without else 2)
     assert found[0] == found[1]

@@ -40,7 +40,7 @@ class EngineSide(Learner):
         return facts
 
     def step(self, tokens: Any, targets: Any) -> float:
-        loss = self.engine.step(tokens, targets, LEARNING_RATE)
+        loss = self.engine.step({"tokens": tokens, "targets": targets}, LEARNING_RATE)
         if self._torch is not None and self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
         return loss

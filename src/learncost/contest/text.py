@@ -16,7 +16,7 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import DEFAULT
-from learncost.training import corpus
+from learncost.training.data import corpus
 from learncost.training.tokenizer import tokenizer
 
 DECODER: Mapping[str, Any] = {

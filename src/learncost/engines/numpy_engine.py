@@ -21,6 +21,7 @@ from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
 from learncost.models.quantization import changed
+from learncost.procedures.inference import scored
 from learncost.procedures.optimizer import DEFAULT
 from learncost.readings.emit.precision import typed
 
@@ -133,6 +134,7 @@ class Training(Core):
         self.model = self._built(dropout > 0)
         self._models = {False: self.model}
         self._forward: dict[bool, Model] = {}  # without dropout, by whether there is padding
+        self._looking: dict[bool, Table] = {}  # with the scores as an output too
         self._tables: dict[bool, Table] = {False: self._step_table(self.model)}
         table = self.model.table
         if self.is_plain:
@@ -261,6 +263,19 @@ class Training(Core):
         model = self._evaluated(found.padded)
         values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
+
+    def look(self, **batch: Any) -> tuple[float, Any]:
+        """The loss of a forward pass without dropout, and the scores of the classes that its answers are among.
+
+        Takes what `step` takes, by name.
+        """
+        found = self._read(**batch)
+        if found.padded not in self._looking:
+            table = self._evaluated(found.padded).table
+            self._looking[found.padded] = replace(table, outputs=("loss", scored(table)))
+        table = self._looking[found.padded]
+        values = self._run(Prepared(table, self._inputs(table, found), found.sizes))
+        return float(values["loss"]), values[table.outputs[1]]
 
     def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """What a forward pass without dropout reads, weights too, by the names of the table.

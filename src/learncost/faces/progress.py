@@ -29,13 +29,15 @@ def reporter() -> Iterator[Report]:
 
 
 def _facts(step: Step) -> str:
-    text = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
+    text = f"loss {step.loss:.3f}  "
+    tokens = step.tokens_per_second is not None
+    text += f"{step.tokens_per_second:,.0f} tokens/s" if tokens else f"{step.examples_per_second:,.0f} examples/s"
     text += f"  MFU {step.mfu:.1%}" if step.mfu is not None else ""
     return text
 
 
 def _validation(step: Step) -> str:
-    return f"step {step.step:,}: {_facts(step)}, validation {step.bits_per_byte:.3f} bits per byte"
+    return f"step {step.step:,}: {_facts(step)}, validation {step.validated}"
 
 
 class Lines:
@@ -48,7 +50,7 @@ class Lines:
         self.say(f"step {step:,} of {steps:,}")
 
     def stepped(self, step: Step) -> None:
-        if step.bits_per_byte is not None:
+        if step.validation_loss is not None:
             self.say(_validation(step))
 
     def sampled(self, step: int, text: str) -> None:
@@ -70,7 +72,7 @@ class Bar:
 
     def stepped(self, step: Step) -> None:
         self._progress.update(self._task, completed=step.step, facts=_facts(step))
-        if step.bits_per_byte is not None:
+        if step.validation_loss is not None:
             self._progress.console.print(_validation(step))
 
     def sampled(self, step: int, text: str) -> None:

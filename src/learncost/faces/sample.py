@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.faces.train import number
 from learncost.ledger.question import question
 from learncost.models.model import build
-from learncost.training.folder import Folder
+from learncost.training.data.tasks import next_token
+from learncost.training.folder import SAMPLES, Folder
 from learncost.training.generate import Decoder, Sampling
 from learncost.training.generate import sample as compose
 
@@ -57,5 +59,8 @@ def sample(
     )
     folder = Folder(Path(run))
     options, configuration = folder.options(), folder.configuration()
+    own = folder.tokenizer()
+    if own is None or not next_token(configuration):
+        raise InputError(f"{run} does not go on with a text: what it says of examples is in {folder.path / SAMPLES}")
     decoder = Decoder(configuration, folder.weights(build(configuration)), precision_of(options.dtype).array)
-    return prompt + compose(decoder, folder.tokenizer(), prompt, how)
+    return prompt + compose(decoder, own, prompt, how)

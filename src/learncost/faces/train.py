@@ -16,6 +16,7 @@ from learncost.ledger.question import flags_of, question
 from learncost.ledger.sheet import size_of, wrapped
 from learncost.models.wording import counted
 from learncost.training.files import cannot_write
+from learncost.training.folder import SAMPLES
 from learncost.training.loop import Result, Step, go_on, start
 from learncost.training.options import Options
 
@@ -29,7 +30,10 @@ CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every"
 def train(
     *paths: str, precision: str | None = None, resume: str | None = None, out: str | None = None, **sizes: Any
 ) -> str | int:
-    """Train a language model on text files, or on all text files in folders.
+    """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
+
+    What it learns from follows from its head and its inputs. A language model reads text files and folders of them; all
+    others read lists, a line for each example.
 
     Parameters
     ----------
@@ -47,6 +51,8 @@ def train(
     --------
     learncost train my-texts/ --minutes 5
         Trains a small model on all texts of a folder for five minutes.
+    learncost train images/labels.csv --model vit-base-patch16-224 --image-size 32 --num-hidden-layers 2
+        Trains a small vision transformer on images with classes, which the list names.
     learncost train --resume run-1
         Goes on where a run stopped.
     """
@@ -132,12 +138,16 @@ def _summary(result: Result) -> str:
     if result.last is None:
         lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
     elif result.validated is not None:
-        tokens = result.steps * (options.batch_size or 0) * options.accumulate * (options.seq_len or 0)
+        count, what = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
+        if result.validated.tokens_per_second is not None:
+            count, what = count * (options.seq_len or 0), "tokens"
+        loss = f"loss {result.validated.validation_loss:.3f}"
+        said = result.validated.validated
         lines.append(
-            f"validation: {result.validated.bits_per_byte:.3f} bits per byte, "
-            f"loss {result.validated.validation_loss:.3f}, after {tokens:,} tokens; {result.seconds:.0f} s"
+            f"validation: {said if loss in said else f'{said}, {loss}'}, after {count:,} {what}; {result.seconds:.0f} s"
         )
     if result.last is not None:
         lines += _memory(result.last)
-    lines.append(f"learncost sample {result.folder} --prompt TEXT lets it write")
+    writes = f"learncost sample {result.folder} --prompt TEXT lets it write"
+    lines.append(writes if result.writes else f"what it says of some examples is in {result.folder / SAMPLES}")
     return "\n".join(map(wrapped, lines))

@@ -104,7 +104,8 @@ class Family:
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
     one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are
-    weights that are stored and counted, but never learn; `module` says what transformers' code does otherwise than most
+    weights that are stored and counted, but never learn; `start` is the token that the decoder of two stacks reads
+    first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
     although nothing reads them.
     """
@@ -141,6 +142,7 @@ class Family:
     frozen: tuple[str, ...] = ()
     unread: str = ""
     target_length: str = ""
+    start: str = ""
 
     @property
     def two_sided(self) -> bool:

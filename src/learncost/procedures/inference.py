@@ -132,6 +132,16 @@ def to_logits(table: Table) -> Table:
     return needed(table, tuple(shown) or table.outputs)
 
 
+def scored(table: Table) -> str:
+    """The scores of classes that a loss compares with its first answers: logits, or logarithms of probabilities."""
+    answers = {value.of for value in table.values.values() if value.role == "share"}
+    answers |= {name for name in table.inputs if table.values[name].role == "sign"}
+    for line, _ in walk(table.lines):
+        if isinstance(line, Line) and answers & set(line.reads):
+            return next(term.name for term in line.right if isinstance(term, Term) and term.name not in answers)
+    return to_logits(table).outputs[0]
+
+
 def _last_only(table: Table) -> Table:
     """The head on the last position of each sequence alone: its layer reads there, and has no axis of positions."""
     own = {line.name for line in table.lines if isinstance(line, Line) and line.tag.layer == "head"}

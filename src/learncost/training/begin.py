@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from learncost.equation.errors import InputError
 from learncost.ledger.memory import Memory, memory
+from learncost.models.argument import find
 from learncost.models.configuration import Configuration, configure
 from learncost.models.families import FAMILIES
 from learncost.models.model import build, run_sizes
+from learncost.models.sizes import spelled
 from learncost.training import hugging_face
+from learncost.training.data.task import Task
+from learncost.training.data.tasks import next_token, task, tokenizer_of
 from learncost.training.engines import engine, usual
 from learncost.training.files import read_json, safetensors
 from learncost.training.folder import CONFIG
 from learncost.training.generate import Decoder
 from learncost.training.options import Options, presets, suited
-from learncost.training.tokenizer import TOKENIZER, Tokenizer, tokenizer
+from learncost.training.tokenizer import TOKENIZER, Bytes, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,31 @@ def begin(options: Options) -> Beginning:
     """What a run is told, checked: nothing is written yet. Raises InputError."""
     safetensors()
     if not options.paths:
-        raise InputError("train needs PATH: text files, or folders with text files in them")
+        raise InputError("train needs PATH: what the model learns from, such as text files or folders of them")
     for path in options.paths:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}")
     name = _tokenizer(options)
-    own = tokenizer(name)
-    configuration = _configuration(options, own)
-    if configuration.head != "language-model" or configuration.family not in FAMILIES or configuration.two_sided:
-        raise InputError(f"{configuration.name} is not a language model that says the next token")
-    options = suited(options, configuration.sizes.get("max_position_embeddings", 0))
+    configuration, own = _configuration(options, name)
+    options = suited(options, configuration)
     assert options.batch_size is not None
     options = replace(options, engine=options.engine or usual())
+    what = task(configuration, own, options)
+    configuration = _with_classes(configuration, what, options)
     if options.budget is not None:
         options = replace(options, plan=_within(configuration, options))
-    _try(configuration, options)
+    _try(configuration, options, what)
     options = replace(
         options,
         paths=tuple(str(Path(path).resolve()) for path in options.paths),
         start=str(Path(options.start).resolve()) if options.start else None,
-        tokenizer="bytes" if name == "bytes" else TOKENIZER,
+        tokenizer=None if own is None else "bytes" if name == "bytes" else TOKENIZER,
     )
     if options.start:
         keys = read_json(Path(options.start) / CONFIG, hugging_face.ADVICE)
     else:
-        keys = hugging_face.config(configuration, own.end, options.dropout)
-    return Beginning(options, keys, own.files())
+        keys = hugging_face.config(configuration, options.dropout, own)
+    return Beginning(options, keys, {} if own is None else own.files())
 
 
 def _within(configuration: Configuration, options: Options) -> str:
@@ -75,6 +76,7 @@ def _within(configuration: Configuration, options: Options) -> str:
         options.procedure,
         options.batch_size or 1,
         options.seq_len,
+        options.target_len if configuration.two_sided else None,
         optimizer=options.optimizer,
         dropout=options.dropout,
         dtype=options.dtype,
@@ -94,19 +96,33 @@ def _within(configuration: Configuration, options: Options) -> str:
     return found.plan
 
 
-def _try(configuration: Configuration, options: Options) -> None:
-    """Run a few tokens through the model, so that what cannot be done is refused while nothing is written."""
+def _try(configuration: Configuration, options: Options, what: Task) -> None:
+    """Run a little through the model, so that what cannot be done is refused while nothing is written."""
     model = build(configuration)
     assert options.batch_size is not None
-    run_sizes(model, options.batch_size, options.seq_len, None)  # checks the length
+    target = options.target_len if model.two_sided else None
+    run_sizes(model, options.batch_size, options.seq_len, target)  # checks the lengths
     own = engine(configuration, options)
     if options.start:
         own.load(hugging_face.read(model, Path(options.start)), own.state, 0)
     try:
-        own.loss(np.zeros((1, 2), int), np.zeros((1, 2), int))
+        own.loss(what.example)
     except KeyError as missing:
         raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
-    Decoder(configuration, own.plain_weights)
+    if next_token(configuration):
+        Decoder(configuration, own.plain_weights)
+
+
+def _with_classes(configuration: Configuration, what: Task, options: Options) -> Configuration:
+    """With as many classes as the files have, unless they are told. Raises InputError for fewer."""
+    labels = what.labels(options.paths)
+    if not labels:
+        return configuration
+    if any(spelled(name) == "num_labels" for name in options.sizes):
+        if configuration.settings["num_labels"] < len(labels):
+            raise InputError(f"there are {len(labels):,} classes in {', '.join(options.paths)}: leave --num-labels out")
+        return configuration
+    return replace(configuration, settings={**configuration.settings, "num_labels": len(labels)})
 
 
 def _tokenizer(options: Options) -> str:
@@ -117,20 +133,41 @@ def _tokenizer(options: Options) -> str:
     return str(beside) if options.start and beside.is_file() else "bytes"
 
 
-def _configuration(options: Options, own: Tokenizer) -> Configuration:
-    """The model: of the checkpoint to start from, or of the preset, with the vocabulary of the tokenizer."""
+def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenizer | None]:
+    """The model, of the checkpoint to start from or of the preset, with the vocabulary of its tokenizer; and that."""
     if options.start:
         if options.sizes or options.model != Options.model:
             raise InputError("--from FOLDER has its own model: leave --model and all sizes out")
         if not Path(options.start).is_dir():
             raise InputError(f"no such folder: {options.start}; --from takes a checkpoint as transformers saves it")
         configuration = configure(f"{options.start}/{CONFIG}")
-        if configuration.sizes["vocab_size"] < own.size:
+        hugging_face.layout(configuration.family)
+        own = tokenizer_of(configuration, name)
+        if own is not None and configuration.sizes["vocab_size"] < own.size:
             raise InputError(
                 f"the vocabulary of {options.start} has {configuration.sizes['vocab_size']:,} tokens, but the "
                 f"tokenizer has {own.size:,}: give the checkpoint's own with --tokenizer FILE"
             )
-        hugging_face.layout(configuration.family)
-        return configuration
+        return configuration, own
     model = presets()[options.model].config if options.model in presets() else options.model
-    return configure(model, {"vocab_size": own.size, **options.sizes})
+    has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
+
+    def configured(size: int, **more: int) -> Configuration:
+        words = {"vocab_size": size} if has_words else {}
+        return configure(model, {**words, **more, **options.sizes})
+
+    found, more = configured(Bytes.end), dict[str, int]()
+    if found.head == "none" and "architecture" not in map(spelled, options.sizes):
+        more = {"num_labels": 2}  # a model that is bare unless it has classes to tell
+        try:
+            found = configured(Bytes.end, **more)
+        except InputError:
+            more = {}
+    own = tokenizer_of(found, name)
+    return (found if own is None else configured(own.size, **more)), own
+
+
+def _model_type(model: Any) -> str:
+    """The family that a model names; that of a decoder where configure is to say what is wrong."""
+    found = str(find(model).values.get("model_type"))
+    return found if found in FAMILIES else "decoder"

@@ -12,13 +12,15 @@ from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
 from learncost.models.configuration import Configuration
-from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
 from learncost.readings.emit.precision import check_runs
 from learncost.readings.price import price
 from learncost.training.options import Options
 
 Arrays = dict[str, Any]
+
+Batch = Mapping[str, Any]
+"""Arrays by the names of `lc.Training.step`: tokens, targets, labels, image and so on."""
 
 
 class Engine(Protocol):
@@ -64,14 +66,17 @@ class Engine(Protocol):
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         """Go on from there."""
 
-    def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
-        """One step on a batch [B, M]; the loss before it, in nats a token."""
+    def step(self, batch: Batch, learning_rate: float) -> float:
+        """One step on a batch, arrays by the names of `lc.Training.step`; the loss before it, in nats a target."""
 
-    def loss(self, tokens: Any, targets: Any) -> float:
+    def loss(self, batch: Batch) -> float:
         """The loss of a batch, without dropout; nothing is learned."""
 
-    def flops(self, batch_size: int, seq_len: int) -> int:
-        """The FLOPs of the matrix products of a step on so many sequences, as priced: of all microbatches."""
+    def look(self, batch: Batch) -> tuple[float, Any]:
+        """The loss of a batch, and the scores [..., classes] that are compared with its answers."""
+
+    def flops(self, batch: Batch) -> int:
+        """The FLOPs of the matrix products of a step on such a batch, as priced: of all microbatches."""
 
 
 class NumPyEngine:
@@ -147,16 +152,20 @@ class NumPyEngine:
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         self._training.load(weights, state, steps)
 
-    def step(self, tokens: Any, targets: Any, learning_rate: float) -> float:
+    def step(self, batch: Batch, learning_rate: float) -> float:
         self._training.learning_rate = learning_rate
-        return self._training.step(tokens, targets)
+        return self._training.step(**batch)
 
-    def loss(self, tokens: Any, targets: Any) -> float:
-        return float(self._training.forward(tokens, targets)["loss"])
+    def loss(self, batch: Batch) -> float:
+        return float(self._training.forward(**batch)["loss"])
 
-    def flops(self, batch_size: int, seq_len: int) -> int:
+    def look(self, batch: Batch) -> tuple[float, Any]:
+        return self._training.look(**batch)
+
+    def flops(self, batch: Batch) -> int:
         own, parts = self._training, self._training.settings.accumulate
-        sizes = run_sizes(own.model, batch_size // parts, seq_len, None)
+        sizes = own.prepare(**batch).sizes
+        sizes = {**sizes, "B": sizes["B"] // parts}
         runs = [(own.table(), 1)]
         if parts > 1:
             halves = accumulated(own.table())

@@ -18,6 +18,7 @@ from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model
 from learncost.training import hugging_face
+from learncost.training.data.tasks import tokenizer_of
 from learncost.training.files import (
     TEMPORARY,
     Kept,
@@ -31,10 +32,11 @@ from learncost.training.files import (
     write_json,
 )
 from learncost.training.options import Options, from_dict
-from learncost.training.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer
+from learncost.training.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 OPTIONS, CONFIG, WEIGHTS = "training.json", "config.json", hugging_face.WEIGHTS
-LOGS = ("metrics.jsonl", "samples.txt")
+SAMPLES = "samples.txt"
+LOGS = ("metrics.jsonl", SAMPLES)
 OURS = "learncost"
 
 
@@ -112,9 +114,10 @@ class Folder:
             raise InputError(f"no such file: {path}; {self.advice}")
         return configure(str(path))
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run: its own copy of a file, or bytes."""
-        return tokenizer("bytes" if self.options().tokenizer == "bytes" else str(self.path / TOKENIZER))
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the run: its own copy of a file, or bytes; None for a model without tokens."""
+        named = self.options().tokenizer
+        return tokenizer_of(self.configuration(), str(self.path / TOKENIZER) if named == TOKENIZER else "bytes")
 
     # Checkpoints.
 

@@ -14,8 +14,10 @@ import numpy as np
 from learncost.engines.weights import shape
 from learncost.equation.errors import InputError
 from learncost.models.configuration import Configuration
+from learncost.models.families import FAMILIES
 from learncost.models.model import Model
 from learncost.training.files import check_finite, read_arrays, read_json
+from learncost.training.tokenizer import Tokenizer
 
 Arrays = Mapping[str, Any]
 
@@ -130,12 +132,16 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
     return found
 
 
-def config(configuration: Configuration, end: int, dropout: float) -> dict[str, Any]:
+def config(configuration: Configuration, dropout: float, own: Tokenizer | None) -> dict[str, Any]:
     """The keys of a config.json that transformers and `configure` read alike.
 
-    end      the token that ends a document
     dropout  of all that the family has
+    own      says which token ends a document, and which one a decoder of two stacks reads first
     """
+    tokens = {} if own is None else {"bos_token_id": own.end, "eos_token_id": own.end}
+    if own is not None and configuration.two_sided:
+        start = own.number(FAMILIES[configuration.family].start)
+        tokens |= {"pad_token_id": own.end, "decoder_start_token_id": start}
     keys = layouts()[configuration.family].keys if configuration.family in layouts() else {}
     values: dict[str, Any] = {**configuration.sizes, **configuration.settings}
     if "activation" in values:
@@ -145,8 +151,7 @@ def config(configuration: Configuration, end: int, dropout: float) -> dict[str, 
         "architectures": [configuration.architecture],
         **{keys.get(name, name): value for name, value in values.items()},
         **dict.fromkeys(configuration.dropout, dropout),
-        "bos_token_id": end,
-        "eos_token_id": end,
+        **tokens,
         "torch_dtype": "float32",
     }
 

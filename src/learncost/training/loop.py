@@ -21,9 +21,12 @@ from learncost.engines.threads import one_thread
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.models.model import build
-from learncost.training import corpus, hugging_face, memory
+from learncost.training import hugging_face, memory
 from learncost.training.begin import begin
-from learncost.training.corpus import Corpus
+from learncost.training.data.columns import FACTS
+from learncost.training.data.task import Data, count, right
+from learncost.training.data.tasks import next_token, task
+from learncost.training.data.text import Text
 from learncost.training.engine import Engine
 from learncost.training.engines import engine
 from learncost.training.files import Kept
@@ -33,6 +36,9 @@ from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
 from learncost.training.options import MINUTES, Options
 
+SHOWN = 4
+"""Examples in a sample."""
+
 SMALL = 1e8
 """FLOPs of a product of the model's width, below which NumPy takes one thread for it."""
 
@@ -40,6 +46,8 @@ SMALL = 1e8
 @dataclass(frozen=True)
 class Step:
     """What is known after a step; of the validation only where it was done. `seconds` are the step's own.
+
+    accuracy   the share of right answers where they are classes
 
     process    the most bytes that the process has held so far, its libraries, validation and samples among them
     memory     by how much that is more than the process held before there were weights
@@ -49,14 +57,23 @@ class Step:
     step: int
     loss: float
     learning_rate: float
-    tokens_per_second: float
     seconds: float
+    tokens_per_second: float | None = None
+    examples_per_second: float | None = None
     mfu: float | None = None
     process: int | None = None
     memory: int | None = None
     predicted: int | None = None
     validation_loss: float | None = None
     bits_per_byte: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def validated(self) -> str:
+        """What the validation says."""
+        if self.bits_per_byte is not None:
+            return f"{self.bits_per_byte:.3f} bits per byte"
+        return f"loss {self.validation_loss:.3f}" + ("" if self.accuracy is None else f", {self.accuracy:.1%} right")
 
     def line(self) -> str:
         """The line of metrics.jsonl."""
@@ -93,6 +110,7 @@ class Result:
     validated: Step | None
     stopped: bool
     asked: bool
+    writes: bool
 
 
 def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
@@ -126,7 +144,8 @@ class _Run:
         self.model = build(self.configuration)
         self.name = self.options.title(self.configuration.family)
         self.tokenizer = folder.tokenizer()
-        self.corpus = self._corpus()
+        self.task = task(self.configuration, self.tokenizer, self.options)
+        self.data = self._data()
         self.engine: Engine = engine(self.configuration, self.options)
         own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
         memory.forget_highest()
@@ -146,25 +165,12 @@ class _Run:
         if self.options != found:
             folder.rewrite(self.options, kept)
 
-    def _corpus(self) -> Corpus:
-        options, path = self.options, self.folder.path
-        if not (path / corpus.FACTS).exists():
-            self.report.say("reading the documents")
-            corpus.prepare(options.paths, self.tokenizer, options.validation_share, path)
-        found = corpus.load(path, self.folder.advice)
-        assert options.seq_len is not None
-        if len(found.training) <= options.seq_len or len(found.validation) < 2:
-            raise InputError(
-                f"{len(found.training):,} tokens are too few for sequences of {options.seq_len}: give more text, or a "
-                "smaller --seq-len"
-            )
-        return found
-
-    def _batch(self, step: int) -> tuple[Any, Any]:
-        options = self.options
-        assert options.batch_size is not None
-        assert options.seq_len is not None
-        return self.corpus.batch(options.batch_size * options.accumulate, options.seq_len, options.seed, step)
+    def _data(self) -> Data:
+        path = self.folder.path
+        if not (path / FACTS).exists():
+            self.report.say("reading the data")
+            self.task.prepare(self.options, path, self.report.say)
+        return self.task.load(self.options, path, self.folder.advice)
 
     def _threads(self) -> AbstractContextManager[None]:
         """One thread for NumPy's products where they are small: a rule of sizes alone, so that bits stay the same."""
@@ -181,7 +187,7 @@ class _Run:
         with self._threads():
             while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
                 began = perf_counter()
-                own.step(*self._batch(len(times)), 0.0)
+                own.step(self.data.batch(len(times)), 0.0)
                 times.append(perf_counter() - began)
         own.load(weights, state, 0)
         # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
@@ -224,18 +230,18 @@ class _Run:
             log.close()
         parameters = sum(array.size for array in own.plain_weights.values())
         seconds = perf_counter() - began
-        ended = (step, validated, stopped, asked)
+        ended = (step, validated, stopped, asked, self.writes)
         return Result(self.folder.path, self.name, options, own.steps, parameters, seconds, *ended)
 
     def _step(self, options: Options) -> Step:
         own, at = self.engine, self.engine.steps
-        rate, batch = options.rate(at), self._batch(at)
+        rate, batch = options.rate(at), self.data.batch(at)
         began = perf_counter()
-        loss = own.step(*batch, rate)
+        loss = own.step(batch, rate)
         seconds = perf_counter() - began
         if not math.isfinite(loss):
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
-        flops = own.flops(*batch[0].shape) if options.peak_flops else 0
+        flops = own.flops(batch) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
         held = memory.highest()
         if not self.told:
@@ -245,28 +251,52 @@ class _Run:
             if not own.is_plain:
                 self.report.say(own.learns)
         bytes_ = (held, held - self.before, own.memory)
-        return Step(at + 1, loss, rate, batch[0].size / seconds, seconds, mfu, *bytes_)
+        text = isinstance(self.task, Text)
+        speed = (batch["tokens"].size if text else len(next(iter(batch.values())))) / seconds
+        tokens, examples = (speed, None) if text else (None, speed)
+        return Step(at + 1, loss, rate, seconds, tokens, examples, mfu, *bytes_)
 
     def _kept(self) -> str:
         return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"
 
     def _validated(self, step: Step) -> Step:
-        """With the loss on the windows that validate, as many tokens at a time as a step has."""
-        assert self.options.seq_len is not None
-        tokens, targets = self.corpus.check(self.options.seq_len)
-        size = self.options.batch_size or 1
-        parts = [(tokens[at : at + size], targets[at : at + size]) for at in range(0, len(tokens), size)]
-        losses = [self.engine.loss(*part) for part in parts]
-        loss = float(np.average(losses, weights=[len(part[0]) for part in parts]))
-        bits = loss / math.log(2) / self.corpus.bytes_per_token
-        return replace(step, validation_loss=loss, bits_per_byte=bits)
+        """With the loss of what validates, as much at a time as a step has, and the share of answers that are right."""
+        losses, counts, rights = [], [], 0
+        for batch in self.data.check():
+            counts.append(count(batch))
+            if self.task.classes:
+                loss, scores = self.engine.look(batch)
+                rights += right(batch, scores)
+            else:
+                loss = self.engine.loss(batch)
+            losses.append(loss)
+        loss = float(np.average(losses, weights=counts))
+        bytes_ = self.data.bytes_per_token
+        bits = None if bytes_ is None else loss / math.log(2) / bytes_
+        accuracy = rights / sum(counts) if self.task.classes else None
+        return replace(step, validation_loss=loss, bits_per_byte=bits, accuracy=accuracy)
 
     def _sample(self) -> None:
+        prompt, text = (self.options.prompt, self._written()) if self.writes else ("", self._shown())
+        self.samples.add(f"--- step {self.engine.steps}\n{prompt}{text}\n")
+        self.report.sampled(self.engine.steps, text)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model goes on with a text; else its answers are shown."""
+        return next_token(self.configuration)
+
+    def _written(self) -> str:
         decoder = Decoder(self.configuration, self.engine.plain_weights, precision_of(self.options.dtype).array)
         how = Sampling(tokens=200, seed=self.options.seed)
-        text = sample(decoder, self.tokenizer, self.options.prompt, how)
-        self.samples.add(f"--- step {self.engine.steps}\n{self.options.prompt}{text}\n")
-        self.report.sampled(self.engine.steps, text)
+        assert self.tokenizer is not None
+        return sample(decoder, self.tokenizer, self.options.prompt, how)
+
+    def _shown(self) -> str:
+        """Some of what validates, with what is right and what the model says."""
+        batch = next(self.data.check())
+        _, scores = self.engine.look(batch)
+        return "\n".join(self.data.show(batch, scores)[:SHOWN])
 
     def _save(self) -> None:
         for log in (self.metrics, self.samples):

@@ -12,6 +12,9 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
+from learncost.models.configuration import Configuration
+from learncost.models.expression import evaluate
+from learncost.models.families import FAMILIES
 from learncost.procedures.optimizer import DEFAULT
 
 LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
@@ -31,7 +34,9 @@ class Options:
     Parameters
     ----------
     paths
-        Text files in UTF-8, and folders of them. Everything else in a folder is skipped, and counted.
+        Text files in UTF-8, and folders of them; everything else in a folder is skipped, and counted. For a model that
+        learns from examples lists: a .csv FILE,LABEL of images, a .tsv FILE, tab, TEXT of WAVs, of SOURCE and TARGET,
+        or of TEXT and LABEL. A folder with a folder of images for each class is a list too.
     model
         nano (the default) or small, a preset (`learncost list models`), or a config.json. Sizes as flags change it.
     start
@@ -51,7 +56,9 @@ class Options:
     accumulate
         How many batches are one step. Their gradients are averaged, and memory is that of one batch. The default is 1.
     seq_len
-        How many tokens are in a sequence.
+        How many tokens are in a sequence. Longer texts of a list are cut.
+    target_len
+        How many tokens a decoder says at most, of a model that has an encoder too. The default is `seq_len`.
     dropout
         The probability of dropout. The default is 0.
     learning_rate
@@ -87,7 +94,7 @@ class Options:
     sample_every
         After how many steps a sample is written. The default is a quarter of all, at least 50.
     validation_share
-        The share of the documents that is held out. The default is 0.05.
+        The share of the documents or examples that is held out. The default is 0.05.
     peak_flops
         How many FLOPs this machine does in a second at best, such as 2e11. The share that is used (MFU) is then shown.
     prompt
@@ -110,6 +117,7 @@ class Options:
     batch_size: int | None = None
     accumulate: int = 1
     seq_len: int | None = None
+    target_len: int | None = None
     dropout: float = 0.0
     learning_rate: float | None = None
     final_learning_rate: float = 0.1
@@ -199,6 +207,7 @@ _LIMITS: Mapping[str, tuple[float, bool, float, bool]] = {
     "batch_size": (1, True, 2**31, True),
     "accumulate": (1, True, 2**31, True),
     "seq_len": (1, True, 2**31, True),
+    "target_len": (1, True, 2**31, True),
     "learning_rate": (0, False, math.inf, False),
     "final_learning_rate": (0, True, 1, False),
     "warm_up": (0, True, 2**53, True),
@@ -246,15 +255,16 @@ USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e
 """For a model that is no preset; the learning rate is of the order of those in Brown et al. 2020, table 2.1."""
 
 
-def suited(options: Options, positions: int) -> Options:
-    """With batch size, sequence length and learning rate of the preset, or the usual ones.
-
-    positions   how many the model has; 0 where it does not matter
-    """
+def suited(options: Options, configuration: Configuration) -> Options:
+    """With batch size, lengths and learning rate of the preset, or the usual ones, as the model's positions allow."""
     own = presets()[options.model].options if options.model in presets() else USUAL
     given = {name: value for name, value in own.items() if getattr(options, name) is None}
-    if "seq_len" in given and positions:
-        given["seq_len"] = min(given["seq_len"], positions)
+    most = configuration.sizes.get("max_position_embeddings", 0)
+    length = options.seq_len or (min(given["seq_len"], most) if most else given["seq_len"])
+    fixed = FAMILIES[configuration.family].fixed
+    given["seq_len"] = options.seq_len or (evaluate(fixed, configuration.values) if fixed else length)
+    if configuration.two_sided and options.target_len is None:
+        given["target_len"] = min(length, most) if most else length
     if options.start and "learning_rate" in given:
         given["learning_rate"] = given["learning_rate"] / 10  # what is trained already is changed with care
     return replace(options, **given)

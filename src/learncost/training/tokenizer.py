@@ -11,13 +11,26 @@ from learncost.equation.errors import InputError
 
 
 class Tokenizer(Protocol):
-    """Text to numbers below `size` and back; `end` is the number of the token that ends a document."""
+    """Text to numbers below `size` and back.
+
+    `end` is the number of the token that ends a document, `mask` of the one that stands for a token that is to be said.
+    """
 
     size: int
     end: int
+    mask: int
 
     def encode(self, text: bytes) -> Sequence[int]:
         """The tokens of a text in UTF-8, without the end."""
+
+    def whole(self, text: bytes) -> Sequence[int]:
+        """The tokens of a text that stands alone, with those that begin and end it."""
+
+    def said(self, text: bytes) -> Sequence[int]:
+        """The tokens of a text that a decoder is to say, up to the one that ends it."""
+
+    def number(self, name: str) -> int:
+        """The number of a special token; of `end` where there is none of this name."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is no UTF-8 is shown as �."""
@@ -27,12 +40,24 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """Every byte is a token, and 256 ends a document."""
+    """Every byte is a token, 256 ends a document, and 257 is the mask where there is one."""
 
-    size, end = 257, 256
+    end, mask = 256, 257
+
+    def __init__(self, masks: bool = False) -> None:
+        self.size = 258 if masks else 257
 
     def encode(self, text: bytes) -> Sequence[int]:
         return text
+
+    def whole(self, text: bytes) -> Sequence[int]:
+        return [self.end, *text, self.end]
+
+    def said(self, text: bytes) -> Sequence[int]:
+        return [*text, self.end]
+
+    def number(self, name: str) -> int:
+        return self.mask if name in MASKS and self.size > self.mask else self.end
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
@@ -40,11 +65,11 @@ class Bytes:
     def files(self) -> Mapping[str, bytes]:
         """Pairs of bytes without a single pair: every byte stays, under the letter that the format has for it."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        names = {"content": ENDS[0], "id": self.end, "special": True}
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        special = {ENDS[0]: self.end} | ({MASKS[0]: self.mask} if self.size > self.mask else {})
         table = {
             "version": "1.0",
-            "added_tokens": [{**names, **flags}],
+            "added_tokens": [{"content": name, "id": at, "special": True, **flags} for name, at in special.items()],
             "pre_tokenizer": level,
             "decoder": level,
             "model": {"type": "BPE", "vocab": {letter: byte for byte, letter in enumerate(_letters())}, "merges": []},
@@ -72,11 +97,14 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[SEP]")
 """What the tokenizers of published models call the end of a document."""
 
+MASKS = ("[MASK]", "<mask>")
+"""What they call the token that stands for one that is to be said."""
+
 
 class FromFile:
     """The tokenizer in a tokenizer.json of Hugging Face, by the package tokenizers."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, masks: bool = False) -> None:
         try:
             from tokenizers import Tokenizer as Theirs
         except ImportError:
@@ -92,13 +120,28 @@ class FromFile:
         end = next((name for name in ENDS if self._own.token_to_id(name) is not None), "")
         if not end:
             raise InputError(f"{path} has no token that ends a document: none of {', '.join(ENDS)}")
-        self.end = int(self._own.token_to_id(end) or 0)
+        self.end = self.number(end)
+        mask = next((name for name in MASKS if self._own.token_to_id(name) is not None), None)
+        if masks and mask is None:
+            raise InputError(f"{path} has no token for masks, {' or '.join(MASKS)}, which this model learns to fill")
+        self.mask = self.number(mask or end)
         beside = path.with_name(TOKENIZER_CONFIG)
         self._config = beside.read_bytes() if beside.is_file() else _config(end)
 
     def encode(self, text: bytes) -> Sequence[int]:
         encoded = self._own.encode(text.decode("utf-8"), add_special_tokens=False)
         return list(encoded.ids)
+
+    def whole(self, text: bytes) -> Sequence[int]:
+        return list(self._own.encode(text.decode("utf-8")).ids)
+
+    def said(self, text: bytes) -> Sequence[int]:
+        found = self.whole(text)
+        return found if found[-1:] == [self.end] else [*found, self.end]
+
+    def number(self, name: str) -> int:
+        found = self._own.token_to_id(name)
+        return self.end if found is None else int(found)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._own.decode([int(token) for token in tokens]))
@@ -108,6 +151,6 @@ class FromFile:
         return {TOKENIZER: self._content, TOKENIZER_CONFIG: self._config}
 
 
-def tokenizer(name: str) -> Tokenizer:
-    """`bytes`, or the path of a tokenizer.json. Raises InputError."""
-    return Bytes() if name == "bytes" else FromFile(Path(name))
+def tokenizer(name: str, masks: bool = False) -> Tokenizer:
+    """`bytes`, or the path of a tokenizer.json; `masks`: with a token for masks. Raises InputError."""
+    return Bytes(masks) if name == "bytes" else FromFile(Path(name), masks)

@@ -1,0 +1,121 @@
+"""Arrays on the disk, one a file, written row by row and mapped when they are read; and which rows validate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.files import cannot_write, digest, written
+
+PARTS = ("training", "validation")
+FACTS = "data.json"
+"""The file of the facts about what was prepared, written last."""
+
+
+def file_of(part: str, name: str) -> str:
+    """The file of a column of a part: its numbers one after the other, the least significant byte first."""
+    return f"{part}.{name}"
+
+
+@dataclass
+class Columns:
+    """The columns of both parts on their way to the disk."""
+
+    folder: Path
+    types: Mapping[str, str]
+    sizes: dict[str, dict[str, int]]
+    _files: dict[tuple[str, str], BinaryIO] = field(default_factory=dict)
+
+    def put(self, part: str, row: Mapping[str, Any]) -> None:
+        """Add to the columns of a part. Raises InputError."""
+        for name, values in row.items():
+            array = np.asarray(values, self.types[name])
+            try:
+                self._files[part, name].write(array.tobytes())
+                self._files[part, name].flush()
+            except OSError as error:
+                raise cannot_write(self.folder / file_of(part, name), error) from None
+            self.sizes[part][name] += array.size
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Those of the columns of each part, once they are written."""
+        return {part: {name: self._digest(part, name) for name in self.types} for part in PARTS}
+
+    def _digest(self, part: str, name: str) -> str:
+        return digest({part: _mapped(self.folder / file_of(part, name), self.types[name])})
+
+
+@contextmanager
+def columns(folder: Path, types: Mapping[str, str]) -> Iterator[Columns]:
+    """Columns of these types in the folder; their files are there when the block is done without an error."""
+    found = Columns(folder, types, {part: dict.fromkeys(types, 0) for part in PARTS})
+    with ExitStack() as stack:
+        for part, name in ((part, name) for part in PARTS for name in types):
+            temporary = stack.enter_context(written(folder / file_of(part, name)))
+            found._files[part, name] = stack.enter_context(temporary.open("wb"))
+        yield found
+
+
+def mapped(folder: Path, part: str, name: str, numbers: str, count: int, fingerprint: str, advice: str) -> Any:
+    """A column, which stays on the disk. Raises InputError, which `advice` ends, where it is not what was written."""
+    path = folder / file_of(part, name)
+    try:
+        if path.stat().st_size != count * np.dtype(numbers).itemsize:
+            raise InputError(f"{path} is damaged: it should hold {count:,} {name}; {advice}")
+        found = _mapped(path, numbers)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; {advice}") from None
+    if digest({part: found}) != fingerprint:
+        raise InputError(f"{path} is damaged: its digest differs; {advice}")
+    return found
+
+
+def _mapped(path: Path, numbers: str) -> Any:
+    """The numbers of a file, which stay on the disk; an empty file cannot be mapped."""
+    return np.memmap(path, numbers, "r") if path.stat().st_size else np.zeros(0, numbers)
+
+
+@dataclass
+class Split:
+    """Deals rows to training and validation by a hash of what they are made of: the same always to the same part.
+
+    One row waits, so that there is one of both at the end.
+
+    share  of the rows that validate: those whose hash is in the lowest part of all hashes
+    """
+
+    share: float
+    put: Callable[[str, Any], None]
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARTS, 0))
+    held: Any = None
+
+    def add(self, content: bytes, row: Any) -> None:
+        """A row, and what it is made of."""
+        if self.held is None:
+            self.held = row
+        else:
+            self.to("validation" if _place(content) < self.share else "training", row)
+
+    def to(self, part: str, row: Any) -> None:
+        """Put a row there."""
+        self.put(part, row)
+        self.counts[part] += 1
+
+    def end(self) -> bool:
+        """The row that waits goes where one is missing. False where there is no other."""
+        if self.held is None or not any(self.counts.values()):
+            return False
+        self.to("validation" if not self.counts["validation"] else "training", self.held)
+        return True
+
+
+def _place(content: bytes) -> float:
+    """Where a row stands between 0 and 1: the same content always at the same place."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64

@@ -1,0 +1,141 @@
+"""Examples, a row each: on the disk as columns, drawn by shuffling them anew in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.weights import generator
+from learncost.equation.errors import InputError
+from learncost.training.data.columns import FACTS, PARTS, Split, columns, mapped
+from learncost.training.files import read_json, write_json
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds: numbers of a type, in rows of one shape; None: in rows of unequal length."""
+
+    numbers: str
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of unequal length, one after the other."""
+
+    numbers: Any
+    ends: Any
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, which: Any) -> list[Any]:
+        return [np.asarray(self.numbers[self.ends[at - 1] if at else 0 : self.ends[at]]) for at in which]
+
+    @property
+    def longest(self) -> int:
+        """How many numbers the longest row has."""
+        return int(np.diff(self.ends, prepend=0).max(initial=0))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Arrays by name, an example a row each."""
+
+    arrays: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def rows(self, which: Any) -> dict[str, Any]:
+        """Some of them; of a column with rows of unequal length a list."""
+        return {name: array[which] for name, array in self.arrays.items()}
+
+    def part(self, first: int, last: int) -> Examples:
+        """Those from `first` to before `last`."""
+        return Examples({name: array[first:last] for name, array in self.arrays.items()})
+
+    def stream(self, seed: int, start: int, count: int) -> Any:
+        """Which examples stand at some places of an endless row: every epoch is a shuffle of its own.
+
+        The row follows from the seed alone, so that those whose batches differ still learn from the same one.
+        """
+        total = len(self)
+        places = np.arange(start, start + count)
+        found = np.empty(count, int)
+        for epoch in range(start // total, (start + count - 1) // total + 1):
+            own = places // total == epoch
+            found[own] = _shuffled(seed, epoch, total)[places[own] % total]
+        return found
+
+
+@lru_cache(maxsize=2)
+def _shuffled(seed: int, epoch: int, total: int) -> Any:
+    return generator(seed, "epoch", epoch).permutation(total)
+
+
+def prepare(
+    rows: Iterable[tuple[bytes, Row]], kinds: Mapping[str, Column], share: float, folder: Path, facts: Mapping[str, Any]
+) -> None:
+    """Write examples, each with what it is made of, into the run's folder; the facts about them are written last.
+
+    share   of the examples that validate
+    """
+    types = {name: kind.numbers for name, kind in kinds.items()}
+    types |= {_ends(name): "<i8" for name, kind in kinds.items() if kind.shape is None}
+    with columns(folder, types) as written:
+
+        def put(part: str, row: Row) -> None:
+            written.put(part, row)
+            written.put(part, {_ends(n): [written.sizes[part][n]] for n, kind in kinds.items() if kind.shape is None})
+
+        split = Split(share, put)
+        for content, row in rows:
+            split.add(content, row)
+        if not split.end():
+            raise InputError("there must be two examples at least: one to learn from and one that validates")
+    shapes = {name: kind.shape for name, kind in kinds.items()}
+    told = {"examples": split.counts, "types": types, "shapes": shapes, "sizes": written.sizes}
+    write_json(folder / FACTS, {**facts, **told, "digests": written.digests()})
+
+
+def _ends(name: str) -> str:
+    return f"{name}.ends"
+
+
+def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]:
+    """The examples in a run's folder that are learned from and that validate, and the facts about them.
+
+    Raises InputError where they are damaged.
+    """
+    facts = read_json(folder / FACTS, advice)
+    found = []
+    try:
+        for part in PARTS:
+            count = facts["examples"][part]
+            own = {
+                name: mapped(folder, part, name, kind, facts["sizes"][part][name], facts["digests"][part][name], advice)
+                for name, kind in facts["types"].items()
+            }
+            shapes = facts["shapes"].items()
+            found.append(
+                Examples(
+                    {
+                        name: Ragged(own[name], own[_ends(name)]) if size is None else own[name].reshape(count, *size)
+                        for name, size in shapes
+                    }
+                )
+            )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
+    training, validation = found
+    return training, validation, facts

@@ -1,0 +1,120 @@
+"""Images with classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.data.examples import Column, Row
+from learncost.training.data.lists import Line, lines, lists
+from learncost.training.data.readers import CLASS, classes_of, in_order, number_of
+from learncost.training.engine import Batch
+
+FORMATS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+"""The formats that are read, by how the names of files end."""
+
+MODES: Mapping[int, str] = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's names of pixels with so many channels."""
+
+MEAN = DEVIATION = 0.5
+"""Pixels from 0 to 1 become those from -1 to 1, as transformers' ViTImageProcessor and Dosovitskiy et al.'s code do."""
+
+
+def pillow() -> Any:
+    """Pillow's module Image. Raises InputError."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("images need the package Pillow: pip install 'learncost[images]'") from None
+    return Image
+
+
+@dataclass(frozen=True)
+class Images:
+    """An image, and the class that it has."""
+
+    height: int
+    width: int
+    channels: int
+    reads: ClassVar[str] = "images with classes, a .csv with FILE,LABEL in each line or a folder of PNGs for each class"
+    holds: ClassVar[tuple[str, str]] = ("file", "label")
+    classes: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"image": Column("|u1", (self.channels, self.height, self.width)), "labels": CLASS}
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return in_order({line.second for line in self._lines(paths)})
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        for line in self._lines(paths):
+            content = read(line)
+            yield content, {"image": self._pixels(line, content), "labels": number_of(line, line.second, labels)}
+
+    def _lines(self, paths: Sequence[str]) -> Iterator[Line]:
+        """An image a line: of lists, else of the folders in a folder, each being a class."""
+        found = False
+        for line in (own for path in lists(paths) for own in lines(path, self.holds)):
+            found = True
+            yield line
+        if found:
+            return
+        for folder in map(Path, paths):
+            inner = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else ()
+            for one in inner:
+                for file in sorted(one.iterdir()):
+                    if file.suffix.lower() in FORMATS:
+                        found = True
+                        yield Line(folder, 0, str(file.relative_to(folder)), one.name)
+        if not found:
+            raise InputError(f"this model learns from {self.reads}; there is none in {', '.join(paths)}")
+
+    def _pixels(self, line: Line, content: bytes) -> Any:
+        """An image [channels, height, width] of this size, from 0 to 255: larger and smaller ones are resized.
+
+        Bilinear, as transformers' ViTImageProcessor resizes.
+        """
+        images = pillow()
+        if self.channels not in MODES:
+            raise InputError(f"images have 1, 3 or 4 channels, and the model reads {self.channels}: --num-channels")
+        try:
+            with images.open(BytesIO(content), formats=tuple(sorted(set(FORMATS.values())))) as image:
+                own = image.convert(MODES[self.channels])
+                if own.size != (self.width, self.height):
+                    own = own.resize((self.width, self.height), images.Resampling.BILINEAR)
+        except Exception as error:  # the package raises what its decoders raise
+            reason = "a PNG or a JPEG" if isinstance(error, images.UnidentifiedImageError) else str(error)
+            raise InputError(f"{place(line)} is no image that can be read: {reason}") from None
+        return np.asarray(own, np.uint8).reshape(self.height, self.width, self.channels).transpose(2, 0, 1)
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        image = (np.asarray(rows["image"], np.float32) / 255 - MEAN) / DEVIATION
+        return {"image": image, "labels": np.asarray(rows["labels"], np.int64)}
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        return classes_of(batch, scores, labels)
+
+
+def place(line: Line) -> str:
+    """Where a file stands, and where it is named."""
+    return str(line.path / line.first) if not line.number else f"{line.where}: {line.path.parent / line.first}"
+
+
+def read(line: Line) -> bytes:
+    """The file that a line names, beside the list or in its folder. Raises InputError."""
+    folder = line.path.parent if line.number else line.path
+    try:
+        return (folder / line.first).read_bytes()
+    except FileNotFoundError:
+        raise InputError(
+            f"{line.where}: there is no file {folder / line.first}; the first column names files beside the list"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{place(line)} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,0 +1,212 @@
+"""Examples with answers beside them: pairs of texts, texts with classes, words with classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.data.examples import Column, Row
+from learncost.training.data.lists import Line, lines, lists
+from learncost.training.data.task import padded, predicted
+from learncost.training.engine import Batch
+from learncost.training.tokenizer import Tokenizer
+
+RAGGED = Column("<u4", None)
+CLASS = Column("<i4", ())
+CLASSES = Column("<i4", None)
+
+
+class Reader(Protocol):
+    """How examples stand in files, on the disk and in batches.
+
+    reads    what they are in files, in words
+    holds    what the two columns of a list hold
+    columns  by the names that rows have
+    classes  whether each answer is one of few classes
+    """
+
+    reads: ClassVar[str]
+    holds: ClassVar[tuple[str, str]]
+    classes: ClassVar[bool]
+
+    @property
+    def columns(self) -> Mapping[str, Column]: ...
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        """The names of the classes in their order."""
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        """Every example, with what it is made of. Raises InputError."""
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        """Examples as a model takes them; `longest` of all rows of unequal length."""
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        """A line for each example: what was right, and what the scores say."""
+
+
+def in_order(names: set[str]) -> tuple[str, ...]:
+    """The names of classes: numbers by their size, all else by the alphabet."""
+    numbers = all(name.isascii() and name.isdigit() for name in names)
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if numbers else None))
+
+
+def number_of(line: Line, name: str, labels: Sequence[str]) -> int:
+    """The number of a class. Raises InputError where the list has changed since its classes were read."""
+    if name not in labels:
+        raise InputError(f"{line.where}: there was no class {name!r} when the list was read first; leave it as it was")
+    return labels.index(name)
+
+
+def shifted(targets: Any, start: int) -> Any:
+    """What the decoder reads: the start, then each target but the last (transformers' shift_tokens_right)."""
+    before = np.roll(targets, 1, axis=1)
+    before[:, 0] = start
+    return np.maximum(before, 0)
+
+
+def listed(paths: Sequence[str], reader: Reader) -> Iterator[Line]:
+    """The lines of all lists in the paths. Raises InputError where there is none."""
+    found = lists(paths)
+    if not found:
+        raise InputError(f"this model learns from {reader.reads}; there is none in {', '.join(paths)}")
+    for path in found:
+        yield from lines(path, reader.holds)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two texts: the encoder reads the first, the decoder says the second."""
+
+    own: Tokenizer
+    start: int
+    lengths: tuple[int, int]
+    reads: ClassVar[str] = "pairs of texts, a .tsv with SOURCE, a tab and TARGET in each line"
+    holds: ClassVar[tuple[str, str]] = ("source", "target")
+    classes: ClassVar[bool] = False
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"encoder_tokens": RAGGED, "targets": RAGGED}
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        for line in listed(paths, self):
+            if not line.first or not line.second:
+                raise InputError(f"{line.where} has an empty column: there must be a source and a target")
+            source = line.first.encode()
+            yield source, {"encoder_tokens": self.own.whole(source), "targets": self.own.said(line.second.encode())}
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        widths = [min(most, longest[name]) for name, most in zip(self.columns, self.lengths, strict=True)]
+        tokens, there = padded(rows["encoder_tokens"], widths[0])
+        targets, _ = padded(rows["targets"], widths[1], -1)
+        read = {"encoder_tokens": tokens, "encoder_mask": there}
+        return {**read, "tokens": shifted(targets, self.start), "targets": targets}
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        return [
+            f"{self.own.decode(source[there])!r}: {told_of(self.own, targets, said)}"
+            for source, there, targets, said in zip(
+                batch["encoder_tokens"], batch["encoder_mask"], batch["targets"], predicted(scores), strict=True
+            )
+        ]
+
+
+def told_of(own: Tokenizer, targets: Any, said: Any) -> str:
+    """What was to be said, and what is said of each token after those that are right."""
+    there = targets >= 0
+    return f"{own.decode(targets[there])!r}, said {own.decode(said[there])!r}"
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A text, and the class that it has."""
+
+    own: Tokenizer
+    length: int
+    reads: ClassVar[str] = "texts with classes, a .tsv with TEXT, a tab and LABEL in each line"
+    holds: ClassVar[tuple[str, str]] = ("text", "label")
+    classes: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"tokens": RAGGED, "labels": CLASS}
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return in_order({line.second for line in listed(paths, self)})
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        for line in listed(paths, self):
+            if not line.first:
+                raise InputError(f"{line.where} has no text")
+            text = line.first.encode()
+            yield text, {"tokens": self.own.whole(text), "labels": number_of(line, line.second, labels)}
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        tokens, there = padded(rows["tokens"], min(self.length, longest["tokens"]))
+        return {"tokens": tokens, "mask": there, "labels": np.asarray(rows["labels"])}
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        texts = [self.own.decode(own[there]) for own, there in zip(batch["tokens"], batch["mask"], strict=True)]
+        return [f"{text!r}: {one}" for text, one in zip(texts, classes_of(batch, scores, labels), strict=True)]
+
+
+def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+    """The class of each example, and what is said."""
+    return [
+        f"{labels[right]}, said {labels[said] if said < len(labels) else said}"
+        for right, said in zip(batch["labels"], predicted(scores), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A text of words with spaces between, each with a class; the class is said at a word's first token."""
+
+    own: Tokenizer
+    length: int
+    reads: ClassVar[str] = "texts whose words have classes, a .tsv with TEXT, a tab and as many LABELS in each line"
+    holds: ClassVar[tuple[str, str]] = ("text", "label")
+    classes: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"tokens": RAGGED, "targets": CLASSES}
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return in_order({name for line in listed(paths, self) for name in line.second.split()})
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        for line in listed(paths, self):
+            words, names = line.first.split(), line.second.split()
+            if len(words) != len(names) or not words:
+                raise InputError(f"{line.where} has {len(words)} words and {len(names)} labels: each word needs one")
+            parts = [self.own.encode(f"{' ' if at else ''}{word}".encode()) for at, word in enumerate(words)]
+            targets = [
+                number_of(line, name, labels) if at == 0 else -1
+                for part, name in zip(parts, names, strict=True)
+                for at in range(len(part))
+            ]
+            yield line.first.encode(), {"tokens": [token for part in parts for token in part], "targets": targets}
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        length = min(self.length, longest["tokens"])
+        tokens, there = padded(rows["tokens"], length)
+        return {"tokens": tokens, "mask": there, "targets": padded(rows["targets"], length, -1)[0]}
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        names = np.array([*labels, *map(str, range(len(labels), scores.shape[-1]))])
+        return [
+            f"{self.own.decode(tokens[keep])!r}: {' '.join(names[right[right >= 0]])}, "
+            f"said {' '.join(names[said[right >= 0]])}"
+            for tokens, keep, right, said in zip(
+                batch["tokens"], batch["mask"], batch["targets"], predicted(scores), strict=True
+            )
+        ]

@@ -1,0 +1,95 @@
+"""Examples with answers as what a run learns from: an example a row, shuffled anew in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.data.examples import Examples, Ragged, load, prepare
+from learncost.training.data.readers import Reader
+from learncost.training.data.task import Progress, Say
+from learncost.training.engine import Batch
+from learncost.training.options import Options
+
+CHECKED = 1024
+"""How many examples validate at most."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Examples that a reader finds in files."""
+
+    reader: Reader
+
+    @property
+    def reads(self) -> str:
+        return self.reader.reads
+
+    @property
+    def classes(self) -> bool:
+        return self.reader.classes
+
+    @property
+    def example(self) -> Batch:
+        """Numbers that are 0, two of each row whose length is free."""
+        kinds = self.reader.columns.items()
+        sizes = {name: (2,) if kind.shape is None else kind.shape for name, kind in kinds}
+        rows = {name: np.zeros((1, *sizes[name]), kind.numbers) for name, kind in kinds}
+        return self.reader.batch(rows, dict.fromkeys(rows, 2))
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        found = self.reader.labels(paths)
+        if self.classes and len(found) < 2:
+            raise InputError(f"there must be two classes at least, and {', '.join(found) or 'none'} is all there is")
+        return found
+
+    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+        labels = self.labels(options.paths)
+        rows = Progress(say, "examples")(self.reader.rows(options.paths, labels))
+        prepare(rows, self.reader.columns, options.validation_share, folder, {"labels": list(labels)})
+
+    def load(self, options: Options, folder: Path, advice: str) -> RowsData:
+        training, validation, facts = load(folder, advice)
+        return RowsData(self.reader, options, training, validation, facts["labels"])
+
+
+@dataclass(frozen=True)
+class RowsData:
+    """A run's examples."""
+
+    reader: Reader
+    options: Options
+    training: Examples
+    validation: Examples
+    labels: Sequence[str]
+
+    @property
+    def bytes_per_token(self) -> None:
+        return None
+
+    @property
+    def longest(self) -> Mapping[str, int]:
+        """Of the columns whose rows are of unequal length."""
+        parts = (self.training.arrays.items(), self.validation.arrays.items())
+        rows = [(name, own.longest) for part in parts for name, own in part if isinstance(own, Ragged)]
+        return {name: max(length for other, length in rows if other == name) for name, _ in rows}
+
+    def batch(self, step: int) -> Batch:
+        size = (self.options.batch_size or 1) * self.options.accumulate
+        which = self.training.stream(self.options.seed, step * size, size)
+        return self.reader.batch(self.training.rows(which), self.longest)
+
+    def check(self) -> Iterator[Batch]:
+        """At most 1,024 of the examples that validate, evenly spread."""
+        total, size = len(self.validation), self.options.batch_size or 1
+        which = np.linspace(0, total - 1, min(total, CHECKED)).astype(int)
+        for at in range(0, len(which), size):
+            yield self.reader.batch(self.validation.rows(which[at : at + size]), self.longest)
+
+    def show(self, batch: Batch, scores: Any) -> Sequence[str]:
+        return self.reader.show(batch, scores, self.labels)

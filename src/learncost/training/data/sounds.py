@@ -1,0 +1,119 @@
+"""Sounds with what is said in them."""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, ClassVar
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.data.examples import Column, Row
+from learncost.training.data.images import place, read
+from learncost.training.data.lists import Line
+from learncost.training.data.readers import RAGGED, listed, shifted, told_of
+from learncost.training.data.task import padded, predicted
+from learncost.training.engine import Batch
+from learncost.training.tokenizer import Tokenizer
+
+RATE, WINDOW, STRIDE = 16_000, 400, 160
+"""Radford et al. 2022, section 2.2: samples a second; windows of 25 ms, one every 10 ms."""
+
+
+@lru_cache
+def mel_filters(channels: int) -> Any:
+    """Triangles [frequencies, channels] of equal area, evenly spread on Slaney's scale of pitch from 0 to 8,000 Hz.
+
+    The scale is linear below 1,000 Hz, 200/3 Hz a mel, and logarithmic above, 27 mels for a factor of 6.4 (Slaney 1998,
+    Auditory Toolbox).
+    """
+    step, border, factor = 200 / 3, 1000.0, np.log(6.4) / 27
+    highest = border / step + np.log(RATE / 2 / border) / factor
+    mels = np.linspace(0, highest, channels + 2)
+    edges = np.where(mels < border / step, mels * step, border * np.exp(factor * (mels - border / step)))
+    frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)[:, None]
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    triangles = np.minimum((frequencies - low) / (middle - low), (high - frequencies) / (high - middle))
+    return np.maximum(0, triangles) * 2 / (high - low)
+
+
+def log_mel(sound: Any, frames: int, channels: int) -> Any:
+    """The spectrogram [frames, channels] of samples from -1 to 1: silence follows a short sound, a long one is cut.
+
+    Logarithms of the power to base 10, the lowest 8 below the highest, then a quarter of them and 1 (Radford et al.'s
+    code, whisper/audio.py).
+    """
+    own = np.zeros(frames * STRIDE)
+    own[: min(len(sound), len(own))] = sound[: len(own)]
+    own = np.pad(own, WINDOW // 2, mode="reflect")
+    pieces = np.lib.stride_tricks.sliding_window_view(own, WINDOW)[::STRIDE][:frames]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    power = np.abs(np.fft.rfft(pieces * hann)) ** 2
+    logarithms = np.log10(np.maximum(power @ mel_filters(channels), 1e-10))
+    return np.maximum(logarithms, logarithms.max() - 8) / 4 + 1
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """A sound, and the text that is said in it."""
+
+    own: Tokenizer
+    start: int
+    frames: int
+    channels: int
+    length: int
+    reads: ClassVar[str] = "sounds with texts, a .tsv with the FILE of a WAV, a tab and TEXT in each line"
+    holds: ClassVar[tuple[str, str]] = ("file", "text")
+    classes: ClassVar[bool] = False
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return {"features": Column("<f4", (self.frames, self.channels)), "targets": RAGGED}
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
+        for line in listed(paths, self):
+            if not line.second:
+                raise InputError(f"{line.where} has no text")
+            content = read(line)
+            features = log_mel(samples(line, content), self.frames, self.channels)
+            yield content, {"features": features, "targets": self.own.said(line.second.encode())}
+
+    def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
+        targets, _ = padded(rows["targets"], min(self.length, longest["targets"]), -1)
+        return {"features": np.asarray(rows["features"]), "tokens": shifted(targets, self.start), "targets": targets}
+
+    def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
+        both = zip(batch["targets"], predicted(scores), strict=True)
+        return [told_of(self.own, targets, said) for targets, said in both]
+
+
+def samples(line: Line, content: bytes) -> Any:
+    """The samples of a WAV from -1 to 1, the mean of its channels. Raises InputError."""
+    try:
+        with wave.open(BytesIO(content)) as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            data = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise InputError(f"{place(line)} is no WAV that can be read: {error or 'it ends too early'}") from None
+    if rate != RATE:
+        raise InputError(
+            f"{place(line)} has {rate:,} samples a second and must have {RATE:,}: ffmpeg -i IN.wav -ar {RATE} OUT.wav"
+        )
+    data = data[: len(data) // (width * channels) * width * channels]
+    if width == 1:  # the only width without a sign
+        found = (np.frombuffer(data, np.uint8) - 128.0) / 128
+    else:
+        raw = np.frombuffer(data, np.uint8).reshape(-1, width)
+        wide = np.zeros((len(raw), 4), np.uint8)
+        wide[:, 4 - width :] = raw  # the least significant byte first, in the upper bytes of 32 bits
+        found = wide.view("<i4")[:, 0] / 2.0**31
+    if not len(found):
+        raise InputError(f"{place(line)} holds no sound")
+    return found.reshape(-1, channels).mean(axis=1)

@@ -1,0 +1,106 @@
+"""What a model learns from: how plain files become batches of it, and what is shown of what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from learncost.training.engine import Batch
+from learncost.training.options import Options
+
+Say = Callable[[str], None]
+"""Who is told how far reading is."""
+
+
+class Data(Protocol):
+    """What a run learns from, as its folder has it. Its batches follow from the run's options and the step alone."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """How many bytes of text a target stands for, where each token of a text is one."""
+
+    def batch(self, step: int) -> Batch:
+        """What a step learns from."""
+
+    def check(self) -> Iterator[Batch]:
+        """What validates, a batch of the run's size after the other, always the same."""
+
+    def show(self, batch: Batch, scores: Any) -> Sequence[str]:
+        """A line for each of the first examples of a batch: what was right, and what the scores say."""
+
+
+class Task(Protocol):
+    """What a model learns from, by its head and its inputs.
+
+    reads     what it is in files, in words
+    classes   whether each answer is one of few classes, of which the right ones are counted
+    example   a batch with which a model can be tried before there are data
+    """
+
+    @property
+    def reads(self) -> str: ...
+
+    @property
+    def classes(self) -> bool: ...
+
+    @property
+    def example(self) -> Batch: ...
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        """The names of the classes in the files, in the order of their numbers; none where they say none."""
+
+    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+        """Write the data into the folder. Raises InputError."""
+
+    def load(self, options: Options, folder: Path, advice: str) -> Data:
+        """The data in the folder. Raises InputError where they are damaged, or too few."""
+
+
+def answers(batch: Batch) -> tuple[Any, ...]:
+    """The right answers of a batch, negative where there is none."""
+    return tuple(np.asarray(batch[name]) for name in ("targets", "labels") if name in batch)
+
+
+def count(batch: Batch) -> int:
+    """How many answers a batch has."""
+    return sum(int((own >= 0).sum()) for own in answers(batch))
+
+
+def right(batch: Batch, scores: Any) -> int:
+    """How many answers the scores have right: of several classes the highest, of a single one whether it is above 0."""
+    (own,) = answers(batch)
+    return int((predicted(scores) == own).sum())
+
+
+def predicted(scores: Any) -> Any:
+    """What scores [..., classes] say."""
+    return (scores[..., 0] > 0).astype(int) if scores.shape[-1] == 1 else scores.argmax(axis=-1)
+
+
+def padded(rows: Sequence[Any], length: int, nothing: int = 0) -> tuple[Any, Any]:
+    """Rows of unequal length as one array of this width, what is longer being cut; and where something is."""
+    found = np.full((len(rows), length), nothing, np.int64)
+    there = np.zeros((len(rows), length), bool)
+    for at, row in enumerate(rows):
+        found[at, : len(row)] = row[:length]
+        there[at, : len(row)] = True
+    return found, there
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Says now and then how many were read."""
+
+    say: Say
+    what: str
+    every: int = 1000
+
+    def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
+        for number, row in enumerate(rows, 1):
+            yield row
+            if number % self.every == 0:
+                self.say(f"{number:,} {self.what} are read")

@@ -1,0 +1,76 @@
+"""Which task a model has: it follows from its head and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from learncost.engines.weights import shape
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration
+from learncost.models.families import FAMILIES, instead
+from learncost.models.model import Model, build, run_sizes
+from learncost.training.data.images import Images
+from learncost.training.data.readers import Classes, Pairs, Words
+from learncost.training.data.rows import Rows
+from learncost.training.data.sounds import Sounds
+from learncost.training.data.task import Task
+from learncost.training.data.text import Rule, Text, masked, next_tokens, replaced, two_sentences
+from learncost.training.options import Options
+from learncost.training.tokenizer import Tokenizer, tokenizer
+
+_RULES: Mapping[str, Rule] = {
+    "masked-language-model": masked,
+    "pre-training": two_sentences,
+    "discriminator": replaced,
+}
+"""What is to be said of plain text, by the head; a language model that sees what follows fills masks too."""
+
+
+def _inputs(model: Model) -> frozenset[str]:
+    return frozenset(name.rpartition(".")[2] for name in model.table.inputs)
+
+
+def _rule(model: Model) -> Rule | None:
+    """What is to be said of plain text; None where the answers stand beside what is read."""
+    head = model.configuration.head
+    if head == "language-model" and not model.two_sided:
+        return next_tokens if model.causal else masked
+    return _RULES.get(head)
+
+
+def next_token(configuration: Configuration) -> bool:
+    """Whether the model says the next token of plain text, so that it can go on with one."""
+    return _rule(build(configuration)) is next_tokens
+
+
+def tokenizer_of(configuration: Configuration, name: str) -> Tokenizer | None:
+    """The tokenizer of that name, with a mask where the model fills masks; None for a model without tokens."""
+    model = build(configuration)
+    return tokenizer(name, _rule(model) in (masked, two_sentences)) if "tokens" in _inputs(model) else None
+
+
+def task(configuration: Configuration, own: Tokenizer | None, options: Options) -> Task:
+    """What the model learns from, and how. Raises InputError where nothing in files says it."""
+    model = build(configuration)
+    inputs, name = _inputs(model), configuration.name
+    if not model.learns:
+        raise InputError(f"{name} has no answers to learn from{instead(configuration.family)}")
+    if own is None:
+        if "image" not in inputs:
+            raise InputError(f"{name} reads {', '.join(sorted(inputs))}, which train does not find in files")
+        sizes = configuration.sizes
+        return Rows(Images(sizes["image_size"], sizes["image_width"], sizes["num_channels"]))
+    if (rule := _rule(model)) is not None:
+        return Text(rule, own)
+    length, target = options.seq_len or 0, options.target_len or 0
+    if "targets" not in inputs and "labels" not in inputs:
+        raise InputError(f"{name} learns where answers stand, which train does not find in files: use lc.Training")
+    if not model.two_sided:
+        return Rows(Words(own, length) if "targets" in inputs else Classes(own, length))
+    if "targets" not in inputs:
+        raise InputError(f"{name} learns classes with two stacks, which train does not do from files: use lc.Training")
+    start = own.number(FAMILIES[configuration.family].start)
+    if "features" not in inputs:
+        return Rows(Pairs(own, start, (length, target)))
+    _, frames, channels = shape(model.table, "features", run_sizes(model, 1, None, None))
+    return Rows(Sounds(own, start, frames, channels, target))

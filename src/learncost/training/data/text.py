@@ -1,0 +1,127 @@
+"""Text without answers beside it: what is to be said follows from the text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.equation.errors import InputError
+from learncost.training.data import corpus
+from learncost.training.data.corpus import Corpus, philox
+from learncost.training.data.task import Say, predicted
+from learncost.training.engine import Batch
+from learncost.training.options import Options
+from learncost.training.tokenizer import Tokenizer
+
+Rule = Callable[[Any, np.random.Generator, Tokenizer], Batch]
+"""From windows of tokens [B, M + 1], random numbers and what the tokens are to a batch."""
+
+CHOSEN, MASKED, CHANGED = 0.15, 0.8, 0.1
+"""Devlin et al. 2019, section 3.1: the share of tokens that are predicted; of these, of masks and of random tokens."""
+
+
+def next_tokens(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+    """Each token's successor."""
+    return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+
+
+def masked(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+    """What stood at the chosen places: most of them are masked, some have another token, some stay (Devlin et al.)."""
+    tokens = rows[:, :-1]
+    chosen, kind = _chosen(tokens, draw, own.end), draw.random(tokens.shape)
+    other = draw.integers(0, own.size, tokens.shape)
+    seen = np.where(kind < MASKED, own.mask, np.where(kind < MASKED + CHANGED, other, tokens))
+    return {"tokens": np.where(chosen, seen, tokens), "targets": np.where(chosen, tokens, -1)}
+
+
+def replaced(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+    """Whether a token was replaced: 15 % are, at random. One that happens to be the old one was not (Clark et al. 2020,
+    section 2, whose generator is trained beside; here there is none)."""
+    tokens = rows[:, :-1]
+    seen = np.where(_chosen(tokens, draw, own.end), draw.integers(0, own.size, tokens.shape), tokens)
+    return {"tokens": seen, "targets": (seen != tokens).astype(int)}
+
+
+def two_sentences(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+    """Masked tokens, and whether the second half follows the first (label 0) or is another sequence's (1), which half
+    of them are (Devlin et al. 2019, section 3.1)."""
+    half = rows.shape[1] // 2
+    strange = (draw.random(len(rows)) < 0.5) & (len(rows) > 1)
+    mixed = np.where(strange[:, None] & (np.arange(rows.shape[1]) >= half), np.roll(rows, 1, axis=0), rows)
+    types = np.broadcast_to(np.arange(rows.shape[1] - 1) >= half, mixed[:, :-1].shape).astype(int)
+    return {**masked(mixed, draw, own), "types": types, "labels": strange.astype(int)}
+
+
+def _chosen(tokens: Any, draw: np.random.Generator, end: int) -> Any:
+    """Where 15 % of each row's tokens are, at least one; what ends a document is not chosen."""
+    order = np.where(tokens == end, 2.0, draw.random(tokens.shape)).argsort(axis=1).argsort(axis=1)
+    there = (tokens != end).sum(axis=1, keepdims=True)
+    return order < np.minimum(np.maximum(1, np.rint(CHOSEN * there)), there)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Windows of long rows of tokens, from which a rule makes batches."""
+
+    rule: Rule
+    own: Tokenizer
+    reads: str = "text files, or folders with text files in them"
+    classes: bool = False
+
+    @property
+    def example(self) -> Batch:
+        return self.rule(np.zeros((2, 3), int), np.random.default_rng(0), self.own)
+
+    def labels(self, paths: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    def prepare(self, options: Options, folder: Path, say: Say) -> None:
+        corpus.prepare(options.paths, self.own, options.validation_share, folder)
+
+    def load(self, options: Options, folder: Path, advice: str) -> TextData:
+        found = corpus.load(folder, advice)
+        assert options.seq_len is not None
+        if len(found.training) <= options.seq_len or len(found.validation) < 2:
+            raise InputError(
+                f"{len(found.training):,} tokens are too few for sequences of {options.seq_len}: give more text, or a "
+                "smaller --seq-len"
+            )
+        return TextData(self, found, options)
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A run's text."""
+
+    task: Text
+    corpus: Corpus
+    options: Options
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return self.corpus.bytes_per_token if self.task.rule is next_tokens else None
+
+    def batch(self, step: int) -> Batch:
+        options = self.options
+        size, length = (options.batch_size or 1) * options.accumulate, options.seq_len or 1
+        rows = self.corpus.windows(size, length, options.seed, step)
+        return self.task.rule(rows, np.random.Generator(philox(options.seed, step, 1)), self.task.own)
+
+    def check(self) -> Iterator[Batch]:
+        rows, size = self.corpus.check(self.options.seq_len or 1), self.options.batch_size or 1
+        for at in range(0, len(rows), size):
+            yield self.task.rule(rows[at : at + size], np.random.Generator(philox(0, at, 2)), self.task.own)
+
+    def show(self, batch: Batch, scores: Any) -> Sequence[str]:
+        """The text as it was seen, and with what is said at the places that were asked for."""
+        own, lines = self.task.own, []
+        for tokens, targets, said in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
+            there = (targets >= 0) & (targets < own.size)
+            right = int((said == targets)[there].sum())
+            filled = own.decode(np.where(there, said, tokens))
+            lines.append(f"{filled!r}: {right} of {there.sum()} right")
+        return lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from learncost.books.book import book
 from learncost.engines.bfloat16 import two_bytes, widened
 from learncost.engines.emitted import EmittedTraining
@@ -160,7 +162,8 @@ class NumPyEngine:
         return float(self._training.forward(**batch)["loss"])
 
     def look(self, batch: Batch) -> tuple[float, Any]:
-        return self._training.look(**batch)
+        loss, scores = self._training.look(**batch)
+        return loss, np.asarray(scores)
 
     def flops(self, batch: Batch) -> int:
         own, parts = self._training, self._training.settings.accumulate

@@ -148,7 +148,7 @@ def config(configuration: Configuration, dropout: float, own: Tokenizer | None) 
         values["activation"] = _ACTIVATIONS.get(str(values["activation"]), values["activation"])
     return {
         "model_type": configuration.family,
-        "architectures": [configuration.architecture],
+        **({"architectures": [configuration.architecture]} if configuration.architecture else {}),
         **{keys.get(name, name): value for name, value in values.items()},
         **dict.fromkeys(configuration.dropout, dropout),
         **tokens,

@@ -44,6 +44,7 @@ class Rows:
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
         found = self.reader.labels(paths)
+        next(self.reader.rows(paths, found))  # what is wrong with all of them is said before anything is made
         if self.classes and len(found) < 2:
             raise InputError(f"there must be two classes at least, and {', '.join(found) or 'none'} is all there is")
         return found

@@ -69,8 +69,14 @@ class Text:
 
     rule: Rule
     own: Tokenizer
-    reads: str = "text files, or folders with text files in them"
-    classes: bool = False
+
+    @property
+    def reads(self) -> str:
+        return "text files, or folders with text files in them"
+
+    @property
+    def classes(self) -> bool:
+        return self.rule is replaced
 
     @property
     def example(self) -> Batch:
@@ -117,11 +123,14 @@ class TextData:
             yield self.task.rule(rows[at : at + size], np.random.Generator(philox(0, at, 2)), self.task.own)
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
-        """The text as it was seen, and with what is said at the places that were asked for."""
+        """The text with what is said at the places that were asked for, or which of its tokens are called replaced."""
         own, lines = self.task.own, []
         for tokens, targets, said in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
-            there = (targets >= 0) & (targets < own.size)
-            right = int((said == targets)[there].sum())
-            filled = own.decode(np.where(there, said, tokens))
-            lines.append(f"{filled!r}: {right} of {there.sum()} right")
+            there = targets >= 0
+            if self.task.classes:
+                found = f"{(said & targets).sum()} of {targets.sum()} replaced tokens found"
+                lines.append(f"{own.decode(tokens)!r}: {found}, {(said > targets).sum()} others called so")
+            else:
+                right = f"{(said == targets)[there].sum()} of {there.sum()} masked tokens right"
+                lines.append(f"{own.decode(np.where(there, said, tokens))!r}: {right}")
         return lines

@@ -2,7 +2,7 @@
 
 It follows NumPy's protocols and knows nothing of tables or prices. One unit for each element of the result of an
 elementwise operation, for each element that a reduction reads, for each point that a scatter-add adds; two for each
-term of a matrix product. Moves (transposing, reshaping, indexing, stacking) are nothing.
+term of a matrix product. Moves (transposing, reshaping, indexing, stacking) and choices (sorting) are nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 TALLY: Counter[str] = Counter()  # operation -> units, of all arrays together
 
 _MOVES = {
-    "broadcast_to", "concatenate", "copyto", "empty_like", "expand_dims", "full_like", "moveaxis", "ndim", "ones_like",
-    "reshape", "shape", "size", "squeeze", "stack", "swapaxes", "transpose", "zeros_like",
+    "argsort", "broadcast_to", "concatenate", "copyto", "empty_like", "expand_dims", "full_like", "moveaxis", "ndim",
+    "ones_like", "reshape", "shape", "size", "squeeze", "stack", "swapaxes", "transpose", "zeros_like",
 }  # fmt: skip
 
 

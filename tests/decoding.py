@@ -106,8 +106,7 @@ def latent(scale=None):
 
 
 def mixture():
-    text = stack(GROUPED, "choices").replace("carry X:", "carry X each chosen=choices:")
-    return lc.layer(text.replace("gated_feed_forward(G; mlp)", "mixture_of_experts(G, chosen; moe)"))
+    return lc.layer(stack(GROUPED).replace("gated_feed_forward(G; mlp)", "mixture_of_experts(G; moe)"))
 
 
 def tied(text):
@@ -158,7 +157,6 @@ def at_positions(table, sizes, queries, keys):
         "bucket": np.minimum(np.abs(distance), sizes["b"] - 1),
         "visible": distance < sizes["window"],
         "seen": distance >= 0,
-        "choices": np.random.default_rng(9).integers(0, 4, (sizes["n_layer"], sizes["B"], 100, 2))[:, :, queries],
     }
     return {name: value for name, value in found.items() if name in table.inputs}
 
@@ -173,7 +171,7 @@ class Generation:
         self.weights = weights or weights_of(model.table, sizes)
         self.tokens = rng.integers(0, sizes["v"], (sizes["B"], length))
         self.source = rng.integers(0, sizes["v"], (sizes["B"], 7))
-        self.counts = {name: sizes[name] for name in ("n_layer", "n_enc", "n_dec", "n_pair", "window")}
+        self.counts = {name: sizes[name] for name in ("n_layer", "n_enc", "n_dec", "n_pair", "window", "t")}
 
     def given(self, table, queries, keys):
         """All that a table is given, but its cache."""

@@ -109,7 +109,7 @@ def test_a_file_with_nothing_but_its_type(family):
     named = {"activation": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
     for name, value in short.settings.items():
         if name not in (*implied, "rope_theta", "rope_type"):  # angles stand in an object of their own there
-            assert getattr(config, named.get(name, name)) == value, name
+            assert (getattr(config, named.get(name, name)) or type(value)()) == value, name
 
 
 def test_experts_per_token_have_no_default_in_deepseek_v2():
@@ -163,17 +163,14 @@ SMALL = {
 
 @pytest.mark.parametrize("family", TYPES)
 def test_the_proof_chooses_among_experts(family):
-    """Stacks of choices are drawn within the experts, and the table runs as torch counts it."""
+    """The table chooses by itself, and runs as torch counts it."""
     pytest.importorskip("torch")
-    from learncost.proof.sample import random_arrays, small_sizes
+    from learncost.proof.sample import small_sizes
     from learncost.proof.torch_side import flops
 
     table = build(read({"model_type": family, **SMALL})).table
     sizes = small_sizes(table)
-    arrays = random_arrays(table, sizes)
-    stacks = [name for name in table.inputs if name.startswith("choices")]
-    assert stacks
-    assert all(0 <= arrays[name].min() <= arrays[name].max() < sizes["e"] for name in stacks)
+    assert table.indices.intersection(table.inputs) == {"tokens", "flip", "targets"}
     assert flops(table, table.weights, sizes, False) == lc.price(table, sizes, "matmul").flops
 
 

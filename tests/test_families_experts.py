@@ -329,11 +329,6 @@ def test_loss_and_gradients(name):
     model = build(read(values))
     module = loud(module_of(values, PREFIX[values["model_type"]] + "ForCausalLM", "cpu"))
     tokens = np.random.default_rng(3).integers(1, values["vocab_size"], (BATCH, LENGTH))
-    chosen = {}
-    for place, part in module.named_modules():
-        if place.endswith(("mlp.gate", "mlp.router")):
-            number = int(place.split(".")[2])
-            part.register_forward_hook(lambda *call, i=number: chosen.update({i: numpy_of(call[2][2])}))
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
     found = places_of(values, model.table, module, stacks)
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
@@ -342,12 +337,12 @@ def test_loss_and_gradients(name):
     neighbours = values["model_type"].startswith("deepseek") and values.get("rope_interleave", True)
     arrays |= angles(LENGTH, width_of_rotary(values), interleaved=neighbours)
     for kind, blocks in stacks.items():
-        if (stack := f"choices_{kind[:-1]}" if kind else "choices") in model.table.inputs:
-            arrays[stack] = np.stack([chosen.pop(i).reshape(BATCH, LENGTH, -1) for i in blocks])
-    assert not chosen
+        if (stack := f"corrections_{kind[:-1]}" if kind else "corrections") in model.table.inputs:
+            gates = [module.model.layers[i].mlp.gate for i in blocks]
+            arrays[stack] = np.stack([numpy_of(gate.e_score_correction_bias) for gate in gates])
     arrays |= {own: ours(*place) for own, place in found.items()}
-    sizes = {axis: size for axis, size in run_sizes(model, BATCH, LENGTH, None).items() if axis == "w"}
-    result = lc.run(model.table, {**arrays, **({} if "kv_lora_rank" in values else sizes), "dloss": np.array(1.0)})
+    sizes = {axis: size for axis, size in run_sizes(model, BATCH, LENGTH, None).items() if axis in "wtijqb"}
+    result = lc.run(model.table, {**arrays, **sizes, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-9)
     loss.backward()
     for own, (theirs, view, stacked) in found.items():

@@ -4,21 +4,12 @@ import pytest
 import torch
 
 import learncost as lc
-from foreign_models import (
-    by,
-    compare,
-    in_float64,
-    numpy_of,
-    plain,
-    shaken,
-    turned,
-)
+from foreign_models import by, compare, in_float64, plain, shaken, turned
 from learncost.layers.layer import named
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import with_epsilon, with_word
-from learncost.layers.rewrite_attention import (
-    with_scale,
-)
+from learncost.layers.rewrite_attention import with_scale
+from learncost.layers.rewrite_experts import with_groups
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]
@@ -81,10 +72,9 @@ def test_mixture_of_experts(e, t, renormalised):
     X = draw(B, M, D)
     result = module(X)
     result = result[0] if isinstance(result, tuple) else result
-    chosen = numpy_of((X @ module.gate.weight.T).topk(t).indices)
     weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     layer = named("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
-    compare(layer, {"chosen": chosen}, weights, result, {"X": X})
+    compare(layer, {"t": t}, weights, result, {"X": X})
 
 
 def test_refinements_stand_in_the_place_of_a_line_under_its_where():
@@ -115,20 +105,20 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
     )  # fmt: skip
     module = shaken(MODELS.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE(config))
     X = draw(B, M, D)
-    result = module(X)
-    chosen = numpy_of(module.gate(X)[2]).reshape(B, M, t)
-    text = """both(X chosen) -> Y
+    text = """both(X correction) -> Y
       H[B M d] = 1[] X[B M d]
-      R[B M d] = sigmoid_mixture_of_experts(H, chosen; moe)
+      R[B M d] = sigmoid_mixture_of_experts(H, correction; moe)
       F[B M d] = gated_feed_forward(H; shared, f = s)
       Y[B M d] = residual(R, F)"""
-    routed = with_scale(named("sigmoid_mixture_of_experts"), factor, "T")
+    routed = with_groups(with_scale(named("sigmoid_mixture_of_experts"), factor, "T"), "C", "groups_of_best_two")
     layer = lc.layer(text, layers={routed.name: routed})
     own = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}
     weights = {f"moe.{name}": pair for name, pair in own.items()}
     weights |= {f"shared.{n}": (getattr(module.shared_experts, part).weight, turned) for n, part in shared.items()}
-    compare(layer, {"chosen": chosen}, weights, result, {"X": X})
+    given = {"correction": draw(e).detach().numpy(), "t": t, "i": 4, "j": 2, "q": 2, "b": 2}
+    module.gate.e_score_correction_bias.copy_(torch.tensor(given["correction"]))
+    compare(layer, given, weights, module(X), {"X": X})
 
 
 def test_only_the_chosen_experts_are_priced():

@@ -12,7 +12,7 @@ from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate
 from learncost.models.families import FAMILIES
 
-HALVES = frozenset({"llama", "mistral", "qwen2"})
+HALVES = frozenset({"llama", "mistral", "qwen2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"})
 """The families whose rotary positions turn the first half of each whole head against the second, as Llama's do."""
 
 

@@ -112,7 +112,12 @@ class _Hole:
     @property
     def values(self) -> dict[str, Value]:
         """What the lines make, and what the line in whose place they stand makes."""
-        made = {term.name: Value(term.declared) for line in self.lines for term in line.left}
+        places = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
+        made = {
+            term.name: Value(term.declared, "index" if term.name in places else "value")
+            for line in self.lines
+            for term in line.left
+        }
         return {self.named(self.found.header.inputs[0]): Value(self.line.left[0].declared), **made}
 
     def given(self, names: Iterable[str]) -> dict[str, Value]:
@@ -157,5 +162,5 @@ class _Hole:
         line = replace(line, left=left, right=right, where=where, tag=tag)
         if not isinstance(line, Word):
             return line
-        word, axes = entry(line.word), tuple(own for axis in line.axes for own in self.axes[axis])
+        word, axes = entry(line.word), tuple(own for axis in line.axes for own in self.axes.get(axis, (axis,)))
         return replace(line, axes=axes, word=word.name, given=word.inputs, gives=word.outputs)

@@ -14,6 +14,11 @@ def with_factor(layer: Layer, factor: float, name: str) -> Layer:
     return refined(layer, "factor", name, {"by": factor})
 
 
+def with_groups(layer: Layer, scores: str, by: str) -> Layer:
+    """Experts of some groups alone, by the refinement that says which: axis e in i groups of j, of which q remain."""
+    return refined(layer, by, scores)
+
+
 def without_word(layer: Layer, word: str) -> Layer:
     """What a word was applied to in the place of its result: without `proportion` gates are not normalised."""
     found = False

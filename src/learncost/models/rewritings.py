@@ -67,6 +67,9 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
     "factor": lambda layer, given: _experts().with_factor(layer, given["by"], given["of"]),  # {of = value, by = number}
+    "groups": lambda layer, given: _experts().with_groups(
+        layer, given["of"], given["by"]
+    ),  # {of = value, by = refinement}
     "without": lambda layer, word: _experts().without_word(layer, word),  # a word
     "sinks": lambda layer, weight: _attention().with_sinks(layer, weight),  # the weight
     "no_scale": lambda layer, _: _attention().without_scale(layer),

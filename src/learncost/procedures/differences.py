@@ -162,7 +162,12 @@ class _Differences:
         return Term(self.elsewhere.get(read.at.name, self.e.name), (*read.at.loops, read.axis))
 
     def modulated(self, line: Line) -> list[Line]:
-        """A line of the modulated pass. The embedding's input is dense: (T + strength e) W = rows + strength (e W)."""
+        """A line of the modulated pass. The embedding's input is dense: (T + strength e) W = rows + strength (e W).
+
+        What the standard pass chose holds here too: a difference is of one expert's outputs.
+        """
+        if isinstance(line, Word) and entry(line.word).kind == "choice":
+            return []
         self.mirror |= {name: f"{name}^" for name in line.makes}
         left, read = line.left[0], self.one_hot(line)
         again = line.renamed(self.mirror)

@@ -75,7 +75,7 @@ def test_what_is_equal_by_algebra_is_computed_once(dtype):
     found = case("gpt2", "both", "mlp.G dmlp.U", "mlp.G dmlp.U", "gelu_again", dtype)
     assert found.function.text.count(f"tanh_{'double' if dtype == 'fp64' else 'float'}(") == 1
     twins = """
-        twins(X; ) -> V
+        twins(X flip; ) -> V
           Y[B d] = X[B d] + X[B d]
           Z[B d] = 2[] X[B d]
           V[B d] = tanh(Y[B d])
@@ -83,10 +83,11 @@ def test_what_is_equal_by_algebra_is_computed_once(dtype):
           D[B d] = X[B d] - 0.5[]
           E[B d] = D[B d] D[B d]
           F[B d] = W[B d] E[B d]
+          G[B d] = Z[B d=flip[d]] X[B d]
         """
     table = lc.layer(twins).table
-    outputs = {"V", "W", "Z", "F"}
-    again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype)
+    outputs = {"V", "W", "Z", "F", "G"}
+    again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype, {"flip": SIZES["d"]})
     assert set(again.function.writes) == outputs
     check([found, again])
 

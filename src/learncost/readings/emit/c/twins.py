@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from learncost.equation.table import Line, Literal, Operand, Product, Sum, Word
+from learncost.equation.table import Line, Literal, Operand, Product, Sum, Term, Word
 
 Monomial: TypeAlias = frozenset[tuple[object, int]]
 Polynomial: TypeAlias = Mapping[Monomial, float]
@@ -57,7 +57,8 @@ def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
 def _operand(operand: Operand, values: Mapping[str, Polynomial]) -> Polynomial:
     if isinstance(operand, Literal) and not operand.sizes:
         return {frozenset(): operand.value}
-    return values.get(operand.name) or _atom(operand)
+    elsewhere = isinstance(operand, Term) and operand.indexed  # what stands there is another number than what is here
+    return _atom(operand) if elsewhere else values.get(operand.name) or _atom(operand)
 
 
 def _atom(one: object) -> Polynomial:

@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.engines.bfloat16 import kept, rounded, widened
 from learncost.engines.eight_bits import rounded as eight_bits
-from learncost.engines.weights import generator, shape
+from learncost.engines.weights import DEVIATION, generator, shape
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.table import Line, Repeat, Table
@@ -125,12 +125,18 @@ class Core:
         return self._split[Same(table)]
 
     def _projections(self, table: Table, sizes: Mapping[str, int]) -> Values:
-        """The fixed random matrices of PEPITA, drawn once: uniform, 0.05 sqrt(6 / width of what they are added to)."""
+        """The fixed random matrices, drawn once.
+
+        PEPITA's are uniform, 0.05 sqrt(6 / width of what they are added to); what is read for a weight is drawn as
+        weights are.
+        """
         for name in table.inputs:
-            if table.values[name].role == "projection" and name not in self.fixed:
-                size = shape(table, name, sizes)
+            value = table.values[name]
+            if value.role == "projection" and name not in self.fixed:
+                size, drawing = shape(table, name, sizes), generator(self.settings.seed, name)
                 bound = 0.05 * sqrt(6 / np.prod(size[1:]))
-                drawn = generator(self.settings.seed, name).uniform(-bound, bound, size)
+                stands = value.of in table.weights
+                drawn = DEVIATION * drawing.standard_normal(size) if stands else drawing.uniform(-bound, bound, size)
                 self.fixed[name] = drawn.astype(self.dtype)
         return self.fixed
 

@@ -295,6 +295,7 @@ class Training(Core):
     def _prepared(self, found: Batch, table: Table | None = None, part: int = 0) -> Prepared:
         table = table or self.table(found.padded)
         values = self._inputs(table, found, part) | self._scalars(table, found.count) | self.state
+        values |= self._projections(table, found.sizes)
         for name in self._models[found.padded].table.outputs:
             if name != "loss":
                 given = found.gradients.get(table.header(name), np.zeros(shape(table, name, found.sizes)))

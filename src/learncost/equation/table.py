@@ -485,8 +485,9 @@ class Table:
 
     @cached_property
     def multiplied(self) -> frozenset[str]:
-        """Its weights, and those of which it has the codes, as its lines read them."""
-        return frozenset(self.weights) | {self.values[name].of for name in self.codes}
+        """Its weights, those of which it has the codes, and what stands for a weight, as its lines read them."""
+        fixed = {name for name, value in self.known.items() if value.role == "projection" and value.of in self.weights}
+        return frozenset(self.weights) | {self.values[name].of for name in self.codes} | fixed
 
     @cached_property
     def codes(self) -> frozenset[str]:

@@ -18,7 +18,7 @@ Role: TypeAlias = Literal[
     "end",  # an index of the last place `of` this axis that a sequence reaches
     "mask",  # drawn, in dropout; `of` what is dropped from
     "padding",  # which keys are there
-    "projection",  # fixed random matrix that PEPITA has in place of a backward pass
+    "projection",  # fixed random matrix, by which PEPITA's error comes to the value `of`; or what is read for a weight
     "state",  # what the optimizer remembers `of` a weight
     "gathered",  # the sum of the gradients `of` a weight over microbatches
     "gradient",  # `of` a value

@@ -15,6 +15,9 @@ from learncost.plans.planner import chosen
 from learncost.readings.live import Held, Moment
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
+FIXED = "fixed matrices"
+"""The part of the memory that matrices take which are drawn once and read at every step."""
+
 TYPES = ("fp32", "fp64")
 """The types that every runner of programs computes in."""
 
@@ -101,10 +104,13 @@ def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width
 def given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
     """What a program is given: weights, states, the batch."""
     width = {"fp64": 8}.get(step.kind.name, 4)
-    states = [name for name in table.inputs if table.values[name].role == "state"]
-    others = [name for name in table.inputs if name not in states]
-    return {
+    states, fixed = (
+        [name for name in table.inputs if table.values[name].role == role] for role in ("state", "projection")
+    )
+    others = [name for name in table.inputs if name not in (*states, *fixed)]
+    found = {
         "weights": bytes_of(table, table.weights, sizes, lambda _: width),
         "optimizer state": bytes_of(table, states, sizes, lambda _: width),
         "batch": bytes_of(table, others, sizes, lambda name: 8 if name in table.indices else width),
     }
+    return found | ({FIXED: bytes_of(table, fixed, sizes, lambda _: width)} if fixed else {})

@@ -36,6 +36,7 @@ MOVES: Mapping[str, str] = {
     "error": "",
     "error elsewhere by LAYER": "error_projection",
     "backward": "backward",
+    "backward reading NAME for weights": "backward",
     "update": "weight_update",
     "update of PART": "weight_update",
     "update by differences": "weight_update",
@@ -76,7 +77,9 @@ class Procedure:
 
     schedule  sweeps over the model, each with its moves as they are written, with commas between
     usual     whether commands that take several have it unasked
+    equals    the procedure that gives the same weights, where what is read for a weight is that weight
     modes     those of its differences
+    lines     that make what its backward pass reads for a weight W, in the notation
     """
 
     name: str
@@ -84,7 +87,9 @@ class Procedure:
     source: str
     schedule: Sequence[str]
     usual: bool = False
+    equals: str = ""
     modes: Sequence[str] = ()
+    lines: Sequence[str] = ()
 
     @property
     def sweeps(self) -> tuple[tuple[Move, ...], ...]:
@@ -206,6 +211,9 @@ def step(
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:
     """The step of a schedule with a backward pass: nothing is derived that no weight that learns needs."""
+    reading = chosen.moves.get("backward reading NAME for weights")
+    if reading and model.quantized:
+        raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
     derived = derive(model.table, wanted=model.learning, jacobian=jacobian)
     table = derived.step
     if model.quantized:
@@ -216,4 +224,8 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         from learncost.layers.recompute import recomputed
 
         table = recomputed(table, chosen=lambda line: True, whole=True)
+    if reading:
+        from learncost.procedures.feedback import with_feedback
+
+        table = with_feedback(table, reading, chosen.lines)
     return table, derived.gradients

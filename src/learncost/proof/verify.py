@@ -16,8 +16,7 @@ from learncost.layers.layer import Layer, named, shipped
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
-from learncost.procedures.procedure import PROCEDURES, step
-from learncost.procedures.procedure import procedure as find_procedure
+from learncost.procedures.procedure import LEARNING, step
 from learncost.proof.check import (
     LARGER,
     Meaning,
@@ -222,10 +221,12 @@ def verify_model(model: Model) -> Iterator[Check]:
 
 
 def verify_procedures(model: Model, name: str) -> Iterator[Check]:
-    """Tallies of every step; recomputation gives backpropagation's weights, MEMPEPITA gives PEPITA's, bit for bit."""
+    """Tallies of every step; procedures that are to give the same weights, such as recomputation, do bit for bit."""
     results: dict[str, Mapping[str, Any]] = {}
-    for procedure in PROCEDURES:
-        if not model.learns and find_procedure(procedure).compares:
+    for procedure, found in LEARNING.items():
+        if found.part:  # another procedure on a model of which a part is frozen
+            continue
+        if not model.learns and found.compares:
             yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
             continue
         try:
@@ -242,9 +243,8 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
         sizes = _shared_sizes(model, table)
         values = values_of(table, _shared_arrays(model, table, sizes), sizes)
         results[procedure] = {key: values[key] for key in _new_weights(table)}
-    pairs = (("recompute", "bp"), ("mempepita", "pepita"))
-    for one, two in pairs:
-        if one in results and two in results:
+    for one in results:
+        if (two := LEARNING[one].equals) in results:
             yield _bit_for_bit(name, one, two, results[one], results[two])
 
 
@@ -258,12 +258,17 @@ def _shared_sizes(model: Model, table: Table) -> dict[str, int]:
 
 
 def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The same arrays for every procedure: those that the model is given, then one for each further name."""
+    """The same arrays for every procedure: those that the model is given, then one for each further name.
+
+    What is read for a weight is that weight.
+    """
     arrays = sound_arrays(model.table, sizes)
     for name in table.inputs:
         if name not in arrays:
-            own = Table((), table.values, (name,))
-            arrays |= sound_arrays(own, sizes, seed=sum(map(ord, name)))
+            own, stands_for = Table((), table.values, (name,)), table.values[name].of
+            fixed = table.values[name].role == "projection" and stands_for in table.weights
+            found = {name: arrays[stands_for]} if fixed else sound_arrays(own, sizes, seed=sum(map(ord, name)))
+            arrays |= found
     return arrays
 
 

@@ -187,11 +187,14 @@ class _Walk:
         for array in self.arrays:
             array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
         self._weights, self._indices, self._gradients = frozenset(table.weights), table.indices, _gradients(table)
+        self._fixed = frozenset(name for name in table.inputs if table.values[name].role == "projection")
 
     def role(self, array: Array) -> str:
         names = {array.name, array.stack[0] if array.stack else ""}
         if array.given in self._weights and array.given:
             return "weight"
+        if array.given in self._fixed and array.given:
+            return "projection"
         if names & self._indices:
             return "index"
         if names & self._gradients:

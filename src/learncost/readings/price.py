@@ -270,7 +270,7 @@ def kind(line: Line, table: Table, form: str | None = None) -> str:
     weighted = line.tag.macro == "weight_update" or not table.multiplied.isdisjoint(line.reads)
     if form == "matrix" or weighted:
         return "linear" if weighted else "attention"
-    return "attention" if line.tag.layer == "error_projection" else "elementwise"
+    return "attention" if line.tag.macro == "error_projection" else "elementwise"
 
 
 def _form(line: Line) -> str:

@@ -19,7 +19,9 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     table = step.whole()
     found = placed(table, sizes, step.kind.name)
     parts = given(step, table, sizes)
-    batch = [name for name in table.inputs if name in found.given and table.values[name].role != "state"]
+    batch = [
+        name for name in table.inputs if name in found.given and table.values[name].role not in ("state", "projection")
+    ]
     parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[found.given[name][1]])
     return {**parts, "arena": found.bytes}
 

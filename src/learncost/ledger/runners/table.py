@@ -8,7 +8,7 @@ from dataclasses import replace
 from learncost.equation.count import shape_of
 from learncost.layers.rewrite_quantized import bytes_of_array
 from learncost.ledger.memory_step import Step
-from learncost.ledger.runner import Runner, Taken
+from learncost.ledger.runner import FIXED, Runner, Taken
 from learncost.models.quantization import quantized_widths
 from learncost.readings.live import Held
 
@@ -16,14 +16,21 @@ SPLIT = ("weights", "master weights", "gradients", "optimizer state", "activatio
 """What memory holds. Activations are values of the forward pass that later passes read, and the batch; workspace is
 what is made and gone within a pass."""
 
-_PART = {"weight": "weights", "gradient": "gradients", "kept": "activations", "index": "activations"}
+_PART = {
+    "weight": "weights",
+    "gradient": "gradients",
+    "kept": "activations",
+    "index": "activations",
+    "projection": FIXED,
+}
 
 
 def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     found, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
     for one in found.witnesses:
-        split[_part(step, one)] += one.bytes
+        part = _part(step, one)
+        split[part] = split.get(part, 0) + one.bytes
     split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
     curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in found.curve)

@@ -1,0 +1,114 @@
+"""Feedback: matrix products of the backward pass read another matrix in the place of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from learncost.equation.parse import parse_lines
+from learncost.equation.table import Line, Product, Repeat, Statement, Table, Term, Word
+from learncost.equation.value import Value
+from learncost.vocabulary import entry
+
+WEIGHT = "W"
+"""What lines call the weight in whose place something is read."""
+
+
+def with_feedback(table: Table, name: str, lines: Sequence[str] = ()) -> Table:
+    """The step in which every backward product that sums over an axis of a weight W reads `W.name` in its place.
+
+    Lines make that of W and of other matrices of its shape, as `V[_] = S[_] F[_]`; what they do not make is a fixed
+    random matrix, an input of the step. What multiplies element by element, such as the gain of a norm, is read as it
+    is.
+    """
+    return _Feedback(name, lines).step(table)
+
+
+class _Feedback:
+    """What is read for a weight: `made` by lines, or `drawn`."""
+
+    def __init__(self, name: str, lines: Sequence[str]) -> None:
+        self.name = name
+        self.lines = tuple(line for line in parse_lines(lines) if isinstance(line, Line))
+        self.made = [line.name for line in self.lines]
+        read = dict.fromkeys((name, *(one for line in self.lines for one in line.reads)))
+        self.drawn = [one for one in read if one not in (*self.made, WEIGHT)]
+
+    def step(self, table: Table) -> Table:
+        lines, read = self.scope(table.lines, frozenset(table.weights))
+        values = dict(table.values)
+        lines = self.with_made(lines, read, values)
+        return replace(table, lines=lines, values=values, inputs=(*table.inputs, *self.called(read, self.drawn)))
+
+    def scope(
+        self, lines: Iterable[Statement], weights: frozenset[str]
+    ) -> tuple[tuple[Statement, ...], dict[str, Line]]:
+        """The lines of a scope, and of which weights around it they read something else, first in which line."""
+        found: list[Statement] = []
+        read: dict[str, Line] = {}
+        for line in lines:
+            if isinstance(line, Repeat):
+                line, names = self.repeat(line, weights)
+            else:
+                names = dict.fromkeys(_summed(line) & weights, line)
+                places = {one: f"{one}.{self.name}" for one in names}
+                line = replace(line, right=tuple(term.renamed(places) for term in line.right))
+            found.append(line)
+            read = names | read
+        return tuple(found), read
+
+    def repeat(self, line: Repeat, weights: frozenset[str]) -> tuple[Repeat, dict[str, Line]]:
+        """A repeat, whose turns have slices of the stacks of what is drawn."""
+        slices = dict(line.each)
+        inside = frozenset(own for own, outer in slices.items() if outer in weights)
+        lines, read = self.scope(line.lines, inside | (weights - line.inside))
+        own = {one: first for one, first in read.items() if one in inside}
+        values = dict(line.values)
+        lines = self.with_made(lines, own, values)
+        still = {one for statement in lines for one in statement.reads}
+        each = [pair for pair in line.each if pair[0] not in own or pair[0] in still]
+        outer = [slices[one] for one in own]
+        each += zip(self.called(own, self.drawn), self.called(outer, self.drawn), strict=True)
+        found = replace(line, lines=lines, values=values, each=tuple(each))
+        return found, {slices.get(one, one): first for one, first in read.items()}
+
+    def with_made(
+        self, lines: Iterable[Statement], read: dict[str, Line], values: dict[str, Value]
+    ) -> tuple[Statement, ...]:
+        """The lines of the scope in which weights are, with those that make what is read for them where it is."""
+        found: list[Statement] = []
+        waiting = dict(read)
+        for line in lines:
+            for weight in [one for one in waiting if f"{one}.{self.name}" in line.reads]:
+                found += self.making(weight, values[weight].axes, waiting.pop(weight))
+            found.append(line)
+        for weight in read:
+            own = self.called([weight], [*self.drawn, *self.made])
+            values |= dict.fromkeys(own, Value(values[weight].axes, "projection", weight))
+        return tuple(found)
+
+    def called(self, weights: Iterable[str], names: Iterable[str]) -> list[str]:
+        return [f"{weight}.{name}" for weight in weights for name in names]
+
+    def making(self, weight: str, axes: tuple[str, ...], reader: Line) -> Iterator[Line]:
+        """The lines that make what is read for a weight, in the layer that reads it."""
+        for line in self.lines:
+            left, *right = (
+                Term(weight if term.name == WEIGHT else f"{weight}.{term.name}", axes)
+                for term in (*line.left, *line.right)
+            )
+            local = tuple(term.name for term in line.right)
+            tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
+            own = replace(line, left=(left,), right=tuple(right), tag=tag)
+            if isinstance(own, Word):
+                word = entry(own.word)
+                own = replace(own, word=word.name, given=word.inputs, gives=word.outputs)
+            yield own
+
+
+def _summed(line: Line) -> frozenset[str]:
+    """The factors of a backward product that have an axis which it sums over."""
+    if not isinstance(line, Product) or line.tag.macro != "backward":
+        return frozenset()
+    kept = set(line.left[0].loops)
+    return frozenset(term.name for term in line.right if isinstance(term, Term) and not kept.issuperset(term.loops))

@@ -14,11 +14,11 @@ import pytest
 
 import learncost as lc
 from learncost.faces.command import main
-from learncost.faces.progress import Lines
 from learncost.ledger.columns import write_csv
 from learncost.models.presets import preset
 from learncost.models.wording import BYTES, whole
 from learncost.procedures.optimizer_state import STATES
+from learncost.training.progress import Lines
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "questions.md"
 NO_LENGTH = ("vit", "whisper")  # families whose encoder has one length

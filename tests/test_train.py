@@ -20,12 +20,12 @@ from safetensors.numpy import load_file, save_file
 
 import learncost as lc
 from learncost.equation.errors import InputError
-from learncost.faces import train as face
 from learncost.faces.command import main
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.training.data import corpus
 from learncost.training.data.documents import Skipped, documents
+from learncost.training.ending import summary
 from learncost.training.files import read_arrays, write_arrays
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
@@ -478,7 +478,7 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
         options=None, folder="run-1", name=f"nano with {', '.join(f'num_of_things {n}' for n in range(6))}", last=last,
         parameters=10_832, steps=400, validated=None, writes=True,
     )  # fmt: skip
-    said = face._summary(result)
+    said = summary(result)
     assert max(map(len, said.splitlines())) <= 80
     assert "259 MB at most, 5.91 MB of it" in said
     assert "predicted: 274 kB" in said

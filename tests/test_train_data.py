@@ -8,6 +8,7 @@ import wave
 import numpy as np
 import pytest
 
+import learncost as lc
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.models.configuration import configure
@@ -239,3 +240,17 @@ def test_the_run_says_what_its_data_are(data, tmp_path):
     assert facts["labels"] == ["blue", "green", "red"]
     assert sum(facts["examples"].values()) == 30
     assert Folder(tmp_path / "run").configuration().settings["num_labels"] == 3
+
+
+def test_python_trains_as_the_command_does(data, tmp_path, capsys):
+    sizes = {"image_size": 8, "patch_size": 4, "n_layer": 1, "hidden_size": 8, "num_attention_heads": 2}
+    told = {"model": VIT[1], "engine": "numpy", "steps": 2, "batch_size": 4, **sizes}
+    result = lc.train(data / "images", out=tmp_path / "python", **told)
+    assert (result.steps, result.stopped, result.exit_code) == (2, False, 0)
+    assert result.validated.accuracy is not None
+    assert "% right, after 8 examples" in str(result)
+    capsys.readouterr()
+    flags = [item for name, value in told.items() for item in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["train", str(data / "images"), "--out", str(tmp_path / "command"), *flags]) == 0
+    assert "what it says of some examples is in" in capsys.readouterr().out
+    assert same(tmp_path / "python", tmp_path / "command")

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from learncost.readings.price import Book as Book
     from learncost.readings.price import Price as Price
     from learncost.readings.run import run as run
+    from learncost.training.train import train as train
 
 # Public name -> the module that defines it; imported on first use, so that a name costs only what it needs.
 _PUBLIC = {
@@ -112,6 +113,7 @@ _PUBLIC = {
     "RunCost": "learncost.hardware.run_cost",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
+    "train": "learncost.training.train",
     "Training": "learncost.engines.numpy_engine",
     "verify": "learncost.proof.verify",
 }

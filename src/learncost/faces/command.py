@@ -102,7 +102,7 @@ _COMMANDS: Mapping[str, Command] = {
         "faces.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
     ),
     "train": Command(
-        "faces.train:train", "Train a language model on text files, in a folder that transformers loads.", (), False
+        "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False
     ),
     "sample": Command("faces.sample:sample", "Let a trained model go on with a text.", (), False),
     "bench": Command(
@@ -234,7 +234,8 @@ def _print(result: Any) -> None:
         return
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ×
-    text = str(result)
+    if not (text := str(result)):
+        return
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()

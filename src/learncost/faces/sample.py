@@ -6,13 +6,13 @@ from pathlib import Path
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.faces.train import number
 from learncost.ledger.question import question
 from learncost.models.model import build
 from learncost.training.data.tasks import next_token
 from learncost.training.folder import SAMPLES, Folder
 from learncost.training.generate import Decoder, Sampling
 from learncost.training.generate import sample as compose
+from learncost.training.train import number
 
 
 @question()

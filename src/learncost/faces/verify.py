@@ -77,7 +77,7 @@ def verify(
 
 def _of_engine(model: str | None, engine: str, given: dict[str, Any], sizes: dict[str, Any]) -> Report:
     """What an engine executes; its libraries are imported only here."""
-    from learncost.faces.train import number
+    from learncost.training.train import number
     from learncost.training.verified import verify_engine
 
     if (given or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):

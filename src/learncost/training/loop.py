@@ -36,6 +36,9 @@ from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
 from learncost.training.options import MINUTES, Options
 
+INTERRUPTED = 130
+"""The exit code of a command that was asked to stop, by convention of shells."""
+
 SHOWN = 4
 """Examples in a sample."""
 
@@ -112,6 +115,19 @@ class Result:
     asked: bool
     writes: bool
 
+    def __str__(self) -> str:
+        """How it ended; nothing where it will go on."""
+        from learncost.training.ending import summary
+
+        return "" if self.stopped else summary(self)
+
+    def __rich__(self) -> str:
+        return str(self).replace("[", r"\[")  # no markup
+
+    @property
+    def exit_code(self) -> int:
+        return INTERRUPTED if self.asked else 0
+
 
 def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
     """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError."""
@@ -168,7 +184,6 @@ class _Run:
     def _data(self) -> Data:
         path = self.folder.path
         if not (path / FACTS).exists():
-            self.report.say("reading the data")
             self.task.prepare(self.options, path, self.report.say)
         return self.task.load(self.options, path, self.folder.advice)
 

@@ -50,6 +50,7 @@ class Rows:
         return found
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
+        say("reading the examples")
         labels = self.labels(options.paths)
         rows = Progress(say, "examples")(self.reader.rows(options.paths, labels))
         prepare(rows, self.reader.columns, options.validation_share, folder, {"labels": list(labels)})

@@ -86,6 +86,7 @@ class Text:
         return ()
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
+        say("reading the documents")
         corpus.prepare(options.paths, self.own, options.validation_share, folder)
 
     def load(self, options: Options, folder: Path, advice: str) -> TextData:

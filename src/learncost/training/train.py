@@ -1,4 +1,4 @@
-"""`learncost train PATH...`: a model learns text, in a folder that others can load."""
+"""`learncost train PATH...` and `lc.train`: a model learns from plain files, in a folder that others can load."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import either
-from learncost.faces.progress import reporter
 from learncost.ledger.question import flags_of, question
-from learncost.ledger.sheet import size_of, wrapped
 from learncost.models.wording import counted
+from learncost.training.ending import stopped
 from learncost.training.files import cannot_write
-from learncost.training.folder import SAMPLES
-from learncost.training.loop import Result, Step, go_on, start
+from learncost.training.loop import Result, go_on, start
 from learncost.training.options import Options
-
-INTERRUPTED = 130
+from learncost.training.progress import reporter
 
 CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every", "prompt", "peak_flops")
 """What may differ when a run resumes; everything else would make it another run."""
@@ -29,7 +26,7 @@ CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every"
 @question(Options)
 def train(
     *paths: str, precision: str | None = None, resume: str | None = None, out: str | None = None, **sizes: Any
-) -> str | int:
+) -> Result:
     """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
 
     What it learns from follows from its head and its inputs. A language model reads text files and folders of them; all
@@ -46,6 +43,24 @@ def train(
         The folder to make. The default is run-1, run-2 and so on.
     sizes
         Any size or setting of the model: `num_hidden_layers` 4, `hidden_size` 256.
+
+    Returns
+    -------
+    Result
+        The run's folder, how many steps it has taken, its last step and its last validation. How it goes is told on
+        standard error.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "seq_len": 16, "batch_size": 4}
+    >>> with TemporaryDirectory() as folder:
+    ...     text, run = Path(folder, "a.txt"), Path(folder, "run-1")
+    ...     length = text.write_text("to be or not to be, " * 50)
+    ...     result = lc.train(text, out=run, model="gpt2", engine="numpy", learning_rate=0.01, steps=20, **sizes)
+    >>> result.steps, result.validated.validation_loss < result.last.loss + 1
+    (20, True)
 
     Commands
     --------
@@ -72,13 +87,12 @@ def train(
                 )
             result = go_on(Path(resume), report, **options)
         else:
-            told = Options(**options, paths=paths, sizes=sizes)
+            told = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
             with nullcontext(Path(out)) if out else _reserved() as folder:
                 result = start(told, folder, report)
     if result.stopped:
-        print(_stopped(result), file=sys.stderr)
-        return INTERRUPTED if result.asked else 0
-    return _summary(result)
+        print(stopped(result), file=sys.stderr)
+    return result
 
 
 NUMBERS = ("integer", "number")
@@ -112,42 +126,3 @@ def _made(folder: Path) -> bool:
     except OSError as error:
         raise cannot_write(folder, error) from None
     return True
-
-
-def _stopped(result: Result) -> str:
-    return (
-        f"saved after step {result.steps:,} of {result.options.steps:,}; "
-        f"learncost train --resume {result.folder} goes on"
-    )
-
-
-def _memory(step: Step) -> list[str]:
-    """What the process took, as measured, and what was predicted for the arrays of a step."""
-    if step.process is None or step.memory is None:
-        return []
-    more = f"{size_of(step.memory)} of it since it has weights"
-    lines = [f"process, measured: {size_of(step.process)} at most, {more}"]
-    if step.predicted is not None:
-        lines.append(f"arrays of a step, predicted: {size_of(step.predicted)}")
-    return lines
-
-
-def _summary(result: Result) -> str:
-    options, lines = result.options, []
-    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {result.steps:,} steps")
-    if result.last is None:
-        lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
-    elif result.validated is not None:
-        count, what = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
-        if result.validated.tokens_per_second is not None:
-            count, what = count * (options.seq_len or 0), "tokens"
-        loss = f"loss {result.validated.validation_loss:.3f}"
-        said = result.validated.validated
-        lines.append(
-            f"validation: {said if loss in said else f'{said}, {loss}'}, after {count:,} {what}; {result.seconds:.0f} s"
-        )
-    if result.last is not None:
-        lines += _memory(result.last)
-    writes = f"learncost sample {result.folder} --prompt TEXT lets it write"
-    lines.append(writes if result.writes else f"what it says of some examples is in {result.folder / SAMPLES}")
-    return "\n".join(map(wrapped, lines))

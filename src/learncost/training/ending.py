@@ -1,0 +1,48 @@
+"""What is said of a training when it ends."""
+
+from __future__ import annotations
+
+from learncost.ledger.sheet import size_of, wrapped
+from learncost.training.folder import SAMPLES
+from learncost.training.loop import Result, Step
+
+
+def stopped(result: Result) -> str:
+    """Where a run that stopped before its end goes on."""
+    return (
+        f"saved after step {result.steps:,} of {result.options.steps:,}; "
+        f"learncost train --resume {result.folder} goes on"
+    )
+
+
+def _memory(step: Step) -> list[str]:
+    """What the process took, as measured, and what was predicted for the arrays of a step."""
+    if step.process is None or step.memory is None:
+        return []
+    more = f"{size_of(step.memory)} of it since it has weights"
+    lines = [f"process, measured: {size_of(step.process)} at most, {more}"]
+    if step.predicted is not None:
+        lines.append(f"arrays of a step, predicted: {size_of(step.predicted)}")
+    return lines
+
+
+def summary(result: Result) -> str:
+    """How a training ended."""
+    options, lines = result.options, []
+    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {result.steps:,} steps")
+    if result.last is None:
+        lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
+    elif result.validated is not None:
+        count, what = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
+        if result.validated.tokens_per_second is not None:
+            count, what = count * (options.seq_len or 0), "tokens"
+        loss = f"loss {result.validated.validation_loss:.3f}"
+        said = result.validated.validated
+        lines.append(
+            f"validation: {said if loss in said else f'{said}, {loss}'}, after {count:,} {what}; {result.seconds:.0f} s"
+        )
+    if result.last is not None:
+        lines += _memory(result.last)
+    writes = f"learncost sample {result.folder} --prompt TEXT lets it write"
+    lines.append(writes if result.writes else f"what it says of some examples is in {result.folder / SAMPLES}")
+    return "\n".join(map(wrapped, lines))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from learncost.layers.layer import named, shipped
+
 
 def sampled(
     cases: Iterable[Any], every: int, kind: Callable[[Any], Hashable] = lambda case: None, start: int = 0
@@ -21,3 +23,13 @@ def sampled(
         found.append(case if seen[own] % every == start else pytest.param(*values, marks=pytest.mark.slow))
         seen[own] += 1
     return found
+
+
+def _learns(name: str) -> bool:
+    """Whether a layer has an input or a weight with a gradient: layers that make positions have none."""
+    table = named(name).table
+    return bool({*table.inputs, *table.weights} - table.indices - table.constants)
+
+
+LEARNING = [name for name in shipped() if _learns(name)]
+"""The layers that come with the package and have a gradient."""

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import learncost as lc
-from decoder_places import heads_of, places_of
-from foreign_models import angles, in_float64, numpy_of, shaken
+from decoder_places import places_of
+from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import module_of, read
 from learncost.equation.errors import InputError
 from learncost.layers.layer import named
 from learncost.layers.rewrite_attention import with_alibi, with_scale
+from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 
 transformers = pytest.importorskip("transformers")
@@ -25,6 +26,14 @@ TINY = {
     "max_position_embeddings": 16,
 }  # fmt: skip
 TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": BASE}}
+
+
+def stretched(kind, **more):
+    """Settings of angles for more positions than those of training, which are few enough here to matter."""
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 50.0, **more}}
+
+
+TRAINED = {"original_max_position_embeddings": 4}
 GROUPED = {**TINY, **TURNED, "num_key_value_heads": 2, "intermediate_size": 7}
 WIDE = {**GROUPED, "head_dim": 8}
 WINDOW = {"sliding_window": 3, "num_hidden_layers": 4}
@@ -41,15 +50,25 @@ NEWER = {"new_decoder_architecture": True, "num_kv_heads": 2}
 # Keys, and the blocks of each stack of weights where these are of several kinds.
 MODELS = {
     "llama": (WIDE, {}),
-    "llama, biases, tied": ({**GROUPED, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}, {}),
+    "llama, biases, tied": (
+        {
+            **WIDE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+            **stretched("llama3", factor=8.0, low_freq_factor=0.1, high_freq_factor=0.5, **TRAINED),
+        },
+        {},
+    ),
     "mistral": ({**GROUPED, "sliding_window": 3}, {}),
-    "mistral, no window": ({**WIDE, "sliding_window": None}, {}),
-    "qwen2": ({**GROUPED, "tie_word_embeddings": True}, {}),
+    "mistral, no window": (
+        {**WIDE, "sliding_window": None, **stretched("yarn", factor=4.0, beta_fast=2.0, beta_slow=0.1, **TRAINED)}, {}
+    ),
+    "qwen2": ({**GROUPED, "tie_word_embeddings": True, **stretched("linear", factor=3.0)}, {}),
     "qwen2, windows": (
         {**GROUPED, **WINDOW, "use_sliding_window": True, "max_window_layers": 2},
         {"full_attention.": [0, 1], "sliding_attention.": [2, 3]},
     ),
-    "qwen3": ({**WIDE, "attention_bias": True}, {}),
+    "qwen3": (
+        {**WIDE, "attention_bias": True, "max_position_embeddings": 4, **stretched("dynamic", factor=3.0)}, {}
+    ),
     "gemma": ({**WIDE, "attention_bias": True}, {}),
     "gemma2": ({**WIDE, **WINDOW, "query_pre_attn_scalar": 7}, SLIDING_FULL),
     "gemma2, untied, no caps": (
@@ -82,7 +101,13 @@ MODELS = {
     "gptj, tied": ({**GPTJ, "tie_word_embeddings": True, "n_inner": 7, "rotary_dim": 8}, {}),
     "phi": ({**GROUPED, "hidden_size": 32}, {}),
     "phi, norms of queries and keys": ({**GROUPED, "hidden_size": 32, "qk_layernorm": True}, {}),
-    "phi3": ({**GROUPED, "sliding_window": 3}, {}),
+    "phi3": (
+        {
+            **GROUPED, "sliding_window": 3, **TRAINED,
+            **stretched("longrope", short_factor=[1.0, 1.5, 2.0], long_factor=[1.5, 3.0, 4.5], **TRAINED),
+        },
+        {},
+    ),
     "phi3, partly turned": (
         {**GROUPED, "hidden_size": 32, "rope_parameters": {**TURNED["rope_parameters"], "partial_rotary_factor": 0.75}},
         {},
@@ -115,7 +140,7 @@ MODELS = {
         {**TINY, "num_hidden_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 2},
         {"global.": [0, 2], "local.": [1, 3]},
     ),
-    "olmo2": (GROUPED, {}),
+    "olmo2": ({**WIDE, **stretched("yarn", factor=4.0, truncate=False, mscale=0.7, mscale_all_dim=0.3, **TRAINED)}, {}),
     "olmo2, biases": ({**GROUPED, "attention_bias": True, "tie_word_embeddings": True}, {}),
     "smollm3": (
         {**GROUPED, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
@@ -128,39 +153,18 @@ MODELS = {
 }  # fmt: skip
 
 
-def slopes(family, h, g, k):
-    """transformers' slopes. MPT's are its own. Falcon's are rounded to bfloat16 and divided by the root of the width.
+def inputs_of(values, model, tokens):
+    """What comes from outside: tokens and their successors; and what positions say.
 
-    Its eager attention adds them twice, once to the scores and once with the causal mask, which its fused one does not:
-    here they stand doubled.
+    transformers' eager Falcon adds the slopes twice, once to the scores and once with the causal mask, which its fused
+    one does not: here they stand doubled. It rounds them to bfloat16, which changes nothing with three heads.
     """
-    if family == "mpt":
-        made = transformers.models.mpt.modeling_mpt.build_mpt_alibi_tensor(h * g, LENGTH)
-        return numpy_of(made[:, 0, -1] - made[:, 0, -2]).reshape(h, g)
-    modeling = getattr(transformers.models, family)
-    made = getattr(modeling, f"modeling_{family}").build_alibi_tensor(torch.ones(1, LENGTH), h * g, torch.float64)
-    step = numpy_of(made[:, 0, 1]).reshape(h, g)
-    return 2 * step / np.sqrt(k) if family == "falcon" else step
-
-
-def inputs_of(values, table, tokens):
-    """What comes from outside: tokens, their successors, angles, slopes."""
-    family = values["model_type"]
-    h, g, k = heads_of(values)
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
-    part = {"gpt_neox": k // 4, "phi": k // 2, "gptj": values.get("rotary_dim")}.get(family, k)
-    part = int(k * values.get("rope_parameters", {}).get("partial_rotary_factor", part / k))
-    turned = angles(LENGTH, k, part, family == "gptj", 1e6 if family == "gemma3_text" else BASE)
-    local = {f"local_{name}": array for name, array in angles(LENGTH, k).items()}
-    at = np.arange(LENGTH)
-    arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **turned, **local}
-    # The two rows before the first position are never read.
-    arrays["index"] = at + 2 * (family == "opt")
-    if "slope" in table.inputs:
-        # BLOOM and Falcon add the slope times the key's position: the same softmax as with minus the distance.
-        arrays |= {"slope": slopes(family, h, g, k), "distance": (at[None] - at[:, None]).astype(float)}
-    return {name: arrays[name] for name in table.inputs}
+    made = dict(made_inputs(model.configuration, {"M": LENGTH}))
+    if values["model_type"] == "falcon" and "slope" in made:
+        made["slope"] = 2 * made["slope"]
+    return {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **made}
 
 
 def ours(parameters, view, stacked):
@@ -182,7 +186,7 @@ def test_loss_and_every_gradient(name):
     theirs = dict(module.named_parameters())
     found = places_of(values, model.table.weights, theirs, stacks or {"": range(module.config.num_hidden_layers)})
     assert {place for places, _, _ in found.values() for place in places} == set(theirs)
-    arrays = inputs_of(values, model.table, tokens)
+    arrays = inputs_of(values, model, tokens)
     arrays |= {own: ours([theirs[at] for at in places], *how) for own, (places, *how) in found.items()}
     windows = {"w": run_sizes(model, BATCH, LENGTH, None)["w"]} if "M' + w" in str(model.table) else {}
     result = lc.run(model.table, {**arrays, **windows, "dloss": np.array(1.0)})

@@ -11,12 +11,10 @@ import learncost as lc
 from encoder_places import PLACES, H
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import read
+from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 
 transformers = pytest.importorskip("transformers")
-from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position  # noqa: E402
-from transformers.models.t5.modeling_t5 import T5Attention  # noqa: E402
-
 __all__ = ["in_float64"]
 
 B, M, N, V = 2, 5, 6, 17
@@ -51,22 +49,6 @@ def labelled(architecture, draw, length):
     return {"targets": np.maximum(tokens, 0), "share": share * share.size / (share.size - 1)}, {"labels": tokens}
 
 
-def distances(kind, module, sizes):
-    """Rows of relative positions, and the row for every query and key."""
-    config = module.config
-    if kind == "deberta":
-        whole = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
-        span = min(M, whole)
-        rows, far = np.arange(whole - span, whole + span), np.arange(M)[:, None] - np.arange(M)
-    else:
-        span = sizes["a"] // 2
-        whole = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
-        square = torch.zeros(1, M, 1)
-        far = build_relative_position(square, square, getattr(config, "position_buckets", -1), whole)[0].numpy()
-        rows = np.arange(2 * span)
-    return {"rows": rows, "delta": np.clip(far + span, 0, 2 * span - 1)}
-
-
 def inputs_of(kind, architecture, model, module, draw, sizes):
     """Ours and theirs; token numbers stay clear of the padding's, whose row has no gradient at transformers."""
     config = module.config
@@ -79,38 +61,25 @@ def inputs_of(kind, architecture, model, module, draw, sizes):
     tokens = draw.integers(3, V, (B, length))
     ours |= {
         "tokens": tokens,
-        "index": np.arange(length),
         "decoder.tokens": tokens,
         "types": draw.integers(0, 2, (B, M)),
     }
     if not model.two_sided:
         theirs |= {"input_ids": tokens}
-        if kind in ("roberta", "xlm-roberta"):
-            ours["index"] = ours["index"] + config.pad_token_id + 1
         if "types" in model.table.inputs:
             theirs["token_type_ids"] = ours["types"]
-        if "rows" in model.table.inputs:
-            ours |= distances(kind, module, sizes)
     elif kind == "whisper":
         features = draw.normal(size=(B, config.num_mel_bins, 2 * N))
-        ours |= {"features": features.transpose(0, 2, 1), "encoder.index": np.arange(N), "decoder.index": np.arange(M)}
+        ours |= {"features": features.transpose(0, 2, 1)}
         theirs |= {"input_features": features, "decoder_input_ids": tokens}
     else:
         source = draw.integers(3, V, (B, sizes["N"]))
         theirs |= {"input_ids": source, "decoder_input_ids": tokens}
-        ours |= {
-            "encoder.tokens": source,
-            "encoder.index": np.arange(sizes["N"]) + 2,
-            "decoder.index": np.arange(M) + 2,
-        }
+        ours |= {"encoder.tokens": source}
         if architecture == "BartForSequenceClassification":  # the last token of each side ends the sequence
             source[:, -1] = config.eos_token_id
             ours["last"] = np.full(B, length - 1)
-        if kind == "t5":
-            for side, n, both in (("encoder", N, True), ("decoder", M, False)):
-                far = torch.tensor(np.arange(n) - np.arange(n)[:, None])
-                numbers = config.relative_attention_num_buckets, config.relative_attention_max_distance
-                ours[f"{side}.bucket"] = T5Attention._relative_position_bucket(far, both, *numbers).numpy()
+    ours |= made_inputs(model.configuration, sizes)
     return {name: array for name, array in ours.items() if name in model.table.inputs}, theirs
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
+from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
 from hugging_face import check_flops, check_parameters, module_of, read
+from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
 from sampling import sampled
 
@@ -261,6 +262,10 @@ LATENT = {
     "v_head_dim": 3, "n_routed_experts": 6, "n_shared_experts": 2, "moe_intermediate_size": 9, "n_group": 2,
     "topk_group": 1, "first_k_dense_replace": 1, "attention_bias": True, "num_hidden_layers": 3,
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.1,
+    "original_max_position_embeddings": 4,
+}  # fmt: skip
 ONE_DENSE = {"dense.": [0], "sparse.": [1, 2]}
 # Keys, and the blocks that stand in each stack of weights.
 MODELS = {
@@ -284,7 +289,7 @@ MODELS = {
         ONE_DENSE,
     ),
     "gpt_oss": (
-        {"num_local_experts": 4, "head_dim": 6, "num_hidden_layers": 4},
+        {"num_local_experts": 4, "head_dim": 6, "num_hidden_layers": 4, "rope_parameters": {**YARN, "truncate": False}},
         {"sliding_attention.": [0, 2], "full_attention.": [1, 3]},
     ),
     "deepseek_v2": (
@@ -292,10 +297,13 @@ MODELS = {
         ONE_DENSE,
     ),
     "deepseek_v2, lite": (
-        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "num_hidden_layers": 2, "norm_topk_prob": True},
+        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0, "num_hidden_layers": 2, "norm_topk_prob": True,
+         "rope_parameters": {**YARN, "mscale": 0.5, "mscale_all_dim": 0.5}},
         {"": [0, 1]},
     ),
-    "deepseek_v3": (LATENT, ONE_DENSE),
+    "deepseek_v3": (
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}}, ONE_DENSE
+    ),
     "deepseek_v3, halves": ({**LATENT, "norm_topk_prob": False, "rope_interleave": False}, ONE_DENSE),
 }  # fmt: skip
 
@@ -303,11 +311,6 @@ MODELS = {
 def tiny(name):
     keys, stacks = MODELS[name]
     return {"model_type": name.partition(",")[0], **TINY, **keys}, stacks
-
-
-def width_of_rotary(values):
-    head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
-    return values.get("qk_rope_head_dim", head)
 
 
 def loud(module):
@@ -334,8 +337,7 @@ def test_loss_and_gradients(name):
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
-    neighbours = values["model_type"].startswith("deepseek") and values.get("rope_interleave", True)
-    arrays |= angles(LENGTH, width_of_rotary(values), interleaved=neighbours)
+    arrays |= made_inputs(model.configuration, {"M": LENGTH})
     for kind, blocks in stacks.items():
         if (stack := f"corrections_{kind[:-1]}" if kind else "corrections") in model.table.inputs:
             gates = [module.model.layers[i].mlp.gate for i in blocks]

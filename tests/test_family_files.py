@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from learncost.equation.errors import InputError
+from learncost.models import made as positions
 from learncost.models.compose import plan
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import FUNCTIONS, evaluate, names
@@ -39,8 +40,6 @@ READ_ELSEWHERE = {
     "activation": "what the configuration and the formulas call the activation",
     "layer_norm_epsilon": "what the configuration calls its epsilon",
     "tie_word_embeddings": "whether the configuration is tied",
-    "rope_theta": "the angles of a run (engines.positions)",
-    "rope_type": "the angles of a run (engines.positions)",
 }
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -48,7 +47,7 @@ SLOT = re.compile(r"\{(\w+)\}")
 def texts(family: Family) -> list[str]:
     """The texts of which a model is made: the table, the heads, and what stands in their slots."""
     heads = [family.heads[architecture.head] for architecture in family.architectures]
-    found = [family.table, *(text for head in heads for text in head.values())]
+    found = [family.table, *family.made.values(), *(text for head in heads for text in head.values())]
     known: set[str] = {"head"}
     for text in found:  # grows on the way
         for slot in dict.fromkeys(SLOT.findall(text)):
@@ -80,10 +79,10 @@ def expressions(family: Family) -> list[str]:
     rewritings = [one for name, layer in family.layers.items() if name in called for one in layer.rewritings]
     own = [family.default, family.positions, family.limit, family.length, family.target_length, family.fixed]
     own += [
-        family.offset,
         family.unread,
         family.module.get("buffers", ""),
         *family.axes.values(),
+        *family.numbers.values(),
         *family.derived.values(),
         *family.nulls.values(),
         *choices(family),
@@ -151,6 +150,7 @@ def made(name: str) -> Made:
     for configuration in configurations(family):
         try:
             plan(configuration)
+            positions.made(configuration)
         except InputError:
             continue  # a choice that the file does not have, on purpose
         model = build(configuration, dropout=True, padding=True)
@@ -181,9 +181,10 @@ def heirs(file: str) -> tuple[str, ...]:
     """The families that are the file or start from it: an entry is there for one of them at least."""
 
     def line(name: str) -> Iterator[str]:
-        while name:
-            yield name
-            name = read_file(name).get("like", "")
+        yield name
+        likes = read_file(name).get("like", [])
+        for like in [likes] if isinstance(likes, str) else likes:
+            yield from line(like)
 
     return tuple(name for name in FAMILIES if file in line(name))
 
@@ -204,7 +205,8 @@ def slots_in(family: Family) -> set[str]:
 def read_in(family: Family) -> set[str]:
     """Sizes and settings that an expression or a repeat reads, or the code by its name."""
     counts = re.findall(r"repeat (\w+) ", "\n".join(texts(family)))
-    return {one for text in expressions(family) for one in names(text)} | set(counts) | READ_ELSEWHERE.keys()
+    lines = re.findall(r"\w+", "\n".join(texts(family)))  # what positions are made of is read by its name
+    return {one for text in expressions(family) for one in names(text)} | {*counts, *lines} | READ_ELSEWHERE.keys()
 
 
 def called_in(family: Family) -> set[str]:
@@ -237,6 +239,9 @@ def test_every_entry_is_read(file):
     assert families
     assert entries(file, "slots") <= set().union(*map(slots_in, families))
     assert entries(file, "sizes") | entries(file, "settings") <= set().union(*map(read_in, families))
+    made_by = {name for family in families for name in family.makes}
+    assert {name for names in entries(file, "made") for name in names.split()} <= made_by
+    assert entries(file, "numbers") <= set().union(*map(read_in, families))
     assert entries(file, "layers") <= set().union(*map(called_in, families))
     assert entries(file, "heads") <= {one.head for family in families for one in family.architectures}
     nulls, nullable = entries(file, "nulls"), set(read_file(file).get("nullable", ()))

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import named
 from learncost.proof.check import sound_arrays
 from learncost.proof.sample import small_sizes
 from learncost.training.engines import engine
 from learncost.training.options import Options
+from sampling import LEARNING
 
 torch = pytest.importorskip("torch")
 lt = pytest.importorskip("learncost.torch")
@@ -52,7 +53,7 @@ def module_of(name, dtype=torch.float64):
     return found, {key: arrays[key] for key in table.inputs}
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", LEARNING)
 def test_gradients_are_those_of_differences(name):
     # torch.autograd.gradcheck: central differences along a random direction of all inputs and weights (its fast mode;
     # its slow one, every entry, takes minutes), and undefined gradients.

@@ -168,8 +168,8 @@ def test_half_precision_and_several_files_are_read(tmp_path):
             lambda folder: edit(folder, model_type="qwen3", architectures=["Qwen3ForCausalLM"]),
             "checkpoints of qwen3 cannot be read",
         ),
-        (lambda folder: edit(folder, rope_parameters={"rope_type": "yarn"}), "of the type 'yarn' are not run"),
-        (lambda folder: edit(folder, rope_parameters={"rope_type": "llama3"}), "of the type 'llama3' are not run"),
+        (lambda folder: edit(folder, rope_parameters={"rope_type": "mrope"}), "no frequency of the kind 'mrope'"),
+        (lambda folder: edit(folder, rope_parameters={"rope_type": "linear"}), "of the kind 'linear without a factor'"),
         (lambda folder: without_numbers(folder / "model.safetensors"), "ln_f holds numbers that are not finite"),
     ],
 )

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.positions import at_positions, sinusoids
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.errors import InputError
 from learncost.equation.roles import indexed
 from learncost.equation.table import Table
 from learncost.equation.value import Same
-from learncost.models.configuration import Configuration
+from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, run_sizes
 
 Arrays = dict[str, Any]
@@ -116,43 +115,6 @@ def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any
     return there if keep is None else there & (keep > 0)
 
 
-def fixed_inputs(configuration: Configuration, table: Table, sizes: Mapping[str, int]) -> Arrays:
-    """The inputs that follow from positions and settings alone."""
-    found = {}
-    for name in table.inputs:
-        last = name.rpartition(".")[2]
-        axis = table.axes[name][0] if table.axes[name] else ""
-        places = np.arange(sizes.get(base(axis), 1))
-        if last == "S":
-            found[name] = sinusoids(len(places), sizes[table.axes[name][1]])
-        elif (array := at_positions(configuration, last, places, sizes)) is not None:
-            found[name] = array
-    return found
-
-
-FIXED_NAMES = frozenset(
-    (
-        "cosine",
-        "sine",
-        "flip",
-        "local_cosine",
-        "local_sine",
-        "index",
-        "S",
-        "slope",
-        "distance",
-        "bucket",
-        "rows",
-        "delta",
-    )
-)
-
-
-def fixed_names(table: Table) -> frozenset[str]:
-    """The inputs of a model's table that follow from positions and settings alone."""
-    return frozenset(name for name in table.inputs if name.rpartition(".")[2] in FIXED_NAMES)
-
-
 def random_data(
     model: Model, batch_size: int, seq_len: int | None = None, target_len: int | None = None, seed: int = 0
 ) -> Arrays:
@@ -166,7 +128,7 @@ def random_data(
             generator.integers(0, size_of(datum.places, sizes), form) if datum.places else generator.normal(size=form)
         )
 
-    return {datum.name: drawn(datum) for datum in data(model.table, fixed_names(model.table))}
+    return {datum.name: drawn(datum) for datum in data(model.table, names_made(model))}
 
 
 def _most(datum: Datum, sizes: Mapping[str, int]) -> int:
@@ -186,7 +148,7 @@ class Batch:
     def __init__(self, model: Model, given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
         self.model, self.name = model, model.configuration.name
         self.gradients = dict(gradients or {})
-        self._data = data(model.table, fixed_names(model.table))
+        self._data = data(model.table, names_made(model))
         given = {ALSO.get(name, name): array for name, array in given.items() if array is not None}
         self._check_names(given)
         self.keeps: Arrays = {}
@@ -348,7 +310,8 @@ class Batch:
 
     def inputs(self, table: Table) -> Arrays:
         """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
-        found = fixed_inputs(self.model.configuration, table, self.sizes)
+        made = made_inputs(self.model.configuration, self.sizes)
+        found = {name: array for name, array in made.items() if name in table.inputs}
         for name in table.inputs:
             value = table.values[name]
             if name in self.arrays:

@@ -91,6 +91,13 @@ def names_of(line: Parsed) -> Iterator[str]:
             yield from names_of(own)
 
 
+def makes(line: Parsed) -> tuple[str, ...]:
+    """The names that a line makes."""
+    if isinstance(line, Block):
+        return (*(handed.final for handed in line.carry), *(new for new, _ in line.keep))
+    return tuple(term.name for term in line.left)
+
+
 def calls_of(lines: Iterable[Parsed]) -> Iterator[Call]:
     """The calls among lines, in their order."""
     for line in lines:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.errors import InputError
-from learncost.equation.parse import Block, Header, Parsed, calls_of, names_of, parse_lines, split_names
+from learncost.equation.parse import Block, Header, Parsed, calls_of, makes, names_of, parse_lines, split_names
 from learncost.equation.table import Line
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate, names
@@ -73,6 +73,21 @@ def plan(configuration: Configuration) -> Plan:
     called = dict.fromkeys(call.layer for call in calls_of(lines))
     layers = tuple(_planned(name, family.layers[name], values) for name in called if name in family.layers)
     return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks))
+
+
+def making(configuration: Configuration, wanted: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
+    """The lines that make some of these inputs of the model's table, and their header. Raises `InputError`."""
+    family = FAMILIES[configuration.family]
+    composition, wanted = _Composition(family, configuration.values, ""), tuple(wanted)
+    texts = [text for names, text in family.made.items() if set(names.split()) & set(wanted)]
+    lines = parse_lines([line for text in texts for line in composition.filled(text).splitlines()])
+    known: set[str] = set()
+    given: dict[str, None] = {}
+    for line in lines:
+        given |= dict.fromkeys(name for name in names_of(line) if name not in known)
+        known.update(makes(line))
+    outputs = tuple(name for name in wanted if name in known)
+    return Header(f"{family.name.replace('-', '_')}_positions", tuple(given), (), outputs), lines
 
 
 def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedLayer:

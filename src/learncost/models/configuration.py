@@ -188,9 +188,10 @@ def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Gi
             continue
         yield spelling, given
         if isinstance(given.value, dict):
-            for inner, value in given.value.items():
-                if (name := f"{spelling}.{inner}") in family.spellings.keys() | family.refused.keys():
-                    yield name, Given(name, value, given.where)
+            inside = {f"{spelling}.{inner}": value for inner, value in given.value.items()}
+            found = _flat(family, {name: Given(name, value, given.where) for name, value in inside.items()})
+            known = family.spellings.keys() | family.refused.keys()
+            yield from ((name, one) for name, one in found if name in known and one.value is not None)
 
 
 def _canonical(family: Family, spelling: str) -> str | None:

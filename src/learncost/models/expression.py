@@ -8,6 +8,7 @@ subscripts and the functions below; nothing else has a meaning. Sizes may be arr
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -83,6 +84,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": _least,
     "max": _most,
     "expanded": _expanded,
+    "log": math.log,
 }
 """What an expression may call."""
 

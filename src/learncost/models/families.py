@@ -103,8 +103,9 @@ class Family:
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
     (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
-    one that the model always reads, `offset` for the row of the positions' table at which they begin. `frozen` are
-    weights that are stored and counted, but never learn; `start` is the token that the decoder of two stacks reads
+    one that the model always reads. `made` has, by their names, the lines of inputs that positions and settings say,
+    `numbers` what they read beside sizes and settings, each an expression. `frozen` are weights that are stored and
+    counted, but never learn; `start` is the token that the decoder of two stacks reads
     first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
     although nothing reads them.
@@ -138,7 +139,8 @@ class Family:
     limit: str = ""
     length: str = "max_position_embeddings"
     fixed: str = ""
-    offset: str = ""
+    made: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     unread: str = ""
     target_length: str = ""
@@ -148,6 +150,11 @@ class Family:
     def two_sided(self) -> bool:
         """Whether there is an encoder and a decoder."""
         return len(self.blocks) > 1
+
+    @property
+    def makes(self) -> frozenset[str]:
+        """The inputs of its tables that its own lines make."""
+        return frozenset(name for names in self.made for name in names.split())
 
     @property
     def says_words(self) -> str:
@@ -181,10 +188,13 @@ def instead(name: str) -> str:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """A family's file, over the one that it is like."""
+    """A family's file, over those that it is like, of which a later one goes over an earlier one."""
     table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    like = table.pop("like", None)
-    return _over(_read(like), table) if like else table
+    likes = table.pop("like", [])
+    base: dict[str, Any] = {}
+    for like in [likes] if isinstance(likes, str) else likes:
+        base = _over(base, _read(like))
+    return _over(base, table)
 
 
 def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Given:
         return self.value
 
     def entries(self) -> list[Any]:
-        """A list of texts, whole numbers and such lists."""
+        """A list of texts, numbers and such lists."""
         left = [self.value]
         count = 0
         while left:
@@ -110,8 +110,8 @@ class Given:
             count += 1
             if isinstance(one, list) and count + len(left) + len(one) <= LONGEST:
                 left += one
-            elif one is self.value or isinstance(one, bool) or not isinstance(one, int | str):
-                wanted = f"a list of at most {LONGEST:,} texts and whole numbers"
+            elif one is self.value or isinstance(one, bool) or not isinstance(one, int | float | str):
+                wanted = f"a list of at most {LONGEST:,} texts and numbers"
                 raise InputError(f"{self.label} must be {wanted}, not {shown(self.value)}")
         assert isinstance(self.value, list)
         return self.value

@@ -99,7 +99,7 @@ def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str,
     """The table of a plan, and its axes."""
     layers = {one.name: _rewritten(one, dropout, padding) for one in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks)
-    return table, _axes_of(table)
+    return table, axes_of(table)
 
 
 def build(configuration: Configuration, dropout: bool = False, padding: bool = False) -> Model:
@@ -134,7 +134,7 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
     return size
 
 
-def _axes_of(table: Table) -> tuple[str, ...]:
+def axes_of(table: Table) -> tuple[str, ...]:
     """The axes of a table, and the sizes that only its numbers and its windows read."""
     found: set[str] = set()
     for line, _ in walk(table.lines):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.proof import encoder_references, modern_references
+from learncost.proof import encoder_references, modern_references, position_references
 from learncost.proof.plain import erf, gelu, gelu_tanh, log_softmax, normal, of, sigmoid, softmax
 
 Array = Any
@@ -158,6 +158,7 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "token_types": of("322", lambda E, types, W: E + np.stack([W[row] for row in types])),
     **modern_references.LAYERS,
     **encoder_references.LAYERS,
+    **position_references.LAYERS,
 }
 """A foreign implementation of every layer that comes with the package."""
 

@@ -95,7 +95,10 @@ def _reads(line: Line) -> list[Read]:
 
 
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row."""
+    """Inputs and weights: normal numbers, positions within their axis, conditions that hold for the first of a row.
+
+    Numbers without a gradient, which are settings, are above 1, as widths, bases, factors and counts are.
+    """
     generator = np.random.default_rng(seed)
     positions = indexed(table)
     conditions = asked(table.lines)
@@ -107,6 +110,8 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
         elif name in conditions:
             arrays[name] = generator.random(form) < 0.6
             arrays[name][..., :1] = True
+        elif not form and name in table.constants:
+            arrays[name] = np.asarray(generator.uniform(6, 12))
         else:
             arrays[name] = generator.standard_normal(form)
     return arrays

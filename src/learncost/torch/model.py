@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from learncost.engines.inputs import ALSO, MASKS, Datum, data, fixed_inputs, fixed_names, told
+from learncost.engines.inputs import ALSO, MASKS, Datum, data, told
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import evaluate
 from learncost.models.families import instead
+from learncost.models.made import made_inputs, names_made
 from learncost.models.model import Model, build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import to_logits
@@ -38,7 +39,7 @@ class ModelModule(TableModule):
         super().__init__(plain.table, sizes, dict.fromkeys(masks, chance(dropout)), **tensor)
         self.configuration, self._learns = configuration, plain.learns
         self._at: dict[Any, torch.Tensor] = {}
-        self._positions = fixed_names(plain.table)
+        self._positions = names_made(plain)
         self._data = data(plain.table, self._positions)
         frozen = set(plain.table.weights) - set(plain.learning)
         for name in frozen:
@@ -134,8 +135,7 @@ class ModelModule(TableModule):
         """Make such an input; torch.compile does not look in here."""
         if (name, lengths, device, dtype) in self._at:
             return
-        arrays = fixed_inputs(self.configuration, self.table, {**self.sizes, **dict(lengths)})
-        found = torch.from_numpy(np.ascontiguousarray(arrays[name])).to(device)
+        found = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
         self._at[name, lengths, device, dtype] = found.to(dtype) if found.is_floating_point() else found
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.positions import at_positions
+from learncost.equation.count import shape_of
 from learncost.equation.errors import InputError
 from learncost.layers.lower import lower
 from learncost.models.configuration import Configuration
 from learncost.models.expression import evaluate
+from learncost.models.made import made_inputs
 from learncost.models.model import build
 from learncost.models.sizes import LARGEST
 from learncost.procedures.inference import inference
@@ -63,11 +64,12 @@ class Decoder:
     def _given(self, table: Any, tokens: Sequence[int], before: int) -> dict[str, Any]:
         values = {name: self._weights[name] for name in table.weights}
         values["tokens"] = np.array([tokens], np.int64)
-        places = np.arange(before, before + len(tokens))
-        for name in table.inputs:
-            array = at_positions(self._configuration, name, places, self._sizes)
-            if array is not None:
-                values[name] = array if array.dtype.kind in "iub" else array.astype(self._dtype)
+        length = before + len(tokens)
+        sizes = {**self._sizes, **self._tables.lengths(self._sizes, before, len(tokens)), "M": len(tokens)}
+        for name, array in made_inputs(self._configuration, {"M": length}).items():
+            if name in table.inputs:  # of which the last positions are those of the new tokens, and of their windows
+                last = tuple(slice(-size, None) for size in shape_of(table.axes[name], sizes))
+                values[name] = array[last] if array.dtype.kind in "iub" else array[last].astype(self._dtype)
         return values
 
     @property

@@ -1,0 +1,101 @@
+"""What a model's table reads that follows from positions and settings alone: made by lines of its family, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from learncost.equation.parse import Header, Parsed
+from learncost.equation.table import Table
+from learncost.equation.value import Same, Value
+from learncost.layers.layer import defined
+from learncost.layers.lower import lower
+from learncost.models.compose import making
+from learncost.models.configuration import Configuration
+from learncost.models.expression import evaluate
+from learncost.models.families import FAMILIES
+from learncost.models.model import Model, axes_of, build
+from learncost.readings.run import execute
+
+Number: TypeAlias = float | tuple[float, ...]
+
+
+def names_made(model: Model) -> frozenset[str]:
+    """The inputs of a model's table that the lines of its family make."""
+    family = model.configuration.family
+    return FAMILIES[family].makes & frozenset(model.table.inputs) if family in FAMILIES else frozenset()
+
+
+def made(configuration: Configuration) -> Table:
+    """The lines that make inputs of the model's table; what they read are sizes, settings and numbers of its family.
+
+    Raises `InputError` for positions that the family does not have.
+    """
+    return _made(Same(configuration))[0]
+
+
+def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+    """The inputs of the model's table that positions and settings say: float64, and int64 where they are places.
+
+    sizes    those of the run (M, N), and of any axis that is to have another size than the configuration says
+    Raises `InputError`.
+    """
+    if configuration.family not in FAMILIES:
+        return {}
+    table, indices = _made(Same(configuration))
+    known = _Known(configuration, sizes)
+    numbers = tuple((name, known.number(name)) for name in table.inputs)
+    vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
+    lengths = tuple((axis, vectors.get(axis) or known[axis]) for axis in axes_of(table))
+    return _run(Same(table), numbers, lengths, indices)
+
+
+@lru_cache(maxsize=32)
+def _made(configuration: Same[Configuration]) -> tuple[Table, frozenset[str]]:
+    """The lines, and which of their outputs are places."""
+    table = build(replace(configuration.it, learned=None)).table
+    return _lines(*making(configuration.it, table.inputs)), table.indices
+
+
+@lru_cache(maxsize=64)
+def _lines(header: Header, lines: tuple[Parsed, ...]) -> Table:
+    return lower(defined(header, lines, {}, dict.fromkeys(header.inputs, Value((), "constant"))).table)
+
+
+class _Known(dict[str, Any]):
+    """The values that a configuration's expressions may read, and the sizes of axes."""
+
+    def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:
+        super().__init__({**configuration.values, **sizes})
+        self.family = FAMILIES[configuration.family]
+
+    def __missing__(self, axis: str) -> Any:
+        rule = self.family.axes.get(axis) or self.family.fixed  # M or N of a model that reads one length alone
+        return evaluate(rule, self)
+
+    def number(self, name: str) -> Number:
+        """What a line reads: a number of the family, else a size or a setting."""
+        value = evaluate(self.family.numbers[name], self) if name in self.family.numbers else self[name]
+        return tuple(map(float, value)) if isinstance(value, list) else float(value)
+
+
+@lru_cache(maxsize=16)
+def _run(
+    table: Same[Table],
+    numbers: tuple[tuple[str, Number], ...],
+    lengths: tuple[tuple[str, int], ...],
+    indices: frozenset[str],
+) -> Mapping[str, Any]:
+    values = {name: np.array(number) for name, number in numbers}
+    execute(table.it, values, dict(lengths))
+    found = {}
+    for name in table.it.outputs:
+        own = table.it.header(name)
+        array = found[own] = values[name].astype(np.int64 if own in indices else np.float64)
+        array.flags.writeable = False  # which others are given, too
+    return MappingProxyType(found)

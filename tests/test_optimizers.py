@@ -43,3 +43,10 @@ def test_what_it_costs_and_remembers(name):
     (step,) = (row for row in found.rows if row.macro_operation == "optimizer_step")
     assert step.flops == FLOPS[name] * found.parameters
     assert lc.memory("gpt2", optimizer=name, **sizes).split["optimizer state"] == 4 * STATES[name] * found.parameters
+
+
+@pytest.mark.parametrize(("value", "taken"), [("b1", "b1"), ("w.M", "w.M")])
+def test_a_value_is_no_number_and_no_state_of_an_optimizer(value, taken):
+    layer = lc.layer(REGRESSION.replace("E[", f"{value}["))
+    with pytest.raises(lc.InputError, match=f"{taken} is a value of the table and one of adamw"):
+        lc.LayerTraining(layer, {"w": np.ones(4)}, optimizer="adamw")

@@ -44,8 +44,9 @@ def state_of(name: str) -> State:
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
     """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
     found = entry(chosen.word)
-    if taken := [name for name in chosen.scalars if name in table.axes]:
-        raise InputError(f"{taken[0]} is a value of the table and a number of {chosen.word}: call the value otherwise")
+    own_names = (*chosen.scalars, *(f"{weight}.{name}" for weight in gradients for name in chosen.state))
+    if taken := [name for name in own_names if name in table.known]:
+        raise InputError(f"{taken[0]} is a value of the table and one of {chosen.word}: call the value otherwise")
     values = dict(table.values) | dict.fromkeys(chosen.scalars, Value((), "constant"))
     lines, states, results = [], [], []
     for weight, gradient in gradients.items():

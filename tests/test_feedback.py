@@ -18,7 +18,10 @@ from test_transformers import ARCHITECTURES, batch_of, ours, pair  # noqa: E402
 
 __all__ = ["in_float64"]
 
-FEEDBACK = {"fa": lambda weight, fixed: fixed}
+FEEDBACK = {
+    "fa": lambda weight, fixed: fixed,
+    "sign-symmetric": lambda weight, fixed: weight.sign() * fixed.abs(),
+}
 """What the error is sent back through, by the procedure's source."""
 
 
@@ -68,7 +71,8 @@ def test_gradients_are_those_of_an_autograd_function(procedure, family, in_float
         return ours(model, {name: tensor.detach().numpy() for name, tensor in tensors.items()})
 
     table = step(model, procedure)
-    matrices = {f"{name}.F": array for name, array in arrays(fixed).items() if f"{name}.F" in table.inputs}
+    drawn = {name: table.values[name].of for name in table.inputs if table.values[name].role == "projection"}
+    matrices = {name: arrays(fixed)[weight] for name, weight in drawn.items()}
     found = lc.run(table, given | arrays(parameters) | matrices | {"dloss": 1.0})
     for name, gradient in arrays({name: p.grad for name, p in parameters.items() if p.grad is not None}).items():
         np.testing.assert_allclose(found[f"d{name}"], gradient, 1e-10, 1e-12, err_msg=name)
@@ -79,7 +83,7 @@ def test_fixed_matrices_come_from_the_seed_and_are_said(procedure):
     one, two, other = (Training(setting("mlp"), Entrant(procedure), 0.1, seed) for seed in (1, 1, 2))
     for training in (one, two, other):
         training.learn(problem("mlp").training, rows(8))
-    assert one.fixed.keys() == two.fixed.keys() == {"W2.F", "W3.F"}
+    assert {name.partition(".")[0] for name in one.fixed} == {"W2", "W3"}
     for name, matrix in one.fixed.items():
         assert matrix.std() == pytest.approx(0.02, rel=0.2)
         assert np.array_equal(matrix, two.fixed[name])

@@ -316,6 +316,8 @@ class Batch:
             value = table.values[name]
             if name in self.arrays:
                 found[name] = self.arrays[name]
+            elif value.role == "buffer":
+                found[name] = np.zeros(shape_of(value.axes, self.sizes))
             elif value.role == "padding":
                 found[name] = np.broadcast_to(self.keep(base(value.axes[-1])), shape_of(value.axes, self.sizes))
             elif name.startswith("inverse_count.") and value.role == "constant":

@@ -21,7 +21,8 @@ def role(line: str) -> dict[str, Value]:
 
     `tokens: index of v` is read at places of the axis v, `types: kind of s` too, and is 0 where nothing says it;
     `share: share of targets` holds -1/count where there is a target and 0 elsewhere, `sign: sign of targets` 1 for yes
-    and -1 for no, `last: end of M` the last place that a sequence reaches; `constants: S` have no gradient.
+    and -1 for no, `last: end of M` the last place that a sequence reaches, `c: buffer of e` numbers that are stored
+    beside weights, and are 0 where nothing says them; `constants: S` have no gradient.
     """
     if line.strip().startswith(_CONSTANTS):
         return {name: Value((), "constant") for name in split_names(line.partition(":")[2])}

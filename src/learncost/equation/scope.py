@@ -368,6 +368,8 @@ class _Scope:
                 raise NotationError(f"{new} is a slice of {stack} that no line reads", block.text)
             self.axes.setdefault(stack, (block.count, *inner[new]))
             index = new in self.indices
+            if new in self.roles:
+                self.roles.setdefault(stack, self.roles[new])
             self.indices.discard(new)
             self.values.discard(new)
             (self.indices if index else self.values).add(stack)

@@ -15,6 +15,7 @@ Role: TypeAlias = Literal[
     "share",  # -1/count where there is one `of` these answers, 0 elsewhere: what each counts in the loss
     "sign",  # 1 where `of` these answers it is yes, -1 elsewhere
     "kind",  # an index of what kind something is `of` this axis; 0 where nothing says it
+    "buffer",  # numbers `of` this axis that are stored beside weights, and do not learn; 0 where nothing says them
     "end",  # an index of the last place `of` this axis that a sequence reaches
     "mask",  # drawn, in dropout; `of` what is dropped from
     "padding",  # which keys are there
@@ -36,13 +37,13 @@ Role: TypeAlias = Literal[
 DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
 """Roles of inputs that a batch brings along, beside those that a layer is called with."""
 
-FIXED: frozenset[Role] = frozenset(("constant", "share", "sign", "mask", "padding", "projection", "state", "gathered"))
+FIXED: frozenset[Role] = frozenset(("constant", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered"))
 """Roles of inputs that have no gradient."""
 
 INDICES: frozenset[Role] = frozenset(("index", "kind", "end"))
 """Roles of what is read as an index alone."""
 
-GIVEN: frozenset[Role] = frozenset(("index", "kind", "share", "sign", "end"))
+GIVEN: frozenset[Role] = frozenset(("index", "kind", "share", "sign", "buffer", "end"))
 """Roles that a line of the notation gives an input, as in `targets: index of v`, each `of` something."""
 
 

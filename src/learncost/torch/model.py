@@ -101,6 +101,8 @@ class ModelModule(TableModule):
                 found[name] = keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
             elif name in self._positions:
                 found[name] = self._fixed(name, lengths, self._like)
+            elif self.table.values[name].role == "buffer":
+                found[name] = self._like.new_zeros([self.sizes[axis] for axis in self.table.axes[name]])
             else:
                 told_as = next((datum.name for datum in self._data if name == datum.input), name)
                 raise InputError(f"{self.configuration.name} needs {told_as}: give it by this name")

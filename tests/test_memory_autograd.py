@@ -183,6 +183,16 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
     assert own.predicted(*case) == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
+def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
+    """However few the tokens are: shared experts behind a gate of their own turn nothing, as positions do."""
+    keys = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4}
+    keys |= {"vocab_size": 50, "n_group": 1, "num_experts_per_tok": 2, "intermediate_size": 24}
+    own = configure({"model_type": family, **keys})
+    found = lc.memory(own, seq_len=2, optimizer="adamw")
+    assert found.peak >= 4 * 4 * lc.cost(own, seq_len=2).parameters
+
+
 def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatch):
     own = peaks()
     monkeypatch.setitem(own.SHAPES, "block", (2, 64, 100))

@@ -37,7 +37,9 @@ Role: TypeAlias = Literal[
 DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
 """Roles of inputs that a batch brings along, beside those that a layer is called with."""
 
-FIXED: frozenset[Role] = frozenset(("constant", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered"))
+FIXED: frozenset[Role] = frozenset(
+    ("constant", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered")
+)
 """Roles of inputs that have no gradient."""
 
 INDICES: frozenset[Role] = frozenset(("index", "kind", "end"))

@@ -381,7 +381,12 @@ class Scope:
         if added is None or not isinstance(value, Term) or value.name in self.weights:
             return None
         for one in self.readers[value.name]:
-            if isinstance(one, Product) and added in self.readers.get(one.name, ()) and one.right[0].indexed:
+            if (
+                one != line
+                and isinstance(one, Product)
+                and added in self.readers.get(one.name, ())
+                and one.right[0].indexed
+            ):
                 return Rotary((line, one, added), added.left[:1], value.name, line.right[1].name, one.right[1].name)
         return None
 

@@ -17,6 +17,7 @@ from learncost.models.sizes import spelled
 from learncost.training import hugging_face
 from learncost.training.data.task import Task
 from learncost.training.data.tasks import next_token, task, tokenizer_of
+from learncost.training.engine import NumPyEngine
 from learncost.training.engines import engine, usual
 from learncost.training.files import read_json, safetensors
 from learncost.training.folder import CONFIG
@@ -102,7 +103,8 @@ def _try(configuration: Configuration, options: Options, what: Task) -> None:
     assert options.batch_size is not None
     target = options.target_len if model.two_sided else None
     run_sizes(model, options.batch_size, options.seq_len, target)  # checks the lengths
-    own = engine(configuration, options)
+    engine(configuration, options)
+    own = NumPyEngine(configuration, replace(options, engine="numpy", plan=None, device="cpu"))  # compiles nothing
     if options.start:
         own.load(hugging_face.read(model, Path(options.start)), own.state, 0)
     try:

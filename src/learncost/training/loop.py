@@ -279,11 +279,8 @@ class _Run:
         losses, counts, rights = [], [], 0
         for batch in self.data.check():
             counts.append(count(batch))
-            if self.task.classes:
-                loss, scores = self.engine.look(batch)
-                rights += right(batch, scores)
-            else:
-                loss = self.engine.loss(batch)
+            loss, scores = (self.engine.loss(batch), None) if self.writes else self.engine.look(batch)
+            rights += right(batch, scores) if self.task.classes else 0
             losses.append(loss)
         loss = float(np.average(losses, weights=counts))
         bytes_ = self.data.bytes_per_token

@@ -5,7 +5,7 @@ import pytest
 
 import learncost as lc
 from learncost.books.book import book
-from learncost.engines.emitted import EmittedTraining
+from learncost.engines.emitted import Programs
 from learncost.models.configuration import configure
 from learncost.models.model import run_sizes
 from learncost.procedures.accumulation import accumulated
@@ -86,8 +86,8 @@ def test_an_engine_says_the_flops_of_what_it_runs(procedure, monkeypatch):
         ran.append(price(prepared.table, prepared.sizes, book("matmul")).flops)
         return plain(own, prepared)
 
-    plain = EmittedTraining._run
-    monkeypatch.setattr(EmittedTraining, "_run", noted)
+    plain = Programs.__call__
+    monkeypatch.setattr(Programs, "__call__", noted)
     tokens = np.arange(30).reshape(6, 5) % 11
     batch = {"tokens": tokens, "targets": (tokens + 1) % 11}
     found.step(batch, 0.1)

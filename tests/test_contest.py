@@ -12,9 +12,9 @@ from learncost.contest.budget import Budget
 from learncost.contest.contest import contest
 from learncost.contest.entrant import Setting, Training, costs, entrants
 from learncost.contest.images import mlp, vit
-from learncost.contest.problem import Examples
 from learncost.contest.trial import Outcome, search
 from learncost.engines.core import Prepared
+from learncost.training.data.examples import Examples
 
 KINDS = ("mlp", "vit", "text")
 
@@ -59,7 +59,7 @@ def test_the_head_alone_learns(kind, head, optimizer):
 
 
 def test_the_row_of_examples_does_not_depend_on_the_batch():
-    examples = Examples({"targets": np.arange(10)}, "targets")
+    examples = Examples({"targets": np.arange(10)})
     whole = examples.stream(3, 0, 35)
     for start in (0, 10, 20):
         assert sorted(whole[start : start + 10]) == list(range(10))
@@ -107,8 +107,8 @@ def contest_of(given, names, steps, rate, optimizer="momentum"):
 
 
 def test_chance_is_a_guess_by_frequency():
-    given = Examples({"targets": np.array([0, 0, 1])}, "targets")
-    checked = Examples({"targets": np.array([0, 1, 2, 2])}, "targets")
+    given = Examples({"targets": np.array([0, 0, 1])})
+    checked = Examples({"targets": np.array([0, 1, 2, 2])})
     loss, accuracy = replace(problem("mlp"), training=given, validation=checked, classes=3).chance
     assert accuracy == 0.25
     assert loss == pytest.approx(-(np.log(3 / 6) + np.log(2 / 6) + 2 * np.log(1 / 6)) / 4)
@@ -121,9 +121,9 @@ def test_looking_is_the_mean_over_all_examples():
     w1, w2, w3 = (training.weights[name] for name in ("W1", "W2", "W3"))
     scores = np.maximum(np.maximum(examples.arrays["X"] @ w1, 0) @ w2, 0) @ w3
     logarithms = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    loss, accuracy = training.look(examples)
-    assert loss == pytest.approx(-logarithms[np.arange(len(examples)), examples.right].mean(), rel=1e-12)
-    assert accuracy == (scores.argmax(1) == examples.right).mean()
+    loss, accuracy = training.check(examples)
+    assert loss == pytest.approx(-logarithms[np.arange(len(examples)), examples.arrays["targets"]].mean(), rel=1e-12)
+    assert accuracy == (scores.argmax(1) == examples.arrays["targets"]).mean()
 
 
 # The learning rate, and divergence.
@@ -175,7 +175,7 @@ def test_a_divergence_is_said():
 def test_the_search_does_not_see_what_validates():
     """The rates are chosen on the last fifth of the training examples, and the trials learn from the rest."""
     plain = problem("mlp")
-    spoiled = replace(plain, validation=Examples({n: a[:1] * 0 for n, a in plain.validation.arrays.items()}, "targets"))
+    spoiled = replace(plain, validation=Examples({n: a[:1] * 0 for n, a in plain.validation.arrays.items()}))
     names = entrants("bp", "stable")
     one, two = (
         contest(Setting(given, "momentum"), names, Budget("steps", 5), (0,), (0.01, 0.1)) for given in (plain, spoiled)

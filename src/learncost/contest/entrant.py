@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from learncost.books.book import book
-from learncost.contest.problem import Examples, Problem
-from learncost.engines.core import Prepared, Values
-from learncost.engines.emitted import Emitted
+from learncost.contest.problem import Problem
+from learncost.engines.emitted import Programs
 from learncost.engines.layer_training import LayerTraining
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table
-from learncost.equation.value import Same
 from learncost.models.model import Model
 from learncost.models.wording import shown
 from learncost.plans.executed import executed
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import LEARNING, MODES, PAPER, procedure
 from learncost.readings.price import price
+from learncost.training.data.examples import Examples
+from learncost.training.data.task import predicted
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "fp64": "float64"}
 
@@ -109,26 +109,21 @@ class Training(LayerTraining):
             seed=seed,
             dtype=DTYPES[setting.dtype],
         )
-        read = self.table().inputs
-        self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
-        self._programs: dict[Same[Table], Emitted] = {}
-        self._looking = replace(self.model.table, outputs=("loss", "P"))
+        self.runner = Programs(self)
 
     def learn(self, examples: Examples, rows: Any) -> float:
         """One step on some examples; the loss before it."""
-        given = examples.rows(rows)
-        return self.step(**given, **self.problem.fixed)
+        return self.step(**examples.rows(rows), **self.problem.fixed)
 
-    def look(self, examples: Examples) -> tuple[float, float]:
+    def check(self, examples: Examples) -> tuple[float, float]:
         """The mean loss of examples and the share of right answers; nothing is learned."""
         losses, rights, weights = [], [], []
         for start in range(0, len(examples), AT_ONCE):
             given = examples.rows(slice(start, start + AT_ONCE))
-            values, sizes, _ = self._given({**given, **self.problem.fixed})
-            found = self._run(Prepared(self._looking, values, sizes))
-            right = given[examples.answers]
-            losses.append(float(found["loss"]))
-            rights.append(float((found["P"].argmax(axis=-1) == right).mean()))
+            loss, scores = self.look(**given, **self.problem.fixed)
+            right = given[self.problem.answers]
+            losses.append(loss)
+            rights.append(float((predicted(scores) == right).mean()))
             weights.append(len(right))
         return float(np.average(losses, weights=weights)), float(np.average(rights, weights=weights))
 
@@ -149,9 +144,3 @@ class Training(LayerTraining):
     def _step_table(self, model: Model) -> Table:
         """The step gives back what a training goes on with, and no gradients."""
         return without_gradients(super()._step_table(model))
-
-    def _run(self, prepared: Prepared) -> Values:
-        key = Same(prepared.table)
-        if key not in self._programs:
-            self._programs[key] = Emitted(prepared.table, self.model.sizes)
-        return self._programs[key](prepared.values)

@@ -7,9 +7,7 @@ from itertools import pairwise
 from math import sqrt
 from typing import Any
 
-import numpy as np
-
-from learncost.contest.problem import Arrays, Examples, Problem
+from learncost.contest.problem import Arrays, Problem
 from learncost.engines.weights import DEVIATION, generator, initial_weights
 from learncost.equation.errors import InputError
 from learncost.layers.layer import Layer, layer
@@ -17,6 +15,7 @@ from learncost.models.configuration import configure
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model, build
 from learncost.models.sizes import check_size
+from learncost.training.data.examples import Examples
 
 CLASSES, SIDE, BRIGHTEST = 10, 8, 16
 """Of scikit-learn's digits: 1,797 images of 8 by 8 pixels from 0 to 16 (load_digits)."""
@@ -55,12 +54,13 @@ def _digits() -> tuple[Any, Any]:
 def _problem(name: str, shape: tuple[int, ...], inputs: tuple[str, str], optimizer: str, **more: Any) -> Problem:
     images, classes = _digits()
     image, answers = inputs
-    examples = Examples({image: images.reshape(len(images), *shape), answers: classes}, answers)
+    examples = Examples({image: images.reshape(len(images), *shape), answers: classes})
     training, validation = examples.part(0, TRAINING), examples.part(TRAINING, len(examples))
     return Problem(
         name=name,
         training=training,
         validation=validation,
+        answers=answers,
         classes=CLASSES,
         optimizer=optimizer,
         batch_size=64,
@@ -122,7 +122,6 @@ def vit(sizes: Mapping[str, Any]) -> Problem:
     if configuration.settings["num_labels"] != CLASSES or not configuration.head.startswith("image"):
         raise InputError("the digits need ViTForImageClassification with 10 labels: leave both out")
     model = build(configuration)
-    rows, columns = model.sizes["i"], model.sizes["j"]
     return _problem(
         f"vit of {configuration.sizes['num_hidden_layers']} blocks of {configuration.sizes['hidden_size']}",
         tuple(model.sizes[axis] for axis in ("c", "i", "y", "j", "x")),
@@ -130,7 +129,6 @@ def vit(sizes: Mapping[str, Any]) -> Problem:
         "adamw",
         model=model,
         begin=lambda seed: _drawn(model, seed),
-        fixed={"places": 1 + np.arange(rows * columns).reshape(rows, columns)},  # the class token stands at 0
     )
 
 

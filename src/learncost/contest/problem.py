@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import log
 from typing import Any
 
 import numpy as np
 
-from learncost.engines.weights import generator
+from learncost.engines.inputs import told
 from learncost.models.model import Model
 from learncost.readings.run import infer_sizes
+from learncost.training.data.examples import Examples
 
 Arrays = dict[str, Any]
 
@@ -27,53 +28,10 @@ rates that backpropagation does not bear."""
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Arrays by the names of the model's inputs, an example a row each; `answers` is the name of the right answers."""
-
-    arrays: Mapping[str, Any]
-    answers: str
-
-    def __len__(self) -> int:
-        return len(self.arrays[self.answers])
-
-    @property
-    def right(self) -> Any:
-        """The right answers, [examples] or [examples, positions]."""
-        return self.arrays[self.answers]
-
-    def rows(self, which: Any) -> Arrays:
-        """Some of them as a batch, with the share of each answer in the loss: all count the same."""
-        found: Arrays = {name: np.asarray(array[which]) for name, array in self.arrays.items()}
-        right = found[self.answers]
-        return found | {"share": np.full(right.shape, -1 / right.size)}
-
-    def part(self, first: int, last: int) -> Examples:
-        """Those from `first` to before `last`."""
-        return replace(self, arrays={name: array[first:last] for name, array in self.arrays.items()})
-
-    def stream(self, seed: int, start: int, count: int) -> Any:
-        """Which examples stand at some places of an endless row: every epoch is a shuffle of its own.
-
-        The row follows from the seed alone, so that procedures whose batches differ still learn from the same one.
-        """
-        total = len(self)
-        places = np.arange(start, start + count)
-        found = np.empty(count, int)
-        for epoch in range(start // total, (start + count - 1) // total + 1):
-            own = places // total == epoch
-            found[own] = _shuffled(seed, epoch, total)[places[own] % total]
-        return found
-
-
-@lru_cache(maxsize=2)
-def _shuffled(seed: int, epoch: int, total: int) -> Any:
-    return generator(seed, "epoch", epoch).permutation(total)
-
-
-@dataclass(frozen=True)
 class Problem:
     """What is to be learned.
 
+    answers    the name of the right answers among the examples' arrays
     fixed      what the model reads beside the examples, the same at every step
     projected  inputs that PEPITA adds the error to through a fixed random matrix; none: the one-hot tokens
     begin      from a seed to the weights that every procedure starts from
@@ -85,6 +43,7 @@ class Problem:
     model: Model
     training: Examples
     validation: Examples
+    answers: str
     classes: int
     begin: Callable[[int], Arrays]
     optimizer: str
@@ -100,6 +59,7 @@ class Problem:
     @cached_property
     def _sizes(self) -> dict[str, int]:
         arrays = {**self.begin(0), **self.training.rows(slice(1)), **self.fixed}
+        arrays |= told(self.model.table, arrays, {}, np.float64(1))
         return infer_sizes(self.model.table, arrays, self.model.sizes)
 
     @cached_property
@@ -108,8 +68,8 @@ class Problem:
 
         Every class counts once more than it is there, so that none has no probability.
         """
-        counts = np.bincount(np.ravel(self.training.right), minlength=self.classes) + 1
-        right = np.ravel(self.validation.right)
+        counts = np.bincount(np.ravel(self.training.arrays[self.answers]), minlength=self.classes) + 1
+        right = np.ravel(self.validation.arrays[self.answers])
         return float(-np.log(counts / counts.sum())[right].mean()), float((right == counts.argmax()).mean())
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.contest.problem import Examples, Problem
+from learncost.contest.problem import Problem
 from learncost.engines.inputs import Batch
 from learncost.engines.weights import initial_weights
 from learncost.equation.errors import InputError
@@ -17,6 +17,7 @@ from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.procedures.optimizer import DEFAULT
 from learncost.training.data import corpus
+from learncost.training.data.examples import Examples
 from learncost.training.tokenizer import tokenizer
 
 DECODER: Mapping[str, Any] = {
@@ -54,20 +55,22 @@ def text(
         raise InputError(f"{len(training) + len(validation):,} tokens are too few for sequences of {seq_len}")
     learned, checked = _windows(training, seq_len), _windows(validation, seq_len)
     spread = np.linspace(0, len(checked) - 1, min(CHECKED, len(checked))).astype(int)
-    checked = Examples({name: array[spread] for name, array in checked.arrays.items()}, "targets")
+    checked = Examples({name: array[spread] for name, array in checked.arrays.items()})
     batch = Batch(built, {name: array[:1] for name, array in learned.arrays.items()})
     fixed = {name: array for name, array in batch.inputs(built.table).items() if name not in batch.arrays}
+    count = checked.arrays["targets"].size
     blocks, width = configuration.sizes["num_hidden_layers"], configuration.sizes["hidden_size"]
     return Problem(
         name=f"{configuration.family} of {blocks} blocks of {width}, sequences of {seq_len} bytes",
         model=built,
         training=learned,
         validation=checked,
+        answers="targets",
         classes=own.size,
         begin=lambda seed: initial_weights(built.table, built.sizes, seed),
         optimizer=DEFAULT,
         batch_size=8,
-        facts=f"{len(training):,} bytes learned from; {checked.right.size:,} of {len(validation):,} others validate",
+        facts=f"{len(training):,} bytes learned from; {count:,} of {len(validation):,} others validate",
         fixed=fixed,
     )
 
@@ -75,4 +78,4 @@ def text(
 def _windows(tokens: Any, length: int) -> Examples:
     count = (len(tokens) - 1) // length
     parts = {"tokens": tokens[: count * length], "targets": tokens[1 : count * length + 1]}
-    return Examples({name: array.reshape(count, length) for name, array in parts.items()}, "targets")
+    return Examples({name: array.reshape(count, length) for name, array in parts.items()})

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from learncost.contest.budget import Share
 from learncost.contest.entrant import Entrant, Setting, Training
-from learncost.contest.problem import Examples
+from learncost.training.data.examples import Examples
 
 FINER = 3.0  # after the rates that are given, the best of them times and over this
 
@@ -50,7 +50,7 @@ def outcome(
     """Train on the first examples, check on the second; `step_done` says after every step whether to stop."""
     learned, checked = examples
     training = Training(setting, entrant, rate, seed)
-    before = training.look(checked)
+    before = training.check(checked)
     losses: list[float] = []
     seconds = 0.0
 
@@ -66,7 +66,7 @@ def outcome(
             raise StoppedError
         if lost(losses[-1]):  # the loss before this step: the one before was too much
             return Outcome(seed, rate, tuple(losses), seconds, before, None, step)
-    after = training.look(checked)
+    after = training.check(checked)
     if lost(after[0]):
         return Outcome(seed, rate, tuple(losses), seconds, before, None, share.steps)
     return Outcome(seed, rate, tuple(losses), seconds, before, after, None)

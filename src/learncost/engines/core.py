@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,6 +61,18 @@ class Prepared:
     sizes: Mapping[str, int]
 
 
+class Runner(Protocol):
+    """What executes the tables of a training.
+
+    keeps_place  whether weights and state stay where they lie, in the types that they have there
+    """
+
+    keeps_place: bool
+
+    def __call__(self, prepared: Prepared) -> Values:
+        """What the table gives, by its names."""
+
+
 class Core:
     """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
 
@@ -77,13 +89,14 @@ class Core:
         self.steps = 0
         self.precision = precision_of("fp32")  # whose types the values of a step have, where they are not `dtype`
         self.low: frozenset[str] = frozenset()  # weights and state that are kept in bf16
-        self._lowered: dict[Same[Table], tuple[Table, frozenset[str]]] = {}
+        self.runner: Runner = Interpreter(self)
         self._split: dict[Same[Table], Accumulated] = {}
 
-    def _begin(self, weights: Mapping[str, Any]) -> None:
+    def _begin(self, weights: Mapping[str, Any], table: Table) -> None:
+        """From these weights, and no state but that which the step's table reads: what is frozen has none."""
         self.weights = dict(weights)
-        parts = find_optimizer(self.settings.optimizer).state
-        self.state = {f"{name}.{part}": np.zeros_like(array) for name, array in weights.items() for part in parts}
+        states = {f"{name}.{part}": name for name in weights for part in find_optimizer(self.settings.optimizer).state}
+        self.state = {name: np.zeros_like(weights[of]) for name, of in states.items() if name in table.inputs}
 
     def _step_table(self, model: Model) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
@@ -151,20 +164,7 @@ class Core:
 
     def _run(self, prepared: Prepared) -> Values:
         """Every name after the step's table was executed."""
-        key = Same(prepared.table)
-        if key not in self._lowered:
-            self._lowered[key] = self._typed(prepared.table)
-        table, low = self._lowered[key]
-        values = {name: widened(array) for name, array in prepared.values.items()} if low else dict(prepared.values)
-        execute(table, values, prepared.sizes, partial(_round, low) if low else None)
-        return values
-
-    def _typed(self, table: Table) -> tuple[Table, frozenset[str]]:
-        """The table in normal form, and the names whose values are rounded to bf16."""
-        if self.precision.values != "bf16":
-            return lower(table), frozenset()
-        found, types = typed(table, self.precision.name)
-        return lower(found), frozenset(name for name, kind in types.items() if kind == "bf16")
+        return self.runner(prepared)
 
     def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""
@@ -179,10 +179,38 @@ class Core:
 
     def _keep(self, arrays: Values) -> Values:
         """Weights or state as they are kept from step to step."""
-        return {name: kept(array) if name in self.low else array for name, array in arrays.items()}
+        low = frozenset() if self.runner.keeps_place else self.low
+        return {name: kept(array) if name in low else array for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
         return {name: values[f"d{name}"] for name in self.weights if f"d{name}" in values}
+
+
+class Interpreter:
+    """Executes tables line by line, as they are defined; in bf16 what a line makes is rounded."""
+
+    keeps_place = False
+
+    def __init__(self, training: Core) -> None:
+        self._training = training
+        self._lowered: dict[Same[Table], tuple[Table, frozenset[str]]] = {}
+
+    def __call__(self, prepared: Prepared) -> Values:
+        key = Same(prepared.table)
+        if key not in self._lowered:
+            self._lowered[key] = self._typed(prepared.table)
+        table, low = self._lowered[key]
+        values = {name: widened(array) for name, array in prepared.values.items()} if low else dict(prepared.values)
+        execute(table, values, prepared.sizes, partial(_round, low) if low else None)
+        return values
+
+    def _typed(self, table: Table) -> tuple[Table, frozenset[str]]:
+        """The table in normal form, and the names whose values are rounded to bf16."""
+        precision = self._training.precision
+        if precision.values != "bf16":
+            return lower(table), frozenset()
+        found, types = typed(table, precision.name)
+        return lower(found), frozenset(name for name, kind in types.items() if kind == "bf16")
 
 
 def _round(low: frozenset[str], line: Line, values: Values) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.core import Prepared, Values
-from learncost.engines.numpy_engine import Training
+from learncost.engines.core import Core, Interpreter, Prepared, Values
 from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.plans.executed import executed
@@ -39,14 +38,16 @@ class Emitted:
         return {name: value for tree, own in trees for name, value in unfold(tree, own)}
 
 
-class EmittedTraining(Training):
-    """`Training` whose tables run as the programs that `emit` writes: no value lives longer than it is read.
+class Programs:
+    """Executes tables as the programs that `emit` writes: no value lives longer than it is read.
 
     The step gives back what a training goes on with, and no gradients.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    keeps_place = False
+
+    def __init__(self, training: Core) -> None:
+        self._training, self._interpreter = training, Interpreter(training)
         self._programs: dict[_Key, Emitted] = {}
         self._peaks: dict[_Key, int] = {}
 
@@ -55,9 +56,9 @@ class EmittedTraining(Training):
         """The most bytes of all arrays in what ran, as predicted; None before anything did."""
         return max(self._peaks.values(), default=None)
 
-    def _run(self, prepared: Prepared) -> Values:
-        if self.precision.values == "bf16":
-            return super()._run(prepared)  # NumPy has no bf16 to emit: what the interpreter makes is rounded
+    def __call__(self, prepared: Prepared) -> Values:
+        if self._training.precision.values == "bf16":
+            return self._interpreter(prepared)  # NumPy has no bf16 to emit: what the interpreter makes is rounded
         key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._programs:
             table = without_gradients(prepared.table)
@@ -67,7 +68,7 @@ class EmittedTraining(Training):
 
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
         """The peak of the program, and what the training has beside it that the program does not read."""
-        read = {*table.weights, *table.inputs}
-        own = {**self.weights, **self.state}
+        read, training = {*table.weights, *table.inputs}, self._training
+        own = {**training.weights, **training.state}
         beside: int = sum(array.nbytes for name, array in own.items() if name not in read)
-        return executed(table, sizes, TYPES[self.dtype.name]).peak + beside
+        return executed(table, sizes, TYPES[training.dtype.name]).peak + beside

@@ -15,6 +15,7 @@ from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
 from learncost.models.model import Model
+from learncost.procedures.inference import scored
 from learncost.readings.run import infer_sizes
 
 
@@ -79,9 +80,10 @@ class LayerTraining(Core):
             name = model.configuration.name
             raise InputError(f"{name} must have `loss` as its only output, not {model.table.outputs}")
         self._table = self._step_table(model)
+        self._looking = replace(model.table, outputs=("loss", scored(model.table)))
         if missing := set(model.table.weights) - set(weights):
             raise InputError(f"the weight {min(missing)} is missing")
-        self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights})
+        self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights}, self._table)
 
     def table(self) -> Table:
         """The table that a step executes."""
@@ -101,6 +103,12 @@ class LayerTraining(Core):
         """Every named value of a forward pass."""
         values, sizes, _ = self._given(inputs)
         return self._run(Prepared(self.model.table, values, sizes))
+
+    def look(self, **inputs: Any) -> tuple[float, Any]:
+        """The loss of a forward pass, and the scores of the classes that its answers are among."""
+        values, sizes, _ = self._given(inputs)
+        found = self._run(Prepared(self._looking, values, sizes))
+        return float(found["loss"]), found[self._looking.outputs[1]]
 
     def prepare(self, **inputs: Any) -> Prepared:
         """The step's table with the arrays that it reads."""

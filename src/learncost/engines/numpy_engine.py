@@ -140,14 +140,13 @@ class Training(Core):
         if self.is_plain:
             if weights is None:
                 weights = initial_weights(table, self.model.sizes, seed, self.dtype)
-            self._begin({name: _fitting(table, name, weights, self.model.sizes, self.dtype) for name in table.weights})
+            begun_with = {n: _fitting(table, n, weights, self.model.sizes, self.dtype) for n in table.weights}
         else:
             plain = build(self.configuration)
             if weights is None:
                 weights = initial_weights(plain.table, plain.sizes, seed, self.dtype)
-            self._begin(begun(self.model, weights, seed, self.dtype))
-        read = self._tables[False].inputs
-        self.state = {name: array for name, array in self.state.items() if name in read}  # what is frozen needs none
+            begun_with = begun(self.model, weights, seed, self.dtype)
+        self._begin(begun_with, self._tables[False])
         self._constants = constants(self.model.quantized, self.model.sizes, self.dtype)
         if self.precision.values == "bf16":
             _, types = typed(self._tables[False], self.precision.name)

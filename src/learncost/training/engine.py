@@ -9,7 +9,7 @@ import numpy as np
 
 from learncost.books.book import book
 from learncost.engines.bfloat16 import two_bytes, widened
-from learncost.engines.emitted import EmittedTraining
+from learncost.engines.emitted import Programs
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
@@ -84,11 +84,10 @@ class Engine(Protocol):
 class NumPyEngine:
     """The tables that are priced, as the programs that `emit --backend numpy` writes: exact, and slow.
 
-    Other engines are this one with another `training`, which executes the same tables otherwise.
+    Other engines are this one with another runner, which executes the same tables otherwise.
     """
 
     name = "numpy"
-    training: type[Training] = EmittedTraining
     plans = False  # whether it runs the step under a plan
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
@@ -97,7 +96,7 @@ class NumPyEngine:
             raise InputError(f"--device is for --engine torch: --engine {self.name} chooses its own")
         if options.plan is not None and not self.plans:
             raise InputError(f"--engine {self.name} runs the step as it is derived: leave --plan out")
-        self._training = self.training(
+        self._training = Training(
             configuration,
             options.procedure,
             options.optimizer,
@@ -113,6 +112,11 @@ class NumPyEngine:
             precision=options.dtype,
             **options.learns,
         )
+        self._training.runner = self._runner = self._made(options)
+
+    def _made(self, options: Options) -> Any:
+        """What executes the tables."""
+        return Programs(self._training)
 
     @property
     def weights(self) -> Arrays:
@@ -149,7 +153,8 @@ class NumPyEngine:
 
     @property
     def memory(self) -> int | None:
-        return getattr(self._training, "memory", None)
+        found: int | None = self._runner.memory
+        return found
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         self._training.load(weights, state, steps)

@@ -21,29 +21,34 @@ from learncost.training.engine import Arrays, NumPyEngine
 from learncost.training.options import Options
 
 
-class _JaxTraining(Training):
-    """A training whose weights and state are arrays of JAX, and whose tables run compiled, each compiled once.
+class _JaxRunner:
+    """Executes tables compiled, each once, of weights and state that are arrays of JAX.
 
     Batches, scalars and the masks of dropout are made as on NumPy. A step gives weights and state away: XLA writes the
     new ones into the memory of the old.
     """
 
-    _compiled: dict[Same[Table], _Compiled]
+    keeps_place, memory = False, None
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self.place()
 
     def place(self) -> None:
         """Put weights and state on the device."""
         import jax
 
-        self._compiled = {}
-        with exact(self.dtype):
-            self.weights = {name: jax.numpy.array(array) for name, array in self.weights.items()}
-            self.state = {name: jax.numpy.array(array) for name, array in self.state.items()}
+        own = self._training
+        self._compiled: dict[Same[Table], _Compiled] = {}
+        with exact(own.dtype):
+            own.weights = {name: jax.numpy.array(array) for name, array in own.weights.items()}
+            own.state = {name: jax.numpy.array(array) for name, array in own.state.items()}
 
-    def _run(self, prepared: Prepared) -> Values:
-        key = Same(prepared.table)
+    def __call__(self, prepared: Prepared) -> Values:
+        own, key = self._training, Same(prepared.table)
         if key not in self._compiled:
-            self._compiled[key] = _Compiled(prepared.table, self.model.sizes, self.precision.name)
-        with exact(self.dtype):
+            self._compiled[key] = _Compiled(prepared.table, own.model.sizes, own.precision.name)
+        with exact(own.dtype):
             return self._compiled[key](prepared)
 
 
@@ -59,8 +64,7 @@ class JaxEngine(NumPyEngine):
     """NumPy's engine with the same tables compiled by XLA; its default device is JAX's own."""
 
     name = "jax"
-    training = _JaxTraining
-    _training: _JaxTraining
+    _runner: _JaxRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         try:
@@ -77,7 +81,9 @@ class JaxEngine(NumPyEngine):
                 f"--engine jax keeps weights in fp32, and {kind.name} has them in bf16: choose torch or numpy"
             )
         super().__init__(configuration, options)
-        self._training.place()
+
+    def _made(self, options: Options) -> _JaxRunner:
+        return _JaxRunner(self._training)
 
     @property
     def weights(self) -> Arrays:
@@ -89,7 +95,7 @@ class JaxEngine(NumPyEngine):
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        self._training.place()
+        self._runner.place()
 
 
 class _Compiled:

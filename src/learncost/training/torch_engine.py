@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from learncost.engines.bfloat16 import widened
 from learncost.engines.compiler import compiler
 from learncost.engines.core import Prepared, Values
 from learncost.engines.numpy_engine import Training
@@ -29,34 +30,33 @@ if TYPE_CHECKING:
     from learncost.engines.in_place import InPlace
 
 
-class _TorchTraining(Training):
-    """A training whose weights and state are NumPy's arrays and, in the same memory, tensors that a step changes.
+class _TorchRunner:
+    """Executes tables in tensors that lie in the memory of NumPy's arrays: a step changes weights and state there.
 
     Batches, scalars and the masks of dropout are made as on NumPy, and only the arithmetic differs.
     """
 
-    plan: str | None = None
-    device = "cpu"
-    _pool: _Pool
-    _steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _Step]
+    keeps_place = True
 
-    def place(self, plan: str | None, device: str) -> None:
-        """Forget what was compiled; weights and state are those that the training has now."""
-        self.plan, self.device = plan, device
-        self._pool, self._steps = _Pool(device, self.low), {}
+    def __init__(self, training: Training, plan: str | None, device: str) -> None:
+        self._training, self.plan, self.device = training, plan, device
+        training.weights = {name: widened(array) for name, array in training.weights.items()}
+        training.state = {name: widened(array) for name, array in training.state.items()}
+        self.forget()
 
-    def _keep(self, arrays: Values) -> Values:
-        """They are tensors that a step changes, in bf16 where they are kept so, beside arrays of fp32."""
-        return arrays
+    def forget(self) -> None:
+        """What was compiled; weights and state are those that the training has now."""
+        self._pool = _Pool(self.device, self._training.low)
+        self._steps: dict[tuple[Same[Table], tuple[tuple[str, int], ...]], _Step] = {}
 
     def fetch(self) -> None:
         """Bring weights and state back from the device into NumPy's arrays."""
         self._pool.fetch()
 
-    def _run(self, prepared: Prepared) -> Values:
+    def __call__(self, prepared: Prepared) -> Values:
         key = (Same(prepared.table), tuple(prepared.sizes.items()))
         if key not in self._steps:
-            self._steps[key] = _Step(prepared, self.plan, self.precision.name, self._pool)
+            self._steps[key] = _Step(prepared, self.plan, self._training.precision.name, self._pool)
         return self._steps[key](prepared)
 
     @property
@@ -87,9 +87,8 @@ class TorchEngine(NumPyEngine):
     """NumPy's engine with the same tables on PyTorch, under a plan that the planner chooses or is told."""
 
     name = "torch"
-    training = _TorchTraining
     plans = True
-    _training: _TorchTraining
+    _runner: _TorchRunner
 
     def __init__(self, configuration: Configuration, options: Options) -> None:
         try:
@@ -102,37 +101,38 @@ class TorchEngine(NumPyEngine):
         super().__init__(configuration, options)
         if options.plan is not None:
             planned(self._training.table(), options.plan, self._training.model.sizes)  # what cannot be is said at once
-        self._training.place(options.plan, options.device)
+
+    def _made(self, options: Options) -> _TorchRunner:
+        return _TorchRunner(self._training, options.plan, options.device)
 
     @property
     def weights(self) -> Arrays:
-        self._training.fetch()
+        self._runner.fetch()
         return self._training.weights
 
     @property
     def state(self) -> Arrays:
-        self._training.fetch()
+        self._runner.fetch()
         return self._training.state
 
     @property
     def says(self) -> str:
         """How the steps run that were taken: under which plan, with which kernels."""
-        return f"engine torch, {self._training.says}{self._states}"
+        return f"engine torch, {self._runner.says}{self._states}"
 
     @property
     def memory(self) -> int | None:
         """Weights, the optimizer's state, the batch and the arena, which is all that a step in place takes."""
-        return self._training.memory
+        return self._runner.memory
 
     @property
     def plan(self) -> str | None:
         """The plan of the first table that ran, which is the step's where no loss was asked for before."""
-        return self._training.plan_taken
+        return self._runner.plan_taken
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         super().load(weights, state, steps)
-        own = self._training
-        own.place(own.plan, own.device)
+        self._runner.forget()
 
 
 def _check_device(options: Options) -> None:

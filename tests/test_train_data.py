@@ -78,6 +78,8 @@ KINDS = [
     ("labels.tsv", "bert-base", NARROW | {"architecture": "BertForSequenceClassification"}),
     ("labels.tsv", "gpt2", NARROW | {"architecture": "GPT2ForSequenceClassification"}),
     ("words.tsv", "bert-base", NARROW | {"architecture": "BertForTokenClassification"}),
+    ("text", "deberta-base", NARROW | {"architecture": "DebertaForMaskedLM"}),
+    ("pairs.tsv", "t5-small", STACKS | {"head_dim": 8}),
     ("pairs.tsv", "bart-base", WIDE),
     ("pairs.tsv", "encoder-decoder", STACKS),
     ("sounds", "whisper-tiny", WIDE | {"max_source_positions": 5, "num_mel_bins": 8}),
@@ -218,7 +220,7 @@ def test_bad_files_have_one_clear_line(flags, change, said, data, tmp_path, caps
     shutil.copytree(data / kind, tmp_path / kind)
     if change:
         (tmp_path / kind / change[0]).write_text(change[1])
-    sizes = {"vit": VIT[2], "who": KINDS[9][2]}.get(model[:3], {})
+    sizes = {"vit": VIT[2], "who": dict(model[1:] for model in KINDS)["whisper-tiny"]}.get(model[:3], {})
     for name, value in sizes.items():
         more += [f"--{name.replace('_', '-')}", str(value)]
     arguments = ["train", str(tmp_path / kind), "--model", model, "--engine", "numpy", "--steps", "1", *more]

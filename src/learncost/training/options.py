@@ -34,9 +34,9 @@ class Options:
     Parameters
     ----------
     paths
-        Text files in UTF-8, and folders of them; everything else in a folder is skipped, and counted. For a model that
-        learns from examples lists: a .csv FILE,LABEL of images, a .tsv FILE, tab, TEXT of WAVs, of SOURCE and TARGET,
-        or of TEXT and LABEL. A folder with a folder of images for each class is a list too.
+        Text files in UTF-8, and folders of them; everything else in a folder is skipped, and counted. Of examples
+        lists: a .csv FILE,LABEL of images (or a folder of them for each class), a .tsv FILE, tab, TEXT of WAVs, one of
+        SOURCE and TARGET, or of TEXT and LABEL.
     model
         nano (the default) or small, a preset (`learncost list models`), or a config.json. Sizes as flags change it.
     start

@@ -29,8 +29,8 @@ def train(
 ) -> Result:
     """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
 
-    What it learns from follows from its head and its inputs. A language model reads text files and folders of them; all
-    others read lists, a line for each example.
+    What it learns from follows from its head and its inputs: language models, those that fill masks too, read text
+    files and folders of them, and models with other answers read lists, a line for each example.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def emit(
         What the program runs on: numpy, torch or jax; or c, for a model: PyTorch's products and kernels in C on one
         arena, for one batch and length.
     procedure
-        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
+        For a model, how it learns: {choices}. The default is bp.
     optimizer
         What updates the weights: adamw, sgd, momentum, or none, which returns the gradients. The default is adamw for a
         model and none for a layer.

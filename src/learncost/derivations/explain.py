@@ -57,7 +57,7 @@ def explain(
     layer
         The layer of the model. Without it, all layers of the model are shown.
     procedure
-        For a model, how it learns: bp (the default), recompute, pepita or mempepita.
+        For a model, how it learns: {choices}. The default is bp.
     jacobian
         For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer

@@ -268,8 +268,6 @@ def formulas(
         notation, or a model as learncost cost takes it.
     layer
         The layer of the model. Without it, all layers of the model are shown.
-    procedure
-        How the model learns: bp, recompute, pepita or mempepita.
     jacobian
         For a layer, backward through explicit Jacobians, or in closed form. The default is as the price book does it.
     optimizer

@@ -33,7 +33,7 @@ class LayerTraining(Core):
     weights
         Arrays by name, from which the training starts.
     procedure
-        bp, recompute, pepita or mempepita.
+        What `learncost list procedures` names: bp (the default), recompute, pepita, fa and others.
     optimizer
         sgd (the default), momentum or adamw.
     projected

@@ -37,7 +37,7 @@ class Training(Core):
     model
         A preset, a path, or encoder, decoder, encoder-decoder with sizes, as `lc.cost` takes them.
     procedure
-        bp, recompute, pepita or mempepita.
+        What `learncost list procedures` names: bp (the default), recompute, pepita, fa and others.
     optimizer
         adamw (the default), sgd or momentum.
     learning_rate

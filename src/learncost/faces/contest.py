@@ -54,8 +54,7 @@ def contest(
     data
         digits (of scikit-learn), or text: files in UTF-8 and folders. A file of that name is ./digits.
     procedures
-        Who takes part, with commas between: bp, recompute, pepita, mempepita and head-only; pepita:paper and
-        pepita:stable name a mode.
+        Who takes part, with commas between: {choices}; pepita:paper and pepita:stable name a mode.
     budget
         What each may use: steps:300, flops:2e10 (as priced), or memory:5MB, which chooses the largest batch whose
         predicted peak fits.

@@ -172,15 +172,22 @@ def _procedures() -> Listed:
     from learncost.procedures.procedure import LEARNING
 
     entries: list[Known] = [
-        {"name": found.name, "title": found.title, "passes": dict(found.passes), "source": found.source}
+        {
+            "name": found.name,
+            "title": found.title,
+            "schedule": list(found.schedule),
+            "lines": list(found.lines),
+            "passes": dict(found.passes),
+            "source": found.source,
+        }
         for found in LEARNING.values()
     ]
 
     def told(one: Known) -> str:
-        passes = ", ".join(f"{times} {macro.replace('_', ' ')}" for macro, times in one["passes"].items())
-        return f"{one['title']}: {passes}. {one['source']}"
+        lines = f", where {', '.join(one['lines'])}" if one["lines"] else ""
+        return f"{one['title']}: {'; '.join(one['schedule'])}{lines}. {one['source']}"
 
-    return Listed(entries, {"procedure": _field("name"), "what it is, and its passes in a step": told})
+    return Listed(entries, {"procedure": _field("name"), "what it is, and the sweeps of its step": told})
 
 
 def _optimizers() -> Listed:

@@ -50,7 +50,7 @@ def verify(
     plan
         With `engine` torch, the rewritings of the step, as flash,fused. The default is the planner's choice.
     procedure
-        With `engine`, how the model learns: bp (the default), recompute, pepita or mempepita.
+        With `engine`, how the model learns: {choices}. The default is bp.
     optimizer
         With `engine`, what updates the weights: adamw (the default), sgd or momentum.
     batch_size

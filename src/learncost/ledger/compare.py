@@ -176,8 +176,8 @@ def compare(
     Parameters
     ----------
     procedures
-        Which procedures are compared, with commas between: bp, recompute, pepita, mempepita, head-only. The default is
-        all by which the model can learn, without the control head-only.
+        Which procedures are compared, with commas between: {choices} (`learncost list procedures`). The default is the
+        first four, or those of them by which the model can learn.
     price_book
         The price book whose macro-operations are shown: run, matmul, paper or another (`learncost list price-books`).
     target_len

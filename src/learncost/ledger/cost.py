@@ -52,8 +52,8 @@ def cost(
     Parameters
     ----------
     procedure
-        What the step is: learning by bp (backpropagation), recompute, pepita, mempepita or the control head-only;
-        inference as prefill (the prompt's pass) or decode (one new token).
+        What the step is: learning by {choices} (`learncost list procedures`); inference as prefill (the prompt's pass)
+        or decode (one new token).
     seq_len
         How many tokens are in a sequence, in the encoder's where there is a decoder too. The default is the number of
         positions that the model has. With decode it is the number of new tokens, and the default is 1.

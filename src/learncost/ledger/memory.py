@@ -174,8 +174,7 @@ def memory(
     Parameters
     ----------
     procedure
-        How the model learns: bp (backpropagation), recompute, pepita, mempepita, or head-only, a control. Several with
-        commas between stand side by side.
+        How the model learns: {choices} (`learncost list procedures`). Several with commas between stand side by side.
     optimizer
         adamw (the default), sgd, momentum; or adam8bit, adafactor, lion, muon, whose state alone is known.
     dropout

@@ -245,8 +245,8 @@ def fit(
     flash
         How many bytes of flash there are, where frozen weights lie. Without it they lie in RAM.
     procedures
-        What is tried, with commas between: inference (no learning), bp, recompute, pepita, mempepita, head-only. The
-        default is all but the last.
+        What is tried, with commas between: inference (no learning), {choices}. The default is inference and the four
+        that follow.
     seq_len
         How many tokens are in a sequence. Several with commas between, as 512,1024,2048, show what fits at each. The
         default is the number of positions that the model has.

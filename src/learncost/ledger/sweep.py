@@ -192,7 +192,7 @@ def sweep(
     Parameters
     ----------
     procedure
-        How the model learns: bp, recompute, pepita or mempepita, one or more with commas between, or all by which it
+        How the model learns: {choices}, one or more with commas between, or all: those of the first four by which it
         can learn.
     price_book
         What one operation costs: run, matmul, paper or others (`learncost list price-books`) with commas between, or

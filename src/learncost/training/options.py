@@ -46,7 +46,7 @@ class Options:
     engine
         What runs the steps: torch (the default where PyTorch is installed), numpy or jax.
     procedure
-        How the model learns: bp (the default), recompute, pepita or mempepita.
+        How the model learns: {choices} (`learncost list procedures`). The default is bp.
     mode
         How pepita and mempepita update: stable (the default) or paper.
     optimizer

@@ -108,6 +108,8 @@ class Explanation(Readable):
         What the axes stand for, where that is known.
     part
         Of a model, the layer that was asked for; "" where all are here.
+    made
+        Of a model, the lines that make what follows from positions and settings alone, once and outside of the step.
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Explanation(Readable):
     sizes: Mapping[str, int] = field(default_factory=dict)  # of a model: counts are shown at these
     letters: str = ""  # what the axes stand for, where it is known
     part: str = ""  # of a model: the layer that was asked for
+    made: tuple[str, ...] = ()  # of a model: the lines that make inputs from positions and settings, once
 
     def __str__(self) -> str:
         return self.show(self.format)
@@ -202,6 +205,7 @@ class Explanation(Readable):
                 }
                 for kept in self.kept
             ],
+            **({"made": list(self.made)} if self.made else {}),
         }
 
     # How counts are written.
@@ -258,6 +262,8 @@ class Explanation(Readable):
         notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
         if self.jacobian != self.price_book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
+        if self.made:
+            notes += ["Made once, outside of the step, from positions and settings:", *self.made]
         return tuple(notes)
 
     @property

@@ -16,6 +16,7 @@ from learncost.ledger.run import Run, shown_layer
 from learncost.ledger.sheet import WIDTH, Sheet, Shown, number
 from learncost.ledger.sheet import Row as Cells
 from learncost.ledger.show import convention
+from learncost.models.made import written
 from learncost.models.wording import nearest
 from learncost.procedures.procedure import MACRO_OPERATIONS
 from learncost.readings import write
@@ -176,6 +177,7 @@ def model_explained(found: Run, procedure: str, layer: str = "", format: Format 
         sizes=found.axes,
         letters=letters,
         part=shown if layer else "",
+        made=() if layer else written(found.model.configuration, found.axes),
     )
 
 

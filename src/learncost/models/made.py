@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.equation.parse import Header, Parsed
+from learncost.equation.errors import InputError
+from learncost.equation.parse import Call, Header, Parsed
 from learncost.equation.table import Table
 from learncost.equation.value import Same, Value
 from learncost.layers.layer import defined
@@ -53,6 +54,20 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
     lengths = tuple((axis, vectors.get(axis) or known[axis]) for axis in axes_of(table))
     return _run(Same(table), numbers, lengths, indices)
+
+
+def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The lines as the family has them, then what they read; nothing where nothing is made."""
+    if configuration.family not in FAMILIES:
+        return ()
+    try:
+        header, lines = making(configuration, build(replace(configuration, learned=None)).table.inputs)
+    except InputError as refusal:
+        return (f"{refusal}.",)
+    known = _Known(configuration, sizes)
+    read = ((name, known.number(name)) for name in header.inputs)
+    told = ", ".join(f"{name} = {len(v)} numbers" if isinstance(v, tuple) else f"{name} = {v:g}" for name, v in read)
+    return (*(line.text if isinstance(line, Call) else str(line) for line in lines), *([f"{told}."] if told else []))
 
 
 @lru_cache(maxsize=32)

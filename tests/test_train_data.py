@@ -15,7 +15,7 @@ from learncost.models.configuration import configure
 from learncost.training.data import text
 from learncost.training.data.examples import Examples
 from learncost.training.data.lists import Line
-from learncost.training.data.sounds import log_mel, samples
+from learncost.training.data.sounds import log_mel, resampled, samples
 from learncost.training.data.tasks import task
 from learncost.training.folder import Folder
 from learncost.training.loop import go_on, start
@@ -186,6 +186,14 @@ def test_samples_of_every_width(width, tmp_path):
     assert found == pytest.approx(sound.mean(axis=1), abs=2**-7)
 
 
+@pytest.mark.parametrize(("rate", "length"), [(8000, 501), (8000, 500), (44100, 4410), (44100, 4411), (16000, 300)])
+def test_sounds_are_resampled_as_scipy_does(rate, length):
+    signal = pytest.importorskip("scipy.signal")
+    sound = np.random.default_rng(length).normal(size=length)
+    expected = signal.resample(sound, round(length * 16000 / rate))
+    np.testing.assert_allclose(resampled(sound, rate), expected, atol=1e-12)
+
+
 def test_an_epoch_has_every_example_once():
     own = Examples({"labels": np.arange(10)})
     seen = np.concatenate([own.stream(3, at, 4) for at in range(0, 20, 4)])
@@ -201,7 +209,7 @@ def test_an_epoch_has_every_example_once():
     ("flags", "change", "said"),  # flags begin with the data and the model
     [
         ("images VIT", ("labels.csv", "file,label\n0.png,a\nno.png,b"), "labels.csv line 3: there is no file"),
-        ("images VIT", ("1.png", "nothing"), "is no image that can be read: a PNG or a JPEG"),
+        ("images VIT", ("1.png", "nothing"), "is no image that can be read: it must be a PNG or a JPEG"),
         ("images VIT", ("labels.csv", "0.png,a\n1.png,a"), "there must be two classes at least, and a"),
         ("images VIT", ("labels.csv", "0.png\n1.png"), "line 1 has 1 column, and must be file and label with"),
         ("images VIT --num-labels 2", None, "there are 3 classes in"),

@@ -10,8 +10,9 @@ from learncost.equation.table import Line
 from learncost.procedures.procedure import step
 from learncost.readings.price import price
 from learncost.readings.time import MatrixProduct, matrix_product
+from learncost.vocabulary.optimizers import OPTIMIZERS
 
-OPTIMIZER_BYTES = 28
+OPTIMIZER_BYTES = 4 * (3 + 2 * len(OPTIMIZERS["adamw"].state))
 """A parameter's, of AdamW: weight, gradient and two moments read, all but the gradient written, each of 4 bytes."""
 
 

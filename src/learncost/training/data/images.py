@@ -90,7 +90,7 @@ class Images:
                 if own.size != (self.width, self.height):
                     own = own.resize((self.width, self.height), images.Resampling.BILINEAR)
         except Exception as error:  # the package raises what its decoders raise
-            reason = "a PNG or a JPEG" if isinstance(error, images.UnidentifiedImageError) else str(error)
+            reason = "it must be a PNG or a JPEG" if isinstance(error, images.UnidentifiedImageError) else str(error)
             raise InputError(f"{place(line)} is no image that can be read: {reason}") from None
         return np.asarray(own, np.uint8).reshape(self.height, self.width, self.channels).transpose(2, 0, 1)
 
@@ -114,7 +114,8 @@ def read(line: Line) -> bytes:
         return (folder / line.first).read_bytes()
     except FileNotFoundError:
         raise InputError(
-            f"{line.where}: there is no file {folder / line.first}; the first column names files beside the list"
+            f"{line.where}: there is no file {folder / line.first}; the first column names files beside the list, or "
+            "the one that a first line calls file"
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{place(line)} cannot be read: {getattr(error, 'strerror', None) or error}") from None

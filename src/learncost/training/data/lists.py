@@ -13,10 +13,10 @@ DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 
 NAMES: Mapping[str, Sequence[str]] = {
     "file": ("file", "filename", "file_name", "path", "image", "audio"),
-    "label": ("label", "labels", "class", "category"),
-    "text": ("text", "sentence", "transcription", "transcript"),
-    "source": ("source", "input", "text"),
-    "target": ("target", "output", "summary", "translation"),
+    "label": ("label", "labels", "class", "category", "tags"),
+    "text": ("text", "sentence", "words", "transcription", "transcript"),
+    "source": ("source", "src", "input", "text", "question"),
+    "target": ("target", "tgt", "output", "summary", "translation", "answer"),
 }
 """How a first line calls its columns, by what they hold."""
 

@@ -95,17 +95,13 @@ class Sounds:
 
 
 def samples(line: Line, content: bytes) -> Any:
-    """The samples of a WAV from -1 to 1, the mean of its channels. Raises InputError."""
+    """The samples of a WAV from -1 to 1, 16,000 a second, the mean of its channels. Raises InputError."""
     try:
         with wave.open(BytesIO(content)) as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             data = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise InputError(f"{place(line)} is no WAV that can be read: {error or 'it ends too early'}") from None
-    if rate != RATE:
-        raise InputError(
-            f"{place(line)} has {rate:,} samples a second and must have {RATE:,}: ffmpeg -i IN.wav -ar {RATE} OUT.wav"
-        )
     data = data[: len(data) // (width * channels) * width * channels]
     if width == 1:  # the only width without a sign
         found = (np.frombuffer(data, np.uint8) - 128.0) / 128
@@ -116,4 +112,17 @@ def samples(line: Line, content: bytes) -> Any:
         found = wide.view("<i4")[:, 0] / 2.0**31
     if not len(found):
         raise InputError(f"{place(line)} holds no sound")
-    return found.reshape(-1, channels).mean(axis=1)
+    return resampled(found.reshape(-1, channels).mean(axis=1), rate)
+
+
+def resampled(sound: Any, rate: int) -> Any:
+    """A sound of so many samples a second with 16,000: the same waves, without those that are too short for it."""
+    length = max(1, round(len(sound) * RATE / rate))
+    if length == len(sound):
+        return sound
+    waves = np.fft.rfft(sound)[: length // 2 + 1]
+    if length < len(sound) and length % 2 == 0:  # the shortest wave stands there once, and twice in what it is of
+        waves[-1] = 2 * waves[-1].real
+    elif length > len(sound) and len(sound) % 2 == 0:
+        waves[-1] /= 2
+    return np.fft.irfft(waves, length) * (length / len(sound))

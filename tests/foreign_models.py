@@ -1,5 +1,7 @@
 """What parity with transformers' modules needs: float64 throughout, views of their weights, comparison of gradients."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -7,17 +9,25 @@ import torch
 import learncost as lc
 
 
-@pytest.fixture(autouse=True)
-def in_float64(monkeypatch):
+@contextmanager
+def float64():
     """transformers computes norms, angles, softmax and losses in float32; here that means float64."""
-    monkeypatch.setattr(torch, "float32", torch.float64)
-    monkeypatch.setattr(torch, "float", torch.float64)
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        yield
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    """`float64` for every test of a file."""
+    with float64():
+        yield
 
 
 def shaken(module):

@@ -9,6 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from learncost.engines import processor
@@ -63,7 +64,7 @@ class InPlace:
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """One step on arrays by name: the results that are new, in memory that the next step writes over."""
         for name, tensor in self._inputs.items():
-            tensor.copy_(torch.as_tensor(arrays[name]))
+            tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
         with torch.inference_mode(), library_products():
             self._step(self._memory, self._kernels)
             return {name: getattr(self._memory, own).view(shape) for name, (own, shape) in self.program.results.items()}

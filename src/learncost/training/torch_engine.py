@@ -267,7 +267,7 @@ class _Emitted:
         values = dict(tensors)
         for name in self._reads:
             if name not in values:
-                values[name] = torch.from_numpy(np.ascontiguousarray(arrays[name])).to(self._device)
+                values[name] = torch.from_numpy(np.require(arrays[name], requirements=("C", "W"))).to(self._device)
         arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
         with torch.inference_mode():
             result = self._function(*arguments)

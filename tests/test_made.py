@@ -7,10 +7,12 @@ import torch
 import learncost as lc
 from foreign_models import in_float64
 from hugging_face import read
+from learncost.equation.count import shape_of
 from learncost.models.configuration import configure
 from learncost.models.made import made, made_inputs
 from learncost.models.model import build
 from learncost.models.presets import preset_names
+from learncost.training.generate import Decoder
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: E402
@@ -166,3 +168,28 @@ def test_angles_that_a_family_does_not_have_are_refused_and_priced(rope, said):
     assert lc.cost(configuration, seq_len=4).total.maccs
     with pytest.raises(lc.InputError, match=said):
         made_inputs(configuration, {"M": 4})
+
+
+NARROW = {"intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 8}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("bloom", {}),
+        ("gptj", {"rotary_dim": 4}),
+        ("gemma3_text", {**NARROW, "sliding_window": 3, "sliding_window_pattern": 2}),
+        ("qwen3", {**NARROW, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 4}),
+    ],
+)
+def test_positions_of_a_token_after_those_in_the_cache(family, keys):
+    """Token after token, what a text says that is read at once."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 11}
+    configuration = read({"model_type": family, **sizes, **keys})
+    model, draw = build(configuration), np.random.default_rng(0)
+    table = model.table
+    weights = {name: draw.normal(0, 0.5, shape_of(table.axes[name], model.sizes)) for name in table.weights}
+    one, whole = (Decoder(configuration, weights, np.float64) for _ in range(2))
+    one.begin([1, 2, 3])
+    last = [one.next(token) for token in (4, 5, 6, 7)][-1]
+    np.testing.assert_allclose(last, whole.begin([1, 2, 3, 4, 5, 6, 7]), rtol=0, atol=1e-12)

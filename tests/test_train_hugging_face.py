@@ -194,7 +194,17 @@ def without_numbers(path):
 @pytest.mark.parametrize(
     ("preset", "theta"),
     # config.json of meta-llama, mistralai and Qwen, under these names.
-    [("llama-2-7b", 1e4), ("llama-3-8b", 5e5), ("llama-3.2-1b", 5e5), ("mistral-7b-v0.3", 1e6), ("qwen2.5-0.5b", 1e6)],
+    [
+        ("llama-2-7b", 1e4),
+        ("llama-3-8b", 5e5),
+        ("llama-3.2-1b", 5e5),
+        ("mistral-7b-v0.3", 1e6),
+        ("qwen2.5-0.5b", 1e6),
+        ("qwen3-8b", 1e6),
+        ("qwen1.5-moe-a2.7b", 1e6),
+        ("olmo-2-7b", 5e5),
+        ("smollm3-3b", 5e6),
+    ],
 )
 def test_presets_turn_by_their_own_angles(preset, theta):
     assert configure(preset, {"num_hidden_layers": 1}).settings["rope_theta"] == theta

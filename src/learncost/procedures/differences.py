@@ -14,6 +14,7 @@ from dataclasses import replace
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import (
+    Axis,
     Carry,
     Line,
     Product,
@@ -173,18 +174,12 @@ class _Differences:
         again = line.renamed(self.mirror)
         if read is None and left.name not in self.model.projected:
             return [again]
-        rows, dense, scaled = (Term(f"{left.name}^{part}", left.axes) for part in ("rows", "dense", "scaled"))
+        rows = Term(f"{left.name}^rows", left.axes)
         again = replace(again, left=(rows,))
         if read is None or left.name in self.model.projected:
             return [again, *self.projection(left, rows, line.tag)]
-        weight = line.right[0]
-        tag = replace(line.tag, local="e W", equation="", locals=())
-        return [
-            again,
-            Product((dense,), (self.error_at(read), Term(weight.name, weight.declared)), (), tag),
-            Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
-            Sum((Term(self.mirror[left.name], left.axes),), (rows, scaled), (), replace(tag, local="x + F e"), (1, 1)),
-        ]
+        weight = Term(line.right[0].name, line.right[0].declared)
+        return [again, *self.with_error(left, rows, (self.error_at(read), weight), left.axes, line.tag, "e W")]
 
     def projection(self, value: Term, plain: Term, tag: Tag) -> list[Line]:
         """A value of the modulated pass to which the error is added through a fixed random matrix, x + strength e F.
@@ -196,12 +191,19 @@ class _Differences:
         fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), *wide))
         self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
         axes = tuple(axis for axis in own if axis in (*error.loops, *wide))
+        return self.with_error(Term(value.name, own), plain, (error, fixed), axes, replace(tag, macro="forward"), "F e")
+
+    def with_error(
+        self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Tag, local: str
+    ) -> list[Line]:
+        """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
-        tag = replace(tag, macro="forward", equation="", locals=())
+        tag = replace(tag, local="F e", equation="", locals=())
+        made = Term(self.mirror[value.name], value.axes)
         return [
-            Product((dense,), (error, fixed), (), replace(tag, local="F e")),
-            Product((scaled,), (dense, Term("strength", ())), (), replace(tag, local="F e")),
-            Sum((Term(self.mirror[value.name], own),), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+            Product((dense,), by, (), replace(tag, local=local)),
+            Product((scaled,), (dense, Term("strength", ())), (), tag),
+            Sum((made,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
 
     def repeat(self, line: Repeat, reverse: Iterable[Statement]) -> tuple[Repeat, list[Statement]]:
@@ -231,31 +233,24 @@ class _Differences:
         keep = [(inner[inside], self.mirror[outer]) for inside, outer in line.keep]
         self.known |= {self.mirror[outer]: self.known[outer] for _, outer in line.keep}
         keep += [(inside, outer) for inside, outer in back.keep if inside in made] if back else []
-        if self.plain_again:
-            whole = replace(
-                line,
-                lines=tuple(lines),
-                values=self.declared(lines, values),
-                carry=(*line.carry, *carry, *totals),
-                each=(*line.each, *each),
-                keep=(*line.keep, *keep),
-            )
-            return line, [*zeros, whole]
         read = dict.fromkeys(name for one in lines for name in one.reads)
         standard = {c.start for c in line.carry} | defined(first)
         kept = {name: dict(line.keep).get(name, f"{name}*") for name in read if name in standard}
         given = [pair for pair in line.each if pair[0] not in slices or pair[0] in read]
-        more = tuple(pair for pair in kept.items() if pair not in line.keep)
-        plain = replace(line, lines=tuple(first), values=self.declared(first, line.values), keep=(*line.keep, *more))
+        again, more = line, tuple(pair for pair in kept.items() if pair not in line.keep)
+        if not self.plain_again:
+            again = replace(line, carry=(), each=(*given, *kept.items()), keep=())
+            line = replace(line, lines=tuple(first), values=self.declared(first, line.values), keep=(*line.keep, *more))
+            values |= {name: line.values[name] for name in kept}
         whole = replace(
-            line,
+            again,
             lines=tuple(lines),
-            values=self.declared(lines, values | {name: plain.values[name] for name in kept}),
-            carry=(*carry, *totals),
-            each=(*given, *each, *kept.items()),
-            keep=tuple(keep),
+            values=self.declared(lines, values),
+            carry=(*again.carry, *carry, *totals),
+            each=(*again.each, *each),
+            keep=(*again.keep, *keep),
         )
-        return plain, [*zeros, whole]
+        return line, [*zeros, whole]
 
     def turn(self, lines: Iterable[Statement], reverse: Iterable[Statement]) -> tuple[list[Statement], list[Statement]]:
         """The lines of a turn in the standard pass, and in the modulated one."""

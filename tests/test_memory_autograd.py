@@ -187,7 +187,8 @@ def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator
 def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
     """However few the tokens are: shared experts behind a gate of their own turn nothing, as positions do."""
     keys = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4}
-    keys |= {"vocab_size": 50, "n_group": 1, "num_experts_per_tok": 2, "intermediate_size": 24}
+    keys |= {"vocab_size": 50, "num_experts_per_tok": 2, "intermediate_size": 24}
+    keys |= {"n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"}
     own = configure({"model_type": family, **keys})
     found = lc.memory(own, seq_len=2, optimizer="adamw")
     assert found.peak >= 4 * 4 * lc.cost(own, seq_len=2).parameters

@@ -189,6 +189,8 @@ class Scope:
     def _call(self, line: Line) -> Call:
         if line.name in self.attentions:
             return self.attentions[line.name]
+        if not line.right:
+            return Single((line,), line.left[:1])
         for find in (
             self._linear,
             self._convolution,

@@ -29,6 +29,7 @@ from learncost.schedule.autograd.calls import (
 from learncost.schedule.autograd.module import Module, Scores
 from learncost.schedule.autograd.operators import BOOLEAN, INTEGER, Tensor, cat, linear
 from learncost.schedule.autograd.tape import Node, Tape, Value
+from learncost.vocabulary import entry
 
 Values = dict[str, Tensor]
 OPTIMIZERS = ("fused", "foreach", "for-loop")
@@ -441,6 +442,8 @@ class _Scope:
     def _line(self, line: Line, values: Values) -> Tensor:
         """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
         elements = self.step.count(line.left[0].loops)
+        if isinstance(line, Word) and entry(line.word).kind == "choice":
+            return Tensor(self.step.tape, self.step.tape.new(elements, INTEGER))  # places have no gradient
         operands = [self._operand(term, values) for term in line.right if isinstance(term, Term)]
         numbers = any(isinstance(term, Literal) for term in line.right)
         result = operands.pop(0) if operands else self._fresh(elements)

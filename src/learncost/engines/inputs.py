@@ -148,7 +148,8 @@ class Batch:
     def __init__(self, model: Model, given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
         self.model, self.name = model, model.configuration.name
         self.gradients = dict(gradients or {})
-        self._data = data(model.table, names_made(model))
+        stored = {name for one in model.quantized for name in one.reads}
+        self._data = data(model.table, names_made(model) | stored)
         given = {ALSO.get(name, name): array for name, array in given.items() if array is not None}
         self._check_names(given)
         self.keeps: Arrays = {}

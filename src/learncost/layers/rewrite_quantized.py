@@ -87,6 +87,11 @@ class Quantized:
             found += [levels_of(self.second), places_of(self.out, self.second)]
         return tuple(found)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of all that its lines read: codes, scales, and what is the same for every weight."""
+        return (self.codes.name, *(one.name for one in self.scales), *self.constants)
+
     def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """How many blocks there are: the sizes of the axes that it adds."""
         found = {_levels_axis(self.kind): len(self.kind.levels or ())}

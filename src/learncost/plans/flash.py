@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features
+from learncost.equation.table import Kernel, Line, Repeat, Statement, Table, Word, features, walk
 from learncost.layers.names import named_once
 from learncost.layers.recompute import recomputed, run_once
 from learncost.plans.kernels import Names
+from learncost.vocabulary import entry
 
 QUERIES = 32
 """Queries of a block: their scores with two thousand keys, and the gradients of these, take half a mebibyte, which a
@@ -65,11 +66,22 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
 
 def _queries(softmax: Word, keys: str, table: Table) -> str | None:
     """The axis of the scores whose positions are the queries': the other one that no weight has."""
-    sizes = features(table)
+    sizes = features(table) | _chosen(table)
     rows = [axis for axis in softmax.left[0].declared if base(axis) not in sizes and axis != "B"]
     if keys not in rows or len(rows) != 2:
         return None  # a choice among experts, say
     return next(axis for axis in rows if axis != keys)
+
+
+def _chosen(table: Table) -> frozenset[str]:
+    """The axes that count what is chosen, such as the experts of a token."""
+    return frozenset(
+        base(axis)
+        for line, _ in walk(table.lines)
+        if isinstance(line, Word) and line.part == "body" and entry(line.word).kind == "choice"
+        for axis in line.left[0].loops
+        if not any(axis in term.loops for term in line.right)
+    )
 
 
 def _kernels(

@@ -337,7 +337,7 @@ def test_a_plan_that_does_not_apply_is_refused_in_one_line(line, said, capsys):
 
 def test_the_weights_of_chosen_experts_are_no_scores():
     """Their softmax goes over what was chosen, not over positions: kernels of attention leave them out."""
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_local_experts": 3}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     table = step(build(configure({"model_type": "mixtral", **sizes})), "bp", "sgd")
     inside = [line.name for line, _ in walk(planned(table, "flash").lines) if line.tag.kernel]
     assert inside

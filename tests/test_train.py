@@ -636,6 +636,15 @@ def test_too_little_text(tmp_path, capsys):
     assert "too few for sequences of 16" in said
     (tmp_path / "b").write_bytes(b"\0")
     assert "there is no text" in refused("train", tmp_path / "b", "--out", tmp_path / "two", *TINY, capsys=capsys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b"]  # nothing was made
+
+
+def test_what_was_mended_is_said_again(text, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("short")
+    run = tmp_path / "run"
+    assert "too few" in refused("train", tmp_path / "a.txt", "--out", run, *TINY, capsys=capsys)
+    start(options(text, steps=1), run, Silent())
+    assert losses_of(run)
 
 
 def test_a_loss_that_is_no_number_ends_it(text, tmp_path):

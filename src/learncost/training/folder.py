@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,13 @@ class Folder:
             write_bytes(self.path / name, content)
         write_json(self.path / CONFIG, config)
         write_json(self.path / OPTIONS, options.to_dict())
+
+    def forget(self) -> None:
+        """Take away a run that has not begun, and its folder."""
+        with suppress(OSError):  # why it has not begun is the news
+            for path in self.path.iterdir():
+                path.unlink()
+            self.path.rmdir()
 
     def alone(self) -> AbstractContextManager[None]:
         """No other process trains here while the block runs. Raises InputError where one does."""

@@ -130,12 +130,20 @@ class Result:
 
 
 def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
-    """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError."""
+    """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError.
+
+    What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
+    """
     beginning, folder = begin(options), Folder(path)
     folder.make()
     with folder.alone():
         folder.begin(beginning.options, beginning.config, beginning.files)
-        return _Run(folder, report, {}).to_the_end(stop)
+        try:
+            run = _Run(folder, report, {})
+        except InputError:
+            folder.forget()
+            raise
+        return run.to_the_end(stop)
 
 
 def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, **changes: Any) -> Result:

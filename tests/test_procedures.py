@@ -339,6 +339,15 @@ constants: pool share"""
         np.testing.assert_array_equal(update, updates[name])
 
 
+def test_a_layer_without_its_answers_is_refused():
+    weights = {"W1": np.ones((6, 5)), "W2": np.ones((5, 7)), "W3": np.ones((7, 3))}
+    found = lc.LayerTraining(lc.layer(NETWORK.replace("constants: share", "share: share of targets")), weights)
+    with pytest.raises(lc.InputError, match=r"^targets\[B\] is missing among the arrays$"):
+        found.step(X=np.ones((2, 6)))
+    with pytest.raises(lc.InputError, match=r"^the batch has no target$"):
+        found.step(X=np.ones((2, 6)), targets=np.full(2, -1))
+
+
 def test_what_is_not_there_is_not_projected_to():
     with pytest.raises(lc.InputError, match="no 'Z' to add an error to"):
         lc.LayerTraining(lc.layer(NETWORK), {}, "pepita", projected=("Z",))

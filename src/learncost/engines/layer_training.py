@@ -35,7 +35,7 @@ class LayerTraining(Core):
     procedure
         What `learncost list procedures` names: bp (the default), recompute, pepita, fa and others.
     optimizer
-        sgd (the default), momentum or adamw.
+        sgd (the default), momentum, adamw or rmsprop.
     projected
         Inputs or embeddings to which PEPITA adds the output's error, through a fixed random matrix that is drawn from
         the seed.
@@ -119,8 +119,12 @@ class LayerTraining(Core):
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
+        values = self.model.table.values
+        shares = [name for name in self.model.table.inputs if values[name].role == "share"]
+        for name in shares:
+            if name not in given and (answers := given.get(values[name].of)) is not None and not (answers >= 0).any():
+                raise InputError("the batch has no target")
         given |= told(self.model.table, given, {}, np.float64(1))
-        shares = [given[name] for name in self.model.table.inputs if self.model.table.values[name].role == "share"]
-        count = int(np.count_nonzero(shares[0])) if shares else 0
-        values = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
-        return values, infer_sizes(self.model.table, values, {**self.model.sizes, **sizes}), count
+        count = int(np.count_nonzero(given[shares[0]])) if shares and shares[0] in given else 0
+        arrays = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
+        return arrays, infer_sizes(self.model.table, arrays, {**self.model.sizes, **sizes}), count

@@ -105,7 +105,7 @@ LINES = "f(X t; W) -> Y\n  Y[B d] = W[v=t[B] d] X[B]\n"
         ("t: index of d", "t is read at places of v, not of d, in line: t: index of d"),
         ("X: index of v", "X is read as a value, at no place of v"),
         ("X: share of q", "q is not an input of f"),
-        ("X: part of t", "one of end, index, kind, share, sign, not part"),
+        ("X: part of t", "one of buffer, end, index, kind, share, sign, not part"),
         ("z: index of v", "z is not an input of f"),
     ],
 )

@@ -72,6 +72,20 @@ def test_logits_after_every_token_are_those_of_the_whole():
         np.testing.assert_allclose(logits, whole, atol=1e-12)
 
 
+def test_a_model_whose_router_has_corrections_writes():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 32, "moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    sizes |= {"n_group": 2, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 20}
+    sizes |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+    training = lc.Training({"model_type": "deepseek_v3", **sizes})
+    training.weights = {name: array * 20 for name, array in training.weights.items()}
+    tokens = np.random.default_rng(0).integers(0, 20, 7)
+    decoder = Decoder(training.configuration, training.weights, np.float64)
+    found = [decoder.begin(tokens[:4]), *(decoder.next(int(token)) for token in tokens[4:])]
+    whole = training.forward(tokens[None], np.zeros_like(tokens[None]))["P.L"][0, 3:]
+    np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-10)
+
+
 def test_tokens_are_drawn_with_their_probabilities():
     logits = np.log(np.array([0.1, 0.6, 0.05, 0.25]))
 

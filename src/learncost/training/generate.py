@@ -70,6 +70,9 @@ class Decoder:
             if name in table.inputs:  # of which the last positions are those of the new tokens, and of their windows
                 last = tuple(slice(-size, None) for size in shape_of(table.axes[name], sizes))
                 values[name] = array[last] if array.dtype.kind in "iub" else array[last].astype(self._dtype)
+        for name in table.inputs:
+            if table.values[name].role == "buffer":
+                values[name] = np.zeros(shape_of(table.axes[name], sizes), self._dtype)
         return values
 
     @property

@@ -29,7 +29,8 @@ def _memory(step: Step) -> list[str]:
 def summary(result: Result) -> str:
     """How a training ended."""
     options, lines = result.options, []
-    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {result.steps:,} steps")
+    taken = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
+    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {taken}")
     if result.last is None:
         lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
     elif result.validated is not None:

@@ -186,3 +186,10 @@ def test_a_layer_itself_is_explained():
     assert str(lc.explain(lc.layer("attention"))) == str(lc.explain("attention"))
     with pytest.raises(lc.InputError, match="given by its name, or as a layer, not 5"):
         lc.explain(5)
+
+
+def test_a_term_that_is_longer_than_its_column_goes_on_further_in():
+    found = str(lc.explain("llama-3.1-8b")).splitlines()
+    assert max(map(len, found)) <= 80
+    assert [line for line in found if line.startswith("           k=flip[k]]")]
+    assert not [line for line in found if line.startswith("     k=flip[k]]") or line.rstrip().endswith("(×")]

@@ -401,8 +401,9 @@ def _columns(numbers: int, widths: tuple[int, ...]) -> Grid:
 
 
 def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
-    """The line in pieces no longer than the width, broken between terms, never between the axes of one."""
+    """The line in pieces no longer than the width, broken between terms; between axes only where one term is longer."""
     text = re.sub(r"where (\S+) (<=?) (\S+)", "where\xa0\\1\xa0\\2\xa0\\3", text)
+    text = re.sub(r"\(× (\d+)\)", "(×\xa0\\1)", text)
     pieces, inside = [""], 0
     for character in "  " * depth + text:
         inside += (character == "[") - (character == "]")
@@ -413,8 +414,16 @@ def _wrapped(text: str, width: int, depth: int) -> Iterator[str]:
     row = pieces[0]
     for piece in pieces[1:]:
         if len(row) + 1 + len(piece) > width:
-            yield row.replace("\xa0", " ")
+            yield from _cut(row, width, depth)
             row = "  " * depth + "    " + piece
         else:
             row += " " + piece
+    yield from _cut(row, width, depth)
+
+
+def _cut(row: str, width: int, depth: int) -> Iterator[str]:
+    """The row; a term that is longer than the width goes on below it, further in."""
+    while len(row) > width and (end := row.rfind("\xa0", len(row) - len(row.lstrip()), width + 1)) > 0:
+        yield row[:end].replace("\xa0", " ")
+        row = "  " * depth + "      " + row[end + 1 :]
     yield row.replace("\xa0", " ")

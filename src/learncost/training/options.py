@@ -170,7 +170,7 @@ class Options:
         """What the run's model is called: a preset and what was changed of it, or a family and where it is from."""
         if self.start is not None:
             return f"{family} from {Path(self.start).name}"
-        if self.model not in presets() and (Path(self.model).suffix or Path(self.model).exists()):
+        if self.model not in presets() and (Path(self.model).suffix == ".json" or Path(self.model).exists()):
             return f"{family} of {Path(self.model).name}"
         changed = ", ".join(f"{name.replace('-', '_')} {value}" for name, value in self.sizes.items())
         return f"{self.model} with {changed}" if changed else self.model

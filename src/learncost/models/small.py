@@ -1,0 +1,73 @@
+"""A small model of every family, for what is run over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.configuration import Configuration, configure
+from learncost.models.families import FAMILIES, Architecture, Family
+
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "n_enc": 2,
+    "n_dec": 2,
+    "num_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "decoder_ffn_dim": 20,
+    "vocab_size": 29,
+    "max_position_embeddings": 40,
+    "embedding_size": 12,
+    "rotary_dim": 4,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 10,
+    "shared_expert_intermediate_size": 14,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 7,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "relative_attention_num_buckets": 8,
+    "image_size": 12,
+    "patch_size": 4,
+    "max_source_positions": 10,
+    "num_mel_bins": 6,
+    "num_labels": 3,
+    "sliding_window": 4,
+}
+"""Sizes and settings that a family may have, all small and most of them different."""
+
+
+def learning(family: Family) -> Architecture:
+    """The class of a family that learns from answers: its usual one, or the first that does."""
+    every = family.architectures
+    return next((one for one in every if family.heads[one.head]["outputs"] == "loss"), every[0])
+
+
+def small(name: str, **more: Any) -> Configuration:
+    """A small model of the family with the head that it learns by. `more` are other sizes and settings."""
+    family = FAMILIES[name]
+    own = {**SIZES, **more}
+    # What follows from another size stays as it follows, but for the number of heads of keys and values.
+    sizes = {key: own[key] for key, usual in family.sizes.items() if key in own and not _follows(key, usual)}
+    settings = {key: own[key] for key in family.settings if key in own}
+    architecture = learning(family).name
+    given = {"model_type": name, **({"architectures": [architecture]} if architecture else {}), **sizes, **settings}
+    try:
+        return configure(given)
+    except InputError as error:
+        raise InputError(f"no small {name}: {error}") from None
+
+
+def _follows(key: str, usual: int | str | None) -> bool:
+    return isinstance(usual, str) and key not in ("num_key_value_heads",)

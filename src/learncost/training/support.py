@@ -1,0 +1,203 @@
+"""What every family is good for, found by doing it: a matrix of families and of what is asked of a model.
+
+`support.json` beside this file holds what `benchmarks/support.py` found, and a checksum of every family's table.
+`learncost list families --support` shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from learncost.engines.emitted import Emitted
+from learncost.engines.inputs import random_data
+from learncost.engines.numpy_engine import Training
+from learncost.equation.errors import InputError
+from learncost.equation.table import Table
+from learncost.ledger.cost import cost
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.runners import runners
+from learncost.models.configuration import Configuration
+from learncost.models.families import FAMILIES
+from learncost.models.model import build
+from learncost.models.small import small
+from learncost.plans.plan import planned
+from learncost.plans.planner import smallest
+from learncost.procedures.optimizer import without_gradients
+from learncost.procedures.procedure import INFERENCE, LEARNING
+from learncost.proof.verify import verify_table
+from learncost.readings.emit import fill, program, unfold
+from learncost.training.engines import ENGINES, engine
+from learncost.training.options import Options
+
+FILE = Path(__file__).with_name("support.json")
+
+BATCH_SIZE, SEQ_LEN, TARGET_LEN = 2, 6, 5
+
+Field = Callable[[str], None]
+"""It does what its name says with a small model of a family. Raises InputError, with the reason, where it cannot be."""
+
+CLOSE = 1e-9
+"""How near two programs of one table come in fp64, relative to the largest weight."""
+
+
+class WrongError(Exception):
+    """A field that was done, and came out otherwise than it must."""
+
+
+def model_of(family: str) -> Configuration:
+    """The small model that stands for a family."""
+    return small(family)
+
+
+def _lengths(configuration: Configuration) -> tuple[int | None, int | None]:
+    """The lengths of a run, of an encoder and a decoder where there are both."""
+    fixed = FAMILIES[configuration.family].fixed
+    return None if fixed else SEQ_LEN, TARGET_LEN if configuration.two_sided else None
+
+
+def _cost(procedure: str, family: str) -> None:
+    configuration = small(family)
+    found = cost(configuration, procedure, "run", BATCH_SIZE, *_lengths(configuration))
+    if not found.total.flops > 0:
+        raise WrongError("there is no FLOP in it")
+
+
+def _memory(runner: str, family: str) -> None:
+    configuration = small(family)
+    found = memory(configuration, "bp", BATCH_SIZE, *_lengths(configuration), engine=runner)
+    if not (isinstance(found, Memory) and found.peak > 0):
+        raise WrongError("no byte is alive at its peak")
+
+
+def _step(family: str) -> tuple[Training, dict[str, Any], Any]:
+    """A step of backpropagation with AdamW on drawn data, ready to run, and its arrays after NumPy ran its lines."""
+    configuration = small(family)
+    training = Training(configuration, "bp", "adamw", learning_rate=0.01, dtype=np.float64, seed=1)
+    data = random_data(training.model, BATCH_SIZE, *_lengths(configuration), seed=1)
+    prepared = training.prepare(**data)
+    return training, data, prepared
+
+
+def _emit(backend: str, family: str) -> None:
+    training, data, prepared = _step(family)
+    table = without_gradients(prepared.table)
+    table = planned(table, smallest(table, prepared.sizes, "fp64"), prepared.sizes)
+    training.step(**data)
+    _same(_RUN[backend](table, prepared.values, prepared.sizes), training.weights, table)
+
+
+def _numpy(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    return Emitted(table, sizes)(values)
+
+
+def _torch(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    import torch
+
+    return _program(table, "torch", {name: torch.as_tensor(np.array(array)) for name, array in values.items()}, sizes)
+
+
+def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    import jax
+
+    from learncost.training.jax_engine import exact
+
+    with exact(np.dtype(np.float64)):
+        arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
+        return {name: np.asarray(array) for name, array in _program(table, "jax", arrays, sizes).items()}
+
+
+def _program(table: Table, library: str, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    found = program(table, library, sizes=sizes)
+    namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+    exec(compile(found.text, "<emitted by learncost>", "exec"), namespace)
+    result = namespace[found.function](*(fill(tree, values, namespace) for tree in found.parameters))
+    results = result if len(found.results) > 1 else (result,)
+    return {name: value for tree, one in zip(found.results, results, strict=True) for name, value in unfold(tree, one)}
+
+
+def _c(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    import torch
+
+    from learncost.engines.in_place import InPlace
+
+    changed = dict.fromkeys((*table.weights, *table.renewed))
+    tensors = {name: torch.from_numpy(np.array(values[name], order="C")) for name in changed}
+    InPlace(table, sizes, "fp64", tensors)(values)
+    return {new: tensors[name] for name, new in table.renewed.items()}
+
+
+_RUN: Mapping[str, Callable[[Table, Mapping[str, Any], Mapping[str, int]], dict[str, Any]]] = {
+    "numpy": _numpy,
+    "torch": _torch,
+    "jax": _jax,
+    "c": _c,
+}
+
+
+def _same(made: Mapping[str, Any], wanted: Mapping[str, Any], table: Table) -> None:
+    """Refuse new weights that are not those which NumPy made of the table's lines."""
+    for name, array in wanted.items():
+        if name not in table.renewed:
+            continue
+        error = np.abs(np.asarray(made[table.renewed[name]]) - array).max()
+        if not error <= CLOSE * max(1.0, np.abs(array).max()):
+            raise WrongError(f"{name} differs by {error:.1e}")
+
+
+def _verify(family: str) -> None:
+    model = build(small(family))
+    for found in verify_table(model.table, family):
+        if found.passed is False:
+            raise WrongError(f"{found.compared}: {found.found}")
+
+
+def _train(name: str, family: str) -> None:
+    training, data, prepared = _step(family)
+    options = Options(engine=name, optimizer="adamw", dtype="fp64", weight_decay=0.0, beta_2=0.999)
+    found = engine(training.configuration, options)
+    found.load(training.weights, training.state, 0)
+    loss, wanted = found.step(data, 0.01), training.step(**data)
+    if not abs(loss - wanted) <= CLOSE * abs(wanted):
+        raise WrongError(f"the loss is {loss}, not {wanted}")
+    table = prepared.table
+    _same({table.renewed[name]: array for name, array in found.weights.items() if name in table.renewed},
+          training.weights, table)  # fmt: skip
+
+
+@cache
+def fields() -> Mapping[str, Field]:
+    """What is asked of every family, by name."""
+    found: dict[str, Field] = {}
+    found |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
+    found |= {f"memory {name}": partial(_memory, name) for name in runners()}
+    found |= {f"emit {name}": partial(_emit, name) for name in _RUN}
+    found |= {f"train {name}": partial(_train, name) for name in ENGINES}
+    return found | {"verify": _verify}
+
+
+def reason(family: str, field: str) -> str:
+    """Why a family cannot do what a field names; empty where it was done now. Raises WrongError for a wrong result."""
+    try:
+        fields()[field](family)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def checksum(family: str) -> str:
+    """Of the table of the family's small model."""
+    table = build(small(family)).table
+    return sha256("\n".join((str(table), *map(str, table.inputs))).encode()).hexdigest()[:12]
+
+
+def kept() -> dict[str, Any]:
+    """What was found: by family its `table`, a checksum, and its `reasons` by field."""
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter
 from typing import Any
 
@@ -20,6 +20,7 @@ def listing(
     /,
     *,
     like: str | None = None,
+    support: bool = False,
 ) -> Listed:
     """What there is: models, families, sizes, price-books, procedures, optimizers, precisions, plans, layers, words,
     devices, countries, runs, peaks, commands, flags.
@@ -30,6 +31,8 @@ def listing(
         Which list. Without it, all lists are named with how many entries each has.
     like
         Shows only what has this text in anything that is known of it, such as llama, whatever its case.
+    support
+        Of families, shows what each is good for, which was found by doing it, and why where it is not.
 
     Commands
     --------
@@ -37,6 +40,8 @@ def listing(
         Every preset with its parameters.
     learncost list models --like distil
         Those that have it in their name, title or one of their other names.
+    learncost list families --support
+        What every family can be asked for: costs, memory, programs, training, verification.
     learncost list devices --json
         Devices with their peaks, for other programs.
     """
@@ -46,7 +51,9 @@ def listing(
         return replace(found, heading="learncost list WHAT")
     if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
-    found = _REGISTRIES[what]()
+    if support and what != "families":
+        raise InputError(f"--support is of families: learncost list families --support, not {what}")
+    found = _support() if support else _REGISTRIES[what]()
     entries = _like(found, like)
     if not entries:
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
@@ -130,6 +137,29 @@ def _families() -> Listed:
         ),
     }
     return Listed(entries, columns)
+
+
+def _support() -> Listed:
+    from learncost.training.support import kept
+
+    entries: list[Known] = [{"name": name, **found} for name, found in kept().items()]
+    groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
+    columns: dict[str, Cell] = {"model type": _field("name")}
+    columns |= {group: partial(_done, group) for group in groups}
+    return Listed(entries, {**columns, "what it cannot, and why": _reasons})
+
+
+def _done(group: str, one: Known) -> str:
+    """How many fields of a group were done: yes for all of them."""
+    reasons = [reason for field, reason in one["reasons"].items() if field.partition(" ")[0] == group]
+    return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
+
+
+def _reasons(one: Known) -> str:
+    """Every reason once, behind the fields that have it."""
+    reasons = {reason: None for reason in one["reasons"].values() if reason}
+    having = {reason: [field for field, own in one["reasons"].items() if own == reason] for reason in reasons}
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in having.items())
 
 
 def _sizes() -> Listed:

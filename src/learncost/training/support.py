@@ -100,7 +100,8 @@ def _numpy(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) ->
 def _torch(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     import torch
 
-    return _program(table, "torch", {name: torch.as_tensor(np.array(array)) for name, array in values.items()}, sizes)
+    tensors = {name: torch.as_tensor(np.array(array)) for name, array in values.items()}
+    return _program(table, "torch", tensors, sizes, lambda function: function)
 
 
 def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -110,14 +111,17 @@ def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> d
 
     with exact(np.dtype(np.float64)):
         arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
-        return {name: np.asarray(array) for name, array in _program(table, "jax", arrays, sizes).items()}
+        return {name: np.asarray(array) for name, array in _program(table, "jax", arrays, sizes, jax.jit).items()}
 
 
-def _program(table: Table, library: str, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+def _program(
+    table: Table, library: str, values: Mapping[str, Any], sizes: Mapping[str, int], compiled: Any
+) -> dict[str, Any]:
+    """What the emitted program makes, after `compiled` took its function."""
     found = program(table, library, sizes=sizes)
     namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
     exec(compile(found.text, "<emitted by learncost>", "exec"), namespace)
-    result = namespace[found.function](*(fill(tree, values, namespace) for tree in found.parameters))
+    result = compiled(namespace[found.function])(*(fill(tree, values, namespace) for tree in found.parameters))
     results = result if len(found.results) > 1 else (result,)
     return {name: value for tree, one in zip(found.results, results, strict=True) for name, value in unfold(tree, one)}
 

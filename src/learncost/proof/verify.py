@@ -13,9 +13,10 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Table, Term, walk
 from learncost.layers.derive import derive
 from learncost.layers.layer import Layer, named, shipped
-from learncost.models.argument import layer_or_model
+from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
+from learncost.models.small import small
 from learncost.procedures.procedure import LEARNING, step
 from learncost.proof.check import (
     LARGER,
@@ -36,17 +37,6 @@ from learncost.proof.sample import small_sizes
 from learncost.proof.words import consistent, word_layer
 from learncost.vocabulary import Entry, entries
 from learncost.vocabulary.optimizers import OPTIMIZERS
-
-# Sizes for a model that has no default ones. Only its structure is verified, at sizes of the proof's own.
-_SMALL = {
-    "num_hidden_layers": 2,
-    "n_enc": 2,
-    "n_dec": 2,
-    "hidden_size": 12,
-    "num_attention_heads": 3,
-    "intermediate_size": 5,
-    "vocab_size": 7,
-}
 
 
 def verify(model: str | Model | Configuration | Layer | Table | None = None) -> Report:
@@ -107,15 +97,7 @@ def _checks(model: str | Model | Configuration | Layer | Table | None) -> Iterat
 def _configured(model: str | Configuration) -> Configuration:
     if isinstance(model, Configuration):
         return model
-    try:
-        return configure(model, {})
-    except InputError:
-        for sizes in ({k: v for k, v in _SMALL.items() if k[1] != "_"}, {**_SMALL, "num_hidden_layers": None}):
-            try:
-                return configure(model, {name: size for name, size in sizes.items() if size is not None})
-            except InputError:
-                continue
-        raise
+    return small(model) if model in GENERIC else configure(model, {})
 
 
 def all_words() -> Iterator[Check]:

@@ -1,0 +1,47 @@
+"""The matrix of what families are good for: fields of it are done again, and it must be of the tables of today."""
+
+import random
+
+import pytest
+
+from learncost.faces.command import main
+from learncost.models.families import FAMILIES
+from learncost.training.support import checksum, fields, kept, reason
+
+SLOW = ("jax", "verify")
+"""Fields that take seconds: one of a sample at most."""
+
+
+def sample() -> list[tuple[str, str]]:
+    """A dozen fields of all, others at every run, of which one is slow."""
+    draw = random.Random()
+    every = [(family, field) for family in FAMILIES for field in fields()]
+    slow = [one for one in every if any(word in one[1] for word in SLOW)]
+    return [*draw.sample([one for one in every if one not in slow], 11), draw.choice(slow)]
+
+
+def test_the_matrix_is_of_the_tables_of_today() -> None:
+    """After a change of tables: python benchmarks/support.py --write."""
+    assert {name: one["table"] for name, one in kept().items()} == {name: checksum(name) for name in FAMILIES}
+    assert all(one["reasons"].keys() == fields().keys() for one in kept().values())
+
+
+def test_a_dozen_fields_are_as_they_were_found() -> None:
+    for family, field in sample():
+        assert reason(family, field) == kept()[family]["reasons"][field], (family, field)
+
+
+def test_no_field_is_wrong_and_every_family_trains_on_every_engine() -> None:
+    for family, one in kept().items():
+        wrong = {field: text for field, text in one["reasons"].items() if text.startswith("WRONG")}
+        assert not wrong, (family, wrong)
+        assert not any(text for field, text in one["reasons"].items() if field.startswith("train ")), family
+
+
+def test_the_screen_counts_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "families", "--support", "--like", "vit"]) == 0
+    shown = capsys.readouterr().out
+    assert "vit" in shown
+    assert "no decoder to sample from" in " ".join(shown.split())
+    assert main(["list", "models", "--support"]) == 2
+    assert "--support is of families" in capsys.readouterr().err

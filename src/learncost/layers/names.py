@@ -9,6 +9,7 @@ from dataclasses import replace
 from learncost.equation.count import base
 from learncost.equation.table import Carry, Line, Repeat, Statement, Sum, Table, Term, Word, alias, defined, walk
 from learncost.equation.value import Value
+from learncost.vocabulary import entry
 
 
 def named_once(table: Table) -> Table:
@@ -121,5 +122,6 @@ def _told_apart(line: Repeat) -> Repeat:
 
 def scores(table: Table) -> set[str]:
     """What log-softmax and its gradient read and make: scores over the vocabulary, or over classes."""
-    lines = [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.word == "log_softmax"]
+    words = [line for line, _ in walk(table.lines) if isinstance(line, Word)]
+    lines = [line for line in words if entry(line.word).makes == "logarithms"]
     return {name for line in lines for name in (*line.reads, *line.makes)} - set(table.weights)

@@ -11,6 +11,7 @@ from typing import Any
 from learncost.equation.count import ZERO, Count, base, total
 from learncost.equation.sides import sides
 from learncost.equation.table import Condition, Line, Product, Read, Repeat, Statement, Table, Term, Word, each_line
+from learncost.vocabulary import entry
 
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
@@ -152,7 +153,7 @@ class Scores:
 
     def again(self, line: Line, attends: bool) -> bool:
         """Whether the next line of a table is the first product of values, one that `attends`, with such a gradient."""
-        if isinstance(line, Word) and line.word.startswith("softmax") and line.part == "gradient":
+        if isinstance(line, Word) and line.part == "gradient" and entry(line.word).makes == "shares":
             self._gradients.add(line.name)
             return False
         read = self._gradients.intersection(line.reads)

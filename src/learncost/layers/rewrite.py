@@ -33,7 +33,7 @@ def with_epsilon(layer: Layer, epsilon: float) -> Layer:
     """Another epsilon in every normalization."""
 
     def change(line: Line) -> tuple[Line]:
-        if isinstance(line, Word) and line.word in ("normalize", "rms_normalize"):
+        if isinstance(line, Word) and entry(line.word).makes == "normal":
             return (replace(line, right=(line.right[0], Literal(epsilon))),)
         return (line,)
 

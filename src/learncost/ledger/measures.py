@@ -13,6 +13,7 @@ from learncost.equation.table import Line, Product, Repeat, Term, Word, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
 from learncost.readings.price import Row
+from learncost.vocabulary import entry
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _mean(value: int, number: int) -> int | Fraction:
 
 def _chooses(line: Line) -> bool:
     """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
-    return isinstance(line, Word) and line.word.startswith("softmax") and attends(line.tag.layer)
+    return isinstance(line, Word) and entry(line.word).makes == "shares" and attends(line.tag.layer)
 
 
 def attends(layer: str) -> bool:

@@ -6,21 +6,42 @@ residual stream, normalisations, their gradients - reads and writes every row on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from learncost.equation.count import base
-from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features
+from learncost.equation.table import Kernel, Line, Product, Repeat, Statement, Sum, Table, Term, Word, features, walk
 from learncost.layers.names import named_once
 from learncost.plans.kernels import Names
 
 _APART = ("zeros", "eye", "append", "join", "inside")
 
 
+@dataclass(frozen=True)
+class _Axes:
+    """The axes of a table.
+
+    features  those of weights
+    order     all, as they come in its inputs and lines, so that equal turns are taken in one order everywhere
+    """
+
+    features: frozenset[str]
+    order: Mapping[str, int]
+
+    @staticmethod
+    def of(table: Table) -> _Axes:
+        given = [axis for name in table.inputs for axis in table.axes[name]]
+        read = [axis for line, _ in walk(table.lines) for axis in line.loops]
+        return _Axes(features(table), {axis: n for n, axis in enumerate(dict.fromkeys(map(base, (*given, *read))))})
+
+    def place(self, axis: str) -> int:
+        return self.order[base(axis)]
+
+
 def fused(table: Table) -> Table:
     """The table with every line that is no matrix product in a kernel; kernels that other plans made stay."""
     table = named_once(table)
-    return replace(table, lines=_fused(table.lines, features(table), Names(table)))
+    return replace(table, lines=_fused(table.lines, _Axes.of(table), Names(table)))
 
 
 def _multiplies(line: Line) -> bool:
@@ -50,14 +71,14 @@ class _Group:
         return {name for line in self.lines if not {*self.rows} <= {*line.left[0].loops} for name in line.makes}
 
 
-def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> tuple[Statement, ...]:
+def _fused(lines: Iterable[Statement], axes: _Axes, names: Names) -> tuple[Statement, ...]:
     """One scope: groups of lines, and between them what stands alone."""
     parts: list[_Group | Statement] = []
-    for line in _updates_late(_sums_early(tuple(lines), sizes), sizes):
+    for line in _updates_late(_sums_early(tuple(lines), axes), axes):
         if isinstance(line, Repeat):
-            parts.append(replace(line, lines=_fused(line.lines, sizes, names)))
+            parts.append(replace(line, lines=_fused(line.lines, axes, names)))
             continue
-        rows = _rows(line, sizes)
+        rows = _rows(line, axes)
         last = parts[-1] if parts else None
         if rows is None or line.tag.kernel:
             parts.append(line)
@@ -75,7 +96,7 @@ def _fused(lines: Iterable[Statement], sizes: frozenset[str], names: Names) -> t
     return tuple(result)
 
 
-def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
+def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
     """The axes that a kernel of this line takes turns over: those of no weight. None: the line stands alone."""
     if _multiplies(line) or (isinstance(line, Word) and line.word in _APART):
         return None
@@ -84,30 +105,30 @@ def _rows(line: Line, sizes: frozenset[str]) -> tuple[str, ...] | None:
     acted = set(line.axes) if isinstance(line, Word) else set()
     if isinstance(line, Word) and line.right:  # what it chooses has an axis of its own
         acted |= {*line.left[0].loops} - {axis for term in line.right for axis in term.loops}
-    rows = tuple(axis for axis in line.loops if base(axis) not in sizes and axis not in acted)
+    rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):
         return None
     if not rows:
         return None
     # The gradient of a table that is read at an index is scattered: rows of one turn meet those of another.
     scattered = any(term.indexed and not set(rows) <= set(term.axes) for term in line.left)
-    if scattered and _is_table(line.left[0], sizes):
+    if scattered and _is_table(line.left[0], axes):
         return None
     rows = tuple(axis for axis in rows if axis in line.left[0].axes) if scattered else rows
-    return tuple(sorted(rows, key="BNM".find)) or None
+    return tuple(sorted(rows, key=axes.place)) or None
 
 
-def _is_table(term: Term, sizes: frozenset[str]) -> bool:
-    return all(base(axis) in sizes for axis in term.declared)
+def _is_table(term: Term, axes: _Axes) -> bool:
+    return all(base(axis) in axes.features for axis in term.declared)
 
 
-def _sums_early(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Statement]:
+def _sums_early(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
     """Sums over all rows, such as biases' gradients, right after the line that makes what they sum."""
     result: list[Statement] = []
     for line in lines:
         place = len(result)
         if isinstance(line, Product) and not _multiplies(line) and not line.tag.kernel:
-            rows = _rows(line, sizes)
+            rows = _rows(line, axes)
             if rows and not set(rows) & set(line.left[0].loops):
                 while place and set(line.reads).isdisjoint(result[place - 1].makes):
                     place -= 1
@@ -119,7 +140,7 @@ def _sums_early(lines: Sequence[Statement], sizes: frozenset[str]) -> list[State
     return result
 
 
-def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Statement]:
+def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
     """What can wait until after the next group of other lines, or until it is read.
 
     Those are weights' gradients that are matrix products, totals of the turns of a loop, what the optimizer does, and
@@ -142,7 +163,7 @@ def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Sta
         late[:] = reversed(waiting)
 
     for line in lines:
-        if isinstance(line, Line) and _waits(line, sizes):
+        if isinstance(line, Line) and _waits(line, axes):
             late.append(line)
             continue
         product = _stands_alone(line)
@@ -156,11 +177,11 @@ def _updates_late(lines: Sequence[Statement], sizes: frozenset[str]) -> list[Sta
     return result
 
 
-def _waits(line: Line, sizes: frozenset[str]) -> bool:
+def _waits(line: Line, axes: _Axes) -> bool:
     if line.tag.kernel:
         return False
     macro = line.tag.macro
-    if isinstance(line, Sum) and _rows(line, sizes) is None:
+    if isinstance(line, Sum) and _rows(line, axes) is None:
         return True
     return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and _multiplies(line))
 

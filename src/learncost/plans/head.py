@@ -25,6 +25,7 @@ from learncost.equation.table import (
     defined,
 )
 from learncost.equation.value import Value
+from learncost.vocabulary import entry
 
 BATCH = "B"
 
@@ -55,7 +56,7 @@ def head(table: Table) -> Table:
 
 def _part(table: Table) -> tuple[int, int, set[str]] | None:
     """From the first line that makes a value of batch x positions x vocabulary to the last that reads one."""
-    acted = [line for line in table.lines if isinstance(line, Word) and line.word == "log_softmax"]
+    acted = [line for line in table.lines if isinstance(line, Word) and entry(line.word).makes == "logarithms"]
     acted = [line for line in acted if line.part == "body" and line.left[0].axes[0] == BATCH and len(line.loops) > 2]
     if len(acted) != 1:
         return None

@@ -19,6 +19,7 @@ from learncost.layers.layer import Layer, marked
 from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, cache, named
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
+from learncost.vocabulary import entry
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def to_logits(table: Table) -> Table:
             compared.update(line.makes)
     found = (makers.get(name) for name in logits)
     shown = [
-        word.right[0].name if word and word.word == "log_softmax" else name
+        word.right[0].name if word and entry(word.word).makes == "logarithms" else name
         for name, word in zip(logits, found, strict=True)
     ]
     return needed(table, tuple(shown) or table.outputs)

@@ -48,6 +48,7 @@ class Entry:
     backwards  of a scan: whether it begins at the last place
     by        of a reduction: the elementwise primitive that it takes again and again
     fill      of a constant: the number that stands everywhere
+    makes     what numbers: shares of a whole, as a softmax; logarithms of such shares; normal ones, of one scale
     complex   whether NumPy has it for complex numbers, as an analytic function
     """
 
@@ -78,6 +79,7 @@ class Entry:
     backwards: bool = False
     by: str = ""
     fill: float | None = None
+    makes: str = ""
     complex: bool = True
 
     @property

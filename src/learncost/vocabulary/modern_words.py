@@ -12,6 +12,7 @@ define(
         "rms_normalize",
         ("X", "e"),
         ("Y",),
+        makes="normal",
         body_text="""
         q[_] = X[_ n] X[_ n]
         v[_] = q[_] #n^-1[]
@@ -64,6 +65,7 @@ define(
         "softmax_with_sink",
         ("X", "z"),
         ("Y",),
+        makes="shares",
         body_text="""
         a[_] = max[n](X[_ n])
         m[_] = maximum(a[_], z[_])

@@ -12,6 +12,7 @@ define(
         "softmax",
         ("X",),
         ("Y",),
+        makes="shares",
         body_text="""
         m[_] = max[n](X[_ n])
         C[_ n] = X[_ n] - m[_]
@@ -44,6 +45,7 @@ define(
         "safe_softmax",
         ("X",),
         ("Y",),
+        makes="shares",
         body_text="""
         a[_] = max[n](X[_ n])
         m[_] = maximum(a[_], -1e+29[])
@@ -67,6 +69,7 @@ define(
         "log_softmax",
         ("X",),
         ("Y",),
+        makes="logarithms",
         body_text="""
         m[_] = max[n](X[_ n])
         C[_ n] = X[_ n] - m[_]
@@ -120,6 +123,7 @@ define(
         "normalize",
         ("X", "e"),
         ("Y",),
+        makes="normal",
         body_text="""
         t[_] = X[_ n]
         m[_] = t[_] #n^-1[]

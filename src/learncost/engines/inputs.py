@@ -312,7 +312,7 @@ class Batch:
     def inputs(self, table: Table) -> Arrays:
         """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
         made = made_inputs(self.model.configuration, self.sizes)
-        found = {name: array for name, array in made.items() if name in table.inputs}
+        found = {name: array.copy() for name, array in made.items() if name in table.inputs}
         for name in table.inputs:
             value = table.values[name]
             if name in self.arrays:
@@ -320,7 +320,8 @@ class Batch:
             elif value.role == "buffer":
                 found[name] = np.zeros(shape_of(value.axes, self.sizes))
             elif value.role == "padding":
-                found[name] = np.broadcast_to(self.keep(base(value.axes[-1])), shape_of(value.axes, self.sizes))
+                keep = self.keep(base(value.axes[-1]))
+                found[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes)).copy()  # for every turn
             elif name.startswith("inverse_count.") and value.role == "constant":
                 found[name] = self.keep(base(value.axes[-1])) / self.count
         return found

@@ -238,12 +238,20 @@ TOKENS = np.zeros((2, 5), int)
         ("encoder", {"tokens": TOKENS}, "give targets"),
         ("encoder", {"tokens": TOKENS, "targets": TOKENS - 1}, "no target"),
         ("encoder", {"tokens": TOKENS, "targets": TOKENS + 11}, "targets must be below 11"),
-        ("encoder", {"tokens": TOKENS, "targets": TOKENS[:, :2]}, "shaped as the tokens"),
+        (
+            "encoder",
+            {"tokens": TOKENS, "targets": TOKENS[:, :2]},
+            "targets must be \\[B M\\], \\(2, 5\\), but they are \\(2, 2\\)",
+        ),
         ("encoder-decoder", {"tokens": TOKENS}, "needs encoder_tokens"),
-        ("encoder-decoder", {"tokens": TOKENS, "encoder_tokens": TOKENS[:1]}, "1 sequences for the encoder"),
+        (
+            "encoder-decoder",
+            {"tokens": TOKENS, "encoder_tokens": TOKENS[:1]},
+            "1 rows of encoder_tokens, but 2 of tokens",
+        ),
         ("gpt2", {"tokens": np.zeros((1, 12), int)}, "longer than the 9 positions"),
-        (BARE, {"tokens": TOKENS, "targets": TOKENS, "token_types": TOKENS[:1]}, "token_types"),
-        (BARE, {"tokens": TOKENS, "targets": TOKENS, "token_types": TOKENS + 2}, "axis s has 2"),
+        (BARE, {"tokens": TOKENS, "targets": TOKENS, "token_types": TOKENS[:1]}, "2 rows of tokens, but 1 of types"),
+        (BARE, {"tokens": TOKENS, "targets": TOKENS, "token_types": TOKENS + 2}, "types must be from 0 to 1"),
     ],
 )
 def test_batches_that_do_not_fit_are_refused(model, given, message):

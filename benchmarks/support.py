@@ -26,7 +26,7 @@ def _family(name: str) -> tuple[str, dict[str, Any]]:
         try:
             reasons[field] = reason(name, field)
         except Exception as error:  # every field is to be answered for, whatever another one did
-            reasons[field] = f"WRONG {type(error).__name__}: {error}"
+            reasons[field] = f"wrong: {type(error).__name__}: {error}"
     return name, {"table": checksum(name), "reasons": reasons}
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     if given.write:
         merged = {name: found.get(name, before.get(name)) for name in FAMILIES}
         FILE.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
-    wrong = any(text.startswith("WRONG") for one in found.values() for text in one["reasons"].values())
+    wrong = any(text.startswith("wrong") for one in found.values() for text in one["reasons"].values())
     return int(wrong or (not given.write and any(before.get(name) != one for name, one in found.items())))
 
 

@@ -187,11 +187,13 @@ def fields() -> Mapping[str, Field]:
 
 
 def reason(family: str, field: str) -> str:
-    """Why a family cannot do what a field names; empty where it was done now. Raises WrongError for a wrong result."""
+    """Why a family cannot do what a field names; empty where it was done now. A wrong result is said to be `wrong`."""
     try:
         fields()[field](family)
     except InputError as error:
         return str(error)
+    except WrongError as error:
+        return f"wrong: {error}"
     return ""
 
 

@@ -19,6 +19,7 @@ import pytest
 import learncost as lc
 from learncost.equation.table import Literal, Product, Sum, Term, Word
 from learncost.layers.layer import named, shipped
+from learncost.proof.position_references import LAYERS as POSITIONS
 from learncost.proof.references import LAYERS
 from learncost.proof.verify import verify_table, verify_word
 from learncost.readings import price as price_module
@@ -107,7 +108,11 @@ EQUIVALENT_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(shipped(), 8, start=3))
+# Numbers of chance seldom reach the branches of angles and buckets: tests/test_made.py holds them to transformers'.
+MUTABLE = tuple(name for name in shipped() if name not in POSITIONS)
+
+
+@pytest.mark.parametrize("name", sampled(MUTABLE, 8, start=3))
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
     assert not fails(verify_table(named(name).table, name, LAYERS[name]))
     survivors, count = [], 0

@@ -32,7 +32,7 @@ def listing(
     like
         Shows only what has this text in anything that is known of it, such as llama, whatever its case.
     support
-        Of families, shows what each is good for, which was found by doing it, and why where it is not.
+        Shows what each family is good for, which was found by doing it, and why where it is not.
 
     Commands
     --------

@@ -64,11 +64,20 @@ def latent_attention(XQ: Array, XK: Array, WDQ: Array, gQ: Array, *more: Array) 
     return latent_key_attention(rms_normal(XQ @ WDQ) * gQ, XK, *more)
 
 
+CHOSEN = 2
+"""The experts of a token: of the sizes that the proof takes, that of what is chosen is the smallest."""
+
+
+def best(scores: Array) -> Array:
+    """The places of the greatest along the last axis."""
+    return np.argsort(-scores.real, axis=-1, kind="stable")[..., :CHOSEN]
+
+
 def clamped_mixture(
-    X: Array, chosen: Array, WR: Array, bR: Array, WG: Array, bG: Array, WU: Array, bU: Array, WD: Array, bD: Array
+    X: Array, WR: Array, bR: Array, WG: Array, bG: Array, WU: Array, bU: Array, WD: Array, bD: Array
 ) -> Array:
     """gpt-oss: every token with each of its experts, one after the other."""
-    result = np.zeros((*X.shape[:-1], WD.shape[-1]))
+    result, chosen = np.zeros((*X.shape[:-1], WD.shape[-1])), best(X @ WR + bR)
     for place in np.ndindex(X.shape[:-1]):
         gates = softmax((X[place] @ WR + bR)[chosen[place]])
         for share, e in zip(gates, chosen[place], strict=True):
@@ -90,7 +99,8 @@ def chosen_experts(X: Array, chosen: Array, WG: Array, WU: Array, WD: Array) -> 
 def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     """A mixture whose gates follow from a token's logits and the experts that are chosen for it."""
 
-    def mixture(X: Array, chosen: Array, WR: Array, *experts: Array) -> Array:
+    def mixture(X: Array, WR: Array, *experts: Array) -> Array:
+        chosen = best(X @ WR)
         made, result = chosen_experts(X, chosen, *experts), np.zeros_like(X)
         for place in np.ndindex(X.shape[:-1]):
             result[place] = gates(X[place] @ WR, chosen[place]) @ made[place]
@@ -99,10 +109,15 @@ def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     return mixture
 
 
-def sigmoid_gates(logits: Array, chosen: Array) -> Array:
-    """DeepSeek-V3's, with the 1e-20 that its code adds to their sum."""
-    share = sigmoid(logits[chosen])
-    return 2.5 * share / (share.sum() + 1e-20)
+def sigmoid_mixture(X: Array, correction: Array, WR: Array, *experts: Array) -> Array:
+    """DeepSeek-V3's, with the 1e-20 that its code adds to the sum of a token's gates."""
+    gates, result = sigmoid(X @ WR), np.zeros_like(X)
+    chosen = best(gates + correction)
+    made = chosen_experts(X, chosen, *experts)
+    for place in np.ndindex(X.shape[:-1]):
+        share = gates[place][chosen[place]]
+        result[place] = 2.5 * share / (share.sum() + 1e-20) @ made[place]
+    return result
 
 
 def patch_embedding(X: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
@@ -123,7 +138,7 @@ def strided_convolution(X: Array, W: Array, b: Array, shape: tuple[int, ...]) ->
 
 LAYERS: Mapping[str, Callable[..., Array]] = {
     "chosen_experts": of("33333", chosen_experts),
-    "clamped_mixture_of_experts": of("3321323232", clamped_mixture),
+    "clamped_mixture_of_experts": of("321323232", clamped_mixture),
     "gated_feed_forward": of("3222", gated),
     "gated_shared_expert": of("332222", lambda X, E, WG, WU, WD, WS: E + sigmoid(X @ WS[:, :1]) * gated(X, WG, WU, WD)),
     "gemma_rms_norm": of("31", lambda X, g: rms_normal(X) * (1 + g)),
@@ -131,14 +146,14 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "latent_attention": of("332133213323", latent_attention),
     "latent_key_attention": of("3333213323", latent_key_attention),
     "latent_heads": of("443213323", latent_heads),
-    "mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
+    "mixture_of_experts": of("32333", _experts(lambda logits, chosen: softmax(logits[chosen]))),
     "norm_without_shift": of("31", lambda X, g: normal(X) * g),
     "patch_embedding": of("64112", patch_embedding),
     "projection": of("32", lambda X, W: X @ W),
     "rms_norm": of("31", lambda X, g: rms_normal(X) * g),
     "shared_experts": of("33222", lambda X, E, WG, WU, WD: E + gated(X, WG, WU, WD)),
-    "sigmoid_mixture_of_experts": of("332333", _experts(sigmoid_gates)),
-    "softmax_mixture_of_experts": of("332333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
+    "sigmoid_mixture_of_experts": of("312333", sigmoid_mixture),
+    "softmax_mixture_of_experts": of("32333", _experts(lambda logits, chosen: softmax(logits)[chosen])),
     "strided_convolution": of("331", strided_convolution, sized=True),
 }
 """A foreign implementation of every such layer."""

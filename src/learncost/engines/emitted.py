@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,25 @@ _Key = tuple[Same[Table], tuple[tuple[str, int], ...]]
 
 
 class Emitted:
-    """A table's program, called with arrays by the table's names; its results by theirs."""
+    """A table's program, called with arrays by the table's names; its results by theirs.
 
-    def __init__(self, table: Table, sizes: Mapping[str, int]) -> None:
-        self._program = program(table, "numpy", sizes=sizes)
+    library   numpy, torch or jax, whose arrays it takes
+    compiled  what is done with its function before it runs, such as jax.jit
+    """
+
+    def __init__(
+        self, table: Table, sizes: Mapping[str, int], library: str = "numpy", compiled: Callable[..., Any] | None = None
+    ) -> None:
+        self._program = program(table, library, sizes=sizes)
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
+        function = self._namespace[self._program.function]
+        self._function = compiled(function) if compiled else function
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
         arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
         with np.errstate(all="ignore"):  # a training that diverges says so by its loss
-            result = self._namespace[self._program.function](*arguments)
+            result = self._function(*arguments)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
         return {name: value for tree, own in trees for name, value in unfold(tree, own)}

@@ -6,7 +6,7 @@ places of an axis. So nothing here knows a model, and NumPy's arrays and PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -76,9 +76,10 @@ def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
     return tuple(result)
 
 
-def data(table: Table, fixed: Iterable[str] = ()) -> tuple[Datum, ...]:
-    """What a table is to be given, beside its weights; `fixed` are inputs that follow from positions alone."""
-    return _data(Same(table), frozenset(fixed))
+def data(model: Model) -> tuple[Datum, ...]:
+    """What a model is to be given, beside its weights: no more what positions say, and what codes stand for."""
+    stored = {name for one in model.quantized for name in one.reads}
+    return _data(Same(model.table), names_made(model) | stored)
 
 
 def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], one: Any) -> Arrays:
@@ -108,6 +109,21 @@ def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], one:
     return result
 
 
+def with_told(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
+    """NumPy's arrays with what `told` makes of them, and how many answers the first share counts; 0 without a share.
+
+    Raises InputError for answers of which none is there.
+    """
+    values = table.values
+    shares = [name for name in table.inputs if values[name].role == "share"]
+    for name in shares:
+        answers = None if name in given else given.get(values[name].of)
+        if answers is not None and not answered(answers, values[name].axes, keeps).any():
+            raise InputError("the batch has no target")
+    arrays = {**given, **told(table, given, keeps, np.float64(1))}
+    return arrays, int(np.count_nonzero(arrays[shares[0]])) if shares and shares[0] in arrays else 0
+
+
 def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any:
     """Where there is an answer: not negative, and no padding."""
     there = answers >= 0
@@ -128,12 +144,7 @@ def random_data(
             generator.integers(0, size_of(datum.places, sizes), form) if datum.places else generator.normal(size=form)
         )
 
-    return {datum.name: drawn(datum) for datum in data(model.table, names_made(model))}
-
-
-def _most(datum: Datum, sizes: Mapping[str, int]) -> int:
-    """How many places or answers there are."""
-    return 2 if datum.places == "2" else int(size_of(datum.places, sizes))
+    return {datum.name: drawn(datum) for datum in data(model)}
 
 
 class Batch:
@@ -148,8 +159,7 @@ class Batch:
     def __init__(self, model: Model, given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
         self.model, self.name = model, model.configuration.name
         self.gradients = dict(gradients or {})
-        stored = {name for one in model.quantized for name in one.reads}
-        self._data = data(model.table, names_made(model) | stored)
+        self._data = data(model)
         given = {ALSO.get(name, name): array for name, array in given.items() if array is not None}
         self._check_names(given)
         self.keeps: Arrays = {}
@@ -157,12 +167,13 @@ class Batch:
         for name, axis in MASKS.items():
             if name in given:
                 self._mask(name, axis, given[name])
-        self._default(given)
+        self._default()
         self.sizes = self._sizes()
         for datum in self._data:
             self.arrays[self._key(datum)] = self._fitting(datum, self.arrays[self._key(datum)])
-        self.count = 0
-        self._answer()
+        ends = {base(value.of) for value in model.table.values.values() if value.role == "end"}
+        everywhere = {axis: self.keep(axis) for axis in ends}
+        self.arrays, self.count = with_told(model.table, self.arrays, everywhere | self.keeps)
 
     @staticmethod
     def _key(datum: Datum) -> str:
@@ -213,7 +224,7 @@ class Batch:
         if not keep.all():
             self.keeps[axis] = keep
 
-    def _default(self, given: Mapping[str, Any]) -> None:
+    def _default(self) -> None:
         """What a batch need not say: the next tokens as targets of a model that says them, and kinds."""
         tokens = next((datum for datum in self._positions("M") if not datum.answers and not datum.usual), None)
         for datum in self._data:
@@ -258,7 +269,7 @@ class Batch:
             raise InputError(f"{datum.name} must be [{axes}], {shape}, but they are {array.shape}")
         if not datum.places:
             return array
-        most = _most(datum, self.sizes)
+        most = size_of(datum.places, self.sizes)
         keep = self.keeps.get(datum.axes[1]) if len(datum.axes) == 2 else None
         there = array if keep is None else array[keep]
         if there.size == 0:
@@ -273,19 +284,6 @@ class Batch:
         if not (keep[:, 0] if causal else keep.any(axis=1)).all():
             raise InputError(f"every sequence of {datum.name} needs a token{', padded on the right' if causal else ''}")
         return np.where(keep, array, 0)
-
-    def _answer(self) -> None:
-        """Shares, signs and ends of the whole batch."""
-        table = self.model.table
-        ends = {base(table.values[name].of) for name in table.inputs if table.values[name].role == "end"}
-        keeps = {axis: np.ones((self.sizes["B"], self.sizes[axis]), bool) for axis in ends} | self.keeps
-        shares = [table.values[name] for name in table.inputs if table.values[name].role == "share"]
-        for place, value in enumerate(shares):
-            count = int(answered(self.arrays[value.of], value.axes, self.keeps).sum())
-            if not count:
-                raise InputError("the batch has no target")
-            self.count = self.count if place else count
-        self.arrays |= told(table, self.arrays, keeps, np.float64(1))
 
     def part(self, number: int, parts: int) -> Batch:
         """One of so many equal parts of the sequences. `count` stays the whole batch's, and with it what is a share."""
@@ -312,7 +310,7 @@ class Batch:
     def inputs(self, table: Table) -> Arrays:
         """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
         made = made_inputs(self.model.configuration, self.sizes)
-        found = {name: array.copy() for name, array in made.items() if name in table.inputs}
+        found = {name: array for name, array in made.items() if name in table.inputs}
         for name in table.inputs:
             value = table.values[name]
             if name in self.arrays:
@@ -321,7 +319,7 @@ class Batch:
                 found[name] = np.zeros(shape_of(value.axes, self.sizes))
             elif value.role == "padding":
                 keep = self.keep(base(value.axes[-1]))
-                found[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes)).copy()  # for every turn
+                found[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every turn
             elif name.startswith("inverse_count.") and value.role == "constant":
                 found[name] = self.keep(base(value.axes[-1])) / self.count
         return found

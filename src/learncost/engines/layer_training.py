@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
-from learncost.engines.inputs import told
+from learncost.engines.inputs import with_told
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
@@ -119,12 +119,6 @@ class LayerTraining(Core):
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
-        values = self.model.table.values
-        shares = [name for name in self.model.table.inputs if values[name].role == "share"]
-        for name in shares:
-            if name not in given and (answers := given.get(values[name].of)) is not None and not (answers >= 0).any():
-                raise InputError("the batch has no target")
-        given |= told(self.model.table, given, {}, np.float64(1))
-        count = int(np.count_nonzero(given[shares[0]])) if shares and shares[0] in given else 0
+        given, count = with_told(self.model.table, given, {})
         arrays = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
         return arrays, infer_sizes(self.model.table, arrays, {**self.model.sizes, **sizes}), count

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import get_args
 
 from learncost.equation.count import base
 from learncost.equation.errors import NotationError
 from learncost.equation.parse import Header, split_names
 from learncost.equation.table import Read, Repeat, Statement, Table, Term, terms_of
-from learncost.equation.value import GIVEN, INDICES, Role, Value
+from learncost.equation.value import GIVEN, INDICES, Value
 
 _ROLE = re.compile(r"^\s*([^\W\d][\w.]*)\s*:\s*(\w+)\s+of\s+([^\W\d][\w.]*'*)\s*$")
 _CONSTANTS = "constants:"
@@ -30,10 +29,10 @@ def role(line: str) -> dict[str, Value]:
     if not match:
         return {}
     name, said, of = match.groups()
-    known = {kind: kind for kind in get_args(Role) if kind in GIVEN}
-    if said not in known:
-        raise NotationError(f"what an input is of something is one of {', '.join(sorted(known))}, not {said}", line)
-    return {name: Value((), known[said], of)}
+    for kind in GIVEN:
+        if kind == said:
+            return {name: Value((), kind, of)}
+    raise NotationError(f"what an input is of something is one of {', '.join(sorted(GIVEN))}, not {said}", line)
 
 
 def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:

@@ -40,7 +40,7 @@ class ModelModule(TableModule):
         self.configuration, self._learns = configuration, plain.learns
         self._at: dict[Any, torch.Tensor] = {}
         self._positions = names_made(plain)
-        self._data = data(plain.table, self._positions)
+        self._data = data(plain)
         frozen = set(plain.table.weights) - set(plain.learning)
         for name in frozen:
             self._weight(name).requires_grad_(False)

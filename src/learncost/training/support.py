@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from learncost.engines.core import Prepared
 from learncost.engines.emitted import Emitted
 from learncost.engines.inputs import random_data
 from learncost.engines.numpy_engine import Training
@@ -32,7 +33,6 @@ from learncost.plans.planner import smallest
 from learncost.procedures.optimizer import without_gradients
 from learncost.procedures.procedure import INFERENCE, LEARNING
 from learncost.proof.verify import verify_table
-from learncost.readings.emit import fill, program, unfold
 from learncost.training.engines import ENGINES, engine
 from learncost.training.options import Options
 
@@ -49,11 +49,6 @@ CLOSE = 1e-9
 
 class WrongError(Exception):
     """A field that was done, and came out otherwise than it must."""
-
-
-def model_of(family: str) -> Configuration:
-    """The small model that stands for a family."""
-    return small(family)
 
 
 def _lengths(configuration: Configuration) -> tuple[int | None, int | None]:
@@ -76,8 +71,8 @@ def _memory(runner: str, family: str) -> None:
         raise WrongError("no byte is alive at its peak")
 
 
-def _step(family: str) -> tuple[Training, dict[str, Any], Any]:
-    """A step of backpropagation with AdamW on drawn data, ready to run, and its arrays after NumPy ran its lines."""
+def _step(family: str) -> tuple[Training, dict[str, Any], Prepared]:
+    """A training of the family's small model with AdamW, drawn data, and its step on them, ready to run."""
     configuration = small(family)
     training = Training(configuration, "bp", "adamw", learning_rate=0.01, dtype=np.float64, seed=1)
     data = random_data(training.model, BATCH_SIZE, *_lengths(configuration), seed=1)
@@ -101,7 +96,7 @@ def _torch(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) ->
     import torch
 
     tensors = {name: torch.as_tensor(np.array(array)) for name, array in values.items()}
-    return _program(table, "torch", tensors, sizes, lambda function: function)
+    return Emitted(table, sizes, "torch")(tensors)
 
 
 def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -111,19 +106,8 @@ def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> d
 
     with exact(np.dtype(np.float64)):
         arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
-        return {name: np.asarray(array) for name, array in _program(table, "jax", arrays, sizes, jax.jit).items()}
-
-
-def _program(
-    table: Table, library: str, values: Mapping[str, Any], sizes: Mapping[str, int], compiled: Any
-) -> dict[str, Any]:
-    """What the emitted program makes, after `compiled` took its function."""
-    found = program(table, library, sizes=sizes)
-    namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
-    exec(compile(found.text, "<emitted by learncost>", "exec"), namespace)
-    result = compiled(namespace[found.function])(*(fill(tree, values, namespace) for tree in found.parameters))
-    results = result if len(found.results) > 1 else (result,)
-    return {name: value for tree, one in zip(found.results, results, strict=True) for name, value in unfold(tree, one)}
+        made = Emitted(table, sizes, "jax", jax.jit)(arrays)
+        return {name: np.asarray(array) for name, array in made.items()}
 
 
 def _c(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -170,9 +154,9 @@ def _train(name: str, family: str) -> None:
     loss, wanted = found.step(data, 0.01), training.step(**data)
     if not abs(loss - wanted) <= CLOSE * abs(wanted):
         raise WrongError(f"the loss is {loss}, not {wanted}")
-    table = prepared.table
-    _same({table.renewed[name]: array for name, array in found.weights.items() if name in table.renewed},
-          training.weights, table)  # fmt: skip
+    renewed = prepared.table.renewed
+    made = {renewed[name]: array for name, array in found.weights.items() if name in renewed}
+    _same(made, training.weights, prepared.table)
 
 
 @cache

@@ -310,6 +310,12 @@ class Word(Line):
         """The axes that it does not act on, those of the results first."""
         return tuple(axis for axis in self.loops if axis not in self.axes)
 
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """The axes that it gives what it chooses among its operands: those of its result that no operand has."""
+        given = {axis for term in self.right for axis in term.loops}
+        return tuple(axis for axis in self.left[0].loops if self.right and axis not in given)
+
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
         line = super().renamed(names, axes)
         assert isinstance(line, Word)

@@ -79,8 +79,7 @@ def _chosen(table: Table) -> frozenset[str]:
         base(axis)
         for line, _ in walk(table.lines)
         if isinstance(line, Word) and line.part == "body" and entry(line.word).kind == "choice"
-        for axis in line.left[0].loops
-        if not any(axis in term.loops for term in line.right)
+        for axis in line.chosen
     )
 
 

@@ -102,9 +102,7 @@ def _rows(line: Line, axes: _Axes) -> tuple[str, ...] | None:
         return None
     if line.tag.macro == "optimizer_step":
         return () if isinstance(line, Word) else None  # element by element
-    acted = set(line.axes) if isinstance(line, Word) else set()
-    if isinstance(line, Word) and line.right:  # what it chooses has an axis of its own
-        acted |= {*line.left[0].loops} - {axis for term in line.right for axis in term.loops}
+    acted = {*line.axes, *line.chosen} if isinstance(line, Word) else set()
     rows = tuple(axis for axis in line.loops if base(axis) not in axes.features and axis not in acted)
     if len({base(axis) for axis in rows}) < len(rows):
         return None

@@ -66,18 +66,11 @@ def _names(table: Table) -> list[str]:
     """
     counts = [*windows(table.lines), *(count for _, turns in walk(table.lines) for count in turns)]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
-    words = [line for line, _ in walk(table.lines) if isinstance(line, Word) and line.right]
-    counts += [
-        axis for line in words for axis in line.left[0].loops if axis not in _right(line)
-    ]  # as many as are chosen
+    counts += [axis for line, _ in walk(table.lines) if isinstance(line, Word) for axis in line.chosen]
     axes = [axis for given in (*table.inputs, *table.weights) for axis in table.axes[given]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
     axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]
     return [axis for axis in dict.fromkeys(map(base, (*counts, *axes))) if not axis.isdigit()]
-
-
-def _right(line: Line) -> set[str]:
-    return {axis for term in line.right for axis in term.loops}
 
 
 def _reads(line: Line) -> list[Read]:

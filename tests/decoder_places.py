@@ -148,11 +148,12 @@ ENDS = {
 }
 
 
-def places_of(values, weights, theirs, stacks):
+def places_of(values, weights, theirs, stacks, block=None):
     """For every weight of ours: the names of their parameters in the order of our turns (or the one), and the view.
 
     theirs  the names of their parameters
     stacks  the prefixes of our weights in blocks, with the blocks that stand in each
+    block   what block_places would say of a family that it does not know
     """
     at, embedding, last = ENDS.get(values["model_type"], LLAMA_ENDS)
     ends = {"wte": (f"{embedding}.weight", plain), "ln_f": (f"{last}.weight", plain)} | norm("ln_f", last)
@@ -163,7 +164,7 @@ def places_of(values, weights, theirs, stacks):
         "model.decoder.embed_positions.weight" if values["model_type"] == "opt" else "transformer.wpe.weight",
         plain,
     )
-    block = block_places(values)
+    block = block or block_places(values)
     found = {}
     for name in weights:
         if name in ends:

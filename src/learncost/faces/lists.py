@@ -57,7 +57,8 @@ def listing(
     entries = _like(found, like)
     if not entries:
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
-    return replace(found, entries=entries, heading=f"{len(entries)} {what.replace('-', ' ')}")
+    of_all = f" of {len(found.entries)}" if like else ""
+    return replace(found, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
 
 
 def _like(found: Listed, text: str | None) -> list[Known]:
@@ -159,7 +160,10 @@ def _reasons(one: Known) -> str:
     """Every reason once, behind the fields that have it."""
     reasons = {reason: None for reason in one["reasons"].values() if reason}
     having = {reason: [field for field, own in one["reasons"].items() if own == reason] for reason in reasons}
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in having.items())
+    every = len(one["reasons"])
+    return "; ".join(
+        f"{'everything' if len(names) == every else ', '.join(names)}: {reason}" for reason, names in having.items()
+    )
 
 
 def _sizes() -> Listed:

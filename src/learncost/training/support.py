@@ -159,6 +159,9 @@ def _train(name: str, family: str) -> None:
     _same(made, training.weights, prepared.table)
 
 
+UNTRIED = "not tried yet (python benchmarks/support.py --write)"
+
+
 @cache
 def fields() -> Mapping[str, Field]:
     """What is asked of every family, by name."""
@@ -188,6 +191,7 @@ def checksum(family: str) -> str:
 
 
 def kept() -> dict[str, Any]:
-    """What was found: by family its `table`, a checksum, and its `reasons` by field."""
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    """By family: its `table`, a checksum, and its `reasons` by field; where nobody has tried yet, just that."""
+    tried: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    untried = {"table": "", "reasons": dict.fromkeys(fields(), UNTRIED)}
+    return {name: tried.get(name, untried) for name in FAMILIES}

@@ -13,28 +13,28 @@ def alone(table: Table) -> Callable[[Line], bool]:
     Only what may stand outside a `where` comes from other lines. It is known of what lines with a `where` make, by
     whatever name a repeat hands it in or out; every line that touches none of these names stands alone.
     """
-    known = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
+    conditioned = {term.name for line, _ in walk(table.lines) if line.where for term in line.left}
     repeats = [line for line in table.lines if isinstance(line, Repeat)]
     pairs = []
     while repeats:
         repeat = repeats.pop()
         pairs += [*repeat.each, *repeat.keep]
         repeats += [line for line in repeat.lines if isinstance(line, Repeat)]
-    found = -1
-    while found != len(known):
-        found = len(known)
-        known.update(name for pair in pairs if not known.isdisjoint(pair) for name in pair)
-    return lambda line: not line.where and known.isdisjoint((*line.reads, *(term.name for term in line.left)))
+    before = -1
+    while before != len(conditioned):
+        before = len(conditioned)
+        conditioned.update(name for pair in pairs if not conditioned.isdisjoint(pair) for name in pair)
+    return lambda line: not line.where and conditioned.isdisjoint((*line.reads, *(term.name for term in line.left)))
 
 
 def shape(line: Line) -> Hashable:
     """What the counts of a line that stands alone depend on: everything but its names and its tag."""
-    own: tuple[Hashable, ...] = ()
+    particulars: tuple[Hashable, ...] = ()
     if isinstance(line, Word):
-        own = (line.word, line.part, line.axes, line.given, line.gives)
+        particulars = (line.word, line.part, line.axes, line.given, line.gives)
     elif isinstance(line, Sum):
-        own = line.signs
+        particulars = line.signs
     # The axes of indices, and a term or literal that is read twice, are a part of what is lowered.
     right = tuple(term.axes if isinstance(term, Term) else term for term in line.right)
     names = [term.name for term in line.right]
-    return type(line), own, tuple(term.axes for term in line.left), right, tuple(map(names.index, names))
+    return type(line), particulars, tuple(term.axes for term in line.left), right, tuple(map(names.index, names))

@@ -14,7 +14,7 @@ from learncost.equation.value import DRAWN, FIXED
 from learncost.layers.spelling import primed
 
 
-def expanded(table: Table, call: Call, known: Axes) -> Expanded:
+def expanded(table: Table, call: Call, axes_of_names: Axes) -> Expanded:
     """The lines of the called layer under the caller's names and axes, and what they read beside the arguments.
 
     What is a constant to the called layer, a share or an end, is one to the caller, where it is an input.
@@ -28,29 +28,29 @@ def expanded(table: Table, call: Call, known: Axes) -> Expanded:
     weights, prefix = _weight_names(call, table.weights)
     moved = _Moved(call, prefix, table.title)
     masks = {name: moved.own(name) for name in drawn}
-    given = dict(zip(inputs, call.arguments, strict=True))
-    names = given | weights | masks
+    arguments = dict(zip(inputs, call.arguments, strict=True))
+    names = arguments | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    moved.axes = _axis_names(call, table, known, given | weights | masks)
+    moved.axes = _axis_names(call, table, axes_of_names, arguments | weights | masks)
     before = set(names)
     lines = moved.statements(table.lines, names)
     for condition in call.where:
         if condition not in moved.restricted:
             raise NotationError(f"where {condition}: no line of {table.title} has both axes", call.text)
-    said = {
+    roles_inside = {
         name: table.values[name] for name in (*drawn, *inputs) if table.values[name].role in (*FIXED, "kind", "end")
     }
-    called = {**names, **moved.axes}
-    roles = {names[name]: replace(value, of=called.get(value.of, value.of)) for name, value in said.items()}
-    made = frozenset(new for name, new in names.items() if name not in before)
-    return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles, made)
+    renaming = {**names, **moved.axes}
+    roles = {names[name]: replace(value, of=renaming.get(value.of, value.of)) for name, value in roles_inside.items()}
+    added = frozenset(new for name, new in names.items() if name not in before)
+    return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles, added)
 
 
-def own_equations(called: Mapping[str, str], table: Table, call: Call) -> dict[str, str]:
+def own_equations(equations: Mapping[str, str], table: Table, call: Call) -> dict[str, str]:
     """The numbers of printed equations that derived lines of a layer equal, where its lines become the caller's own."""
     names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come behind the inputs
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
-    return {f"{name[0]}{names.get(name[1:], name[1:])}": number for name, number in called.items()}
+    return {f"{name[0]}{names.get(name[1:], name[1:])}": number for name, number in equations.items()}
 
 
 @dataclass
@@ -76,7 +76,7 @@ class _Moved:
 
     def line(self, line: Line, names: Mapping[str, str]) -> Line:
         moved = line.renamed(names, self.axes)
-        binding = tuple((own, base(self.axes.get(now, now))) for own, now in line.tag.binding)
+        binding = tuple((letter, base(self.axes.get(now, now))) for letter, now in line.tag.binding)
         where = tuple(c for c in self.call.where if c.axes <= set(moved.loops))
         self.restricted.update(where)
         tag = replace(line.tag, binding=binding)
@@ -86,7 +86,7 @@ class _Moved:
 
     def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:
         """A repeat, whose own names are told apart from those of what the call is given."""
-        own = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
+        sliced = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
         slices = [(inside, outer) for inside, outer in repeat.each if inside != outer]
         inner = {**names} | {name: self.own(name) for name in repeat.inside if (name, name) not in repeat.each}
         return Block(
@@ -98,35 +98,35 @@ class _Moved:
             self.statements(repeat.lines, inner),
             self.call.text,
             repeat.reverse,
-            own,
+            sliced,
         )
 
 
-def _weight_names(call: Call, own: tuple[str, ...]) -> tuple[dict[str, str], str]:
+def _weight_names(call: Call, weights: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """One name for one weight is its name; one name for several is their prefix; else as many names as weights.
 
     Drawn masks are always named by the prefix: the call's left where it has no other; with `*` there is none.
     """
     if call.is_own:
-        return {name: name for name in own}, ""
-    prefix = call.weights[0] if len(call.weights) == 1 < len(own) else call.left[0].name
-    if len(call.weights) == len(own):
-        return dict(zip(own, call.weights, strict=True)), prefix
+        return {name: name for name in weights}, ""
+    prefix = call.weights[0] if len(call.weights) == 1 < len(weights) else call.left[0].name
+    if len(call.weights) == len(weights):
+        return dict(zip(weights, call.weights, strict=True)), prefix
     if len(call.weights) == 1:
-        return {name: f"{prefix}.{name}" for name in own}, prefix
-    raise NotationError(f"{call.layer} has {len(own)} weights: give one prefix or as many names", call.text)
+        return {name: f"{prefix}.{name}" for name in weights}, prefix
+    raise NotationError(f"{call.layer} has {len(weights)} weights: give one prefix or as many names", call.text)
 
 
-def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str]) -> dict[str, str]:
+def _axis_names(call: Call, table: Table, axes_of_names: Axes, names: Mapping[str, str]) -> dict[str, str]:
     """What the layer's axes are called at the caller's: as the call says, else as what it is given and left show."""
     axes = dict(call.axes)
     counts = {turn for _, turns in walk(table.lines) for turn in turns}
     if fixed := [axis for axis, new in call.axes if new.isdecimal() and axis not in counts]:
         raise NotationError(f"{fixed[0]} is an axis of {call.layer}: call it by a name, not a number", call.text)
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    for inner, outer in given.items():
-        if inner in table.axes and outer in known:
-            pairs.append((table.axes[inner], known[outer]))
+    for inner, outer in names.items():
+        if inner in table.axes and outer in axes_of_names:
+            pairs.append((table.axes[inner], axes_of_names[outer]))
     pairs += [(table.axes[inner], term.declared) for inner, term in zip(table.outputs, call.left, strict=True)]
     for inner_axes, outer_axes in pairs:
         if len(inner_axes) != len(outer_axes):
@@ -138,18 +138,18 @@ def _axis_names(call: Call, table: Table, known: Axes, given: Mapping[str, str])
                 raise NotationError(
                     f"axis {inner_axis} of {call.layer} would be {axes[inner_axis]} and {outer_axis}", call.text
                 )
-    own = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
+    loops = dict.fromkeys(axis for line, _ in walk(table.lines) for axis in line.loops)
     sizes = dict.fromkeys(base(axis) for value in table.known.values() for axis in value.axes)
     sizes |= dict.fromkeys((*windows(table.lines), *sorted(counts)))
     if unknown := [axis for axis, _ in call.axes if base(axis) not in sizes]:
         raise NotationError(f"{call.layer} has no axis {unknown[0]}; it has {', '.join(sizes)}", call.text)
-    for axis in own:
+    for axis in loops:
         if axis not in axes and axis != base(axis) and base(axis) in axes:  # a second one of a size that is known
             axes[axis] = primed(base(axes[base(axis)]), axes.values())
-    taken: dict[str, str] = {}
-    for axis in own:
+    axis_of_name: dict[str, str] = {}
+    for axis in loops:
         name = axes.get(axis, axis)
-        if (first := taken.setdefault(name, axis)) != axis:
+        if (first := axis_of_name.setdefault(name, axis)) != axis:
             raise NotationError(
                 f"axes {first} and {axis} of {call.layer} would both be {name}: call one by another name, "
                 f"as in `; ..., {axis} = {name}'`",

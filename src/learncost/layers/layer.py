@@ -131,8 +131,8 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
             equations |= _equations(line)
-        elif said := role(line):
-            roles |= said
+        elif value_role := role(line):
+            roles |= value_role
         elif line.strip().startswith("cache:"):
             cache += split_names(line.partition(":")[2])
         elif line.strip().startswith(ALSO):
@@ -140,12 +140,12 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
         elif line.strip():
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
-    found = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
-    made = {term.name for line, _ in walk(found.table.lines) for term in line.left}
+    parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
+    lefts = {term.name for line, _ in walk(parsed.table.lines) for term in line.left}
     for name in cache:
-        if name not in made or KEYS not in found.table.axes.get(name, ()):
+        if name not in lefts or KEYS not in parsed.table.axes.get(name, ()):
             raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
-    return replace(found, text="\n".join(lines), source=" ".join(remarks), cache=(*found.cache, *cache))
+    return replace(parsed, text="\n".join(lines), source=" ".join(remarks), cache=(*parsed.cache, *cache))
 
 
 def defined(
@@ -207,17 +207,17 @@ def _with_choices(table: Table) -> Table:
     chosen = {line.name for line in lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
     for line in lines:
         if wrong := next((term for term in line.right if term.name in chosen), None):
-            told = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
-            raise NotationError(told, str(line))
+            problem = f"{wrong.name} holds places: it is read at, as in X[v={wrong}]"
+            raise NotationError(problem, str(line))
 
     def known(values: Mapping[str, Value]) -> dict[str, Value]:
         return {n: replace(v, role="index", of="") if n in chosen else v for n, v in values.items()}
 
     def within(inner: Iterable[Statement]) -> tuple[Statement, ...]:
-        found = (
+        statements = (
             replace(o, lines=within(o.lines), values=known(o.values)) if isinstance(o, Repeat) else o for o in inner
         )
-        return tuple(found)
+        return tuple(statements)
 
     return replace(table, lines=within(table.lines), values=known(table.values)) if chosen else table
 
@@ -251,61 +251,61 @@ def _check_word(line: Line) -> Line:
     if not isinstance(line, Word) or line.given:
         return line
     try:
-        found = entry(line.word)
+        word = entry(line.word)
     except ValueError as error:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
-    if found.kind == "constant" and found.name in ("append", "join"):
-        raise NotationError(f"{found.name} stands in tables that are derived; a layer has no use for it", str(line))
-    missing = len(found.inputs) - len(line.right)
-    if missing < 0 or missing > len(found.defaults):
-        told = f"{found.name} takes {len(found.inputs)} operands, not {len(line.right)}"
-        raise NotationError(f"{told}{advice(str(line))}", str(line))
-    if len(line.left) != len(found.outputs):
-        raise NotationError(f"{found.name} gives {len(found.outputs)} results, not {len(line.left)}", str(line))
-    if found.pointwise and line.axes:
-        raise NotationError(f"{found.name} acts on each element, it takes no axes", str(line))
-    if not found.pointwise and not line.axes and found.kind != "constant":
-        raise NotationError(f"{found.name} needs the axes it acts on, as in {found.name}[N](...)", str(line))
+    if word.kind == "constant" and word.name in ("append", "join"):
+        raise NotationError(f"{word.name} stands in tables that are derived; a layer has no use for it", str(line))
+    missing = len(word.inputs) - len(line.right)
+    if missing < 0 or missing > len(word.defaults):
+        problem = f"{word.name} takes {len(word.inputs)} operands, not {len(line.right)}"
+        raise NotationError(f"{problem}{advice(str(line))}", str(line))
+    if len(line.left) != len(word.outputs):
+        raise NotationError(f"{word.name} gives {len(word.outputs)} results, not {len(line.left)}", str(line))
+    if word.pointwise and line.axes:
+        raise NotationError(f"{word.name} acts on each element, it takes no axes", str(line))
+    if not word.pointwise and not line.axes and word.kind != "constant":
+        raise NotationError(f"{word.name} needs the axes it acts on, as in {word.name}[N](...)", str(line))
     left, right = set(line.left[0].loops), {axis for term in line.right for axis in term.loops}
-    if found.kind == "constant":
+    if word.kind == "constant":
         half, more = divmod(len(line.left[0].axes), 2)
-        if found.fill is None and (more or not half or line.left[0].indexed):
-            told = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
-            raise NotationError(told, str(line))
-        return replace(line, word=found.name, given=found.inputs, gives=found.outputs)
-    if found.kind in ("scan", "choice") and len(line.axes) != 1:
-        raise NotationError(f"{found.name} acts along one axis", str(line))
-    acted = set(line.axes) if found.reduces else set()
-    if found.chooses == "some":
+        if word.fill is None and (more or not half or line.left[0].indexed):
+            problem = f"eye pairs axes: the second half of those of {line.left[0]} with the first"
+            raise NotationError(problem, str(line))
+        return replace(line, word=word.name, given=word.inputs, gives=word.outputs)
+    if word.kind in ("scan", "choice") and len(line.axes) != 1:
+        raise NotationError(f"{word.name} acts along one axis", str(line))
+    acted = set(line.axes) if word.reduces else set()
+    if word.chooses == "some":
         if len(left - right) != 1 or left & acted:
-            told = f"{found.name} gives its places an axis of their own, as in T[M k] = {found.name}[v](X[M v])"
-            raise NotationError(told, str(line))
+            problem = f"{word.name} gives its places an axis of their own, as in T[M k] = {word.name}[v](X[M v])"
+            raise NotationError(problem, str(line))
         right |= left - right
     if missing_there := sorted(left - right):
         raise NotationError(f"axis {missing_there[0]} on the left is not on the right", str(line))
     if left != right - acted:
-        raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {found.name}", str(line))
-    if found.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{found.name} has no meaning under a `where` on an axis it acts on", str(line))
-    if found.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
-        raise NotationError(f"{found.name} takes a `where` on the axis it acts on alone", str(line))
-    if found.inline:
-        return _inline(line, found)
-    defaults = found.defaults[len(found.defaults) - missing :] if missing else ()
+        raise NotationError(f"the axes of {line.left[0]} must be those of the operands of {word.name}", str(line))
+    if word.outside is None and any(condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{word.name} has no meaning under a `where` on an axis it acts on", str(line))
+    if word.kind == "choice" and any(not condition.axes & set(line.axes) for condition in line.where):
+        raise NotationError(f"{word.name} takes a `where` on the axis it acts on alone", str(line))
+    if word.inline:
+        return _inline(line, word)
+    defaults = word.defaults[len(word.defaults) - missing :] if missing else ()
     tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
     right_terms = (*line.right, *defaults)
-    return replace(line, word=canonical(line.word), right=right_terms, given=found.inputs, gives=found.outputs, tag=tag)
+    return replace(line, word=canonical(line.word), right=right_terms, given=word.inputs, gives=word.outputs, tag=tag)
 
 
-def _inline(line: Word, found: Entry) -> Line:
+def _inline(line: Word, word: Entry) -> Line:
     """The line of a word's body with the word's own operand and axes in it."""
-    (body,) = found.body
-    known = dict(zip(found.inputs, line.right, strict=True))
+    (body,) = word.body
+    operands = dict(zip(word.inputs, line.right, strict=True))
     right = tuple(
-        replace(term, sizes=spell(term.sizes, line)) if isinstance(term, Literal) else known[term.name]
+        replace(term, sizes=spell(term.sizes, line)) if isinstance(term, Literal) else operands[term.name]
         for term in body.right
     )
-    names = dict(zip(found.inputs, line.tag.locals, strict=True))
+    names = dict(zip(word.inputs, line.tag.locals, strict=True))
     tag = replace(line.tag, locals=tuple(names.get(term.name, "") for term in body.right))
     return replace(body, left=line.left, right=right, where=line.where, tag=tag)
 
@@ -318,13 +318,13 @@ class _Calls:
     equations: dict[str, str] = field(default_factory=dict)
     cache: list[str] = field(default_factory=list)
 
-    def __call__(self, call: Call, known: Axes) -> Expanded:
-        called = self.layers[call.layer] if call.layer in self.layers else named(call.layer, call.text)
-        found = expanded(marked(called), call, known)
+    def __call__(self, call: Call, axes_of_names: Axes) -> Expanded:
+        callee = self.layers[call.layer] if call.layer in self.layers else named(call.layer, call.text)
+        expansion = expanded(marked(callee), call, axes_of_names)
         if call.is_own:
-            self.equations |= own_equations(called.equations, called.table, call)
-            self.cache += called.cache
-        return found
+            self.equations |= own_equations(callee.equations, callee.table, call)
+            self.cache += callee.cache
+        return expansion
 
 
 # The registry: a file `name.table` beside this one holds one layer.
@@ -341,12 +341,12 @@ def shipped() -> tuple[str, ...]:
 def usual_names() -> Mapping[str, str]:
     """The layers by what people call them, as `plain` has it: their own names, and those in their files."""
     folder = files("learncost.layers") / "tables"
-    known: dict[str, str] = {}
+    usual: dict[str, str] = {}
     for name in shipped():
         text = (folder / f"{name}.table").read_text(encoding="utf-8")
         lines = [line.strip().removeprefix(ALSO) for line in text.splitlines() if line.strip().startswith(ALSO)]
-        known |= {plain(one): name for line in lines for one in line.split(",")}
-    return known | {plain(name): name for name in shipped()}
+        usual |= {plain(synonym): name for line in lines for synonym in line.split(",")}
+    return usual | {plain(name): name for name in shipped()}
 
 
 @cache

@@ -84,10 +84,10 @@ def _is_normal(line: Line) -> bool:
         return line.signs[0] > 0
     if not isinstance(line, Product) or isinstance(line.right[0], Literal):
         return False
-    one, two, target = set(line.right[0].loops), set(line.right[-1].loops), set(left.loops)
+    first, two, target = set(line.right[0].loops), set(line.right[-1].loops), set(left.loops)
     if len(line.right) == 1:
-        return target <= one
-    return target <= one | two and one ^ two <= target
+        return target <= first
+    return target <= first | two and first ^ two <= target
 
 
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
@@ -128,24 +128,31 @@ class _Lowering:
         """The body is a scope of its own; what is known of a kept value goes with its stack."""
         ends = {carry.end for carry in line.carry} | {name for name, stack in line.keep if not self.is_kept(stack)}
         inside = line.inside
-        outside = Outside({name: known for name, known in self.outside.items() if name not in inside})
+        outside = Outside({name: numbers for name, numbers in self.outside.items() if name not in inside})
         for name, stack in line.each:
             if stack in self.outside:
                 turns = 0 if line.part(name, self.axes(stack)) else -1  # a slice has no turn as its first axis
                 outside[name] = moved(self.outside[stack], turns)
         # In two scopes lines of one name have steps of one name, with other axes.
-        known = {name: value for name, value in self.values.items() if value.role != "step"}
+        outer_values = {name: value for name, value in self.values.items() if value.role != "step"}
         handed = _handed(line.lines) | ends
         inner = _Lowering(
-            {**known, **line.values}, handed, outside=outside, whole=self.whole, joins=self.joins, places=self.places
+            {**outer_values, **line.values},
+            handed,
+            outside=outside,
+            whole=self.whole,
+            joins=self.joins,
+            places=self.places,
         )
         body = inner.statements(line.lines)
         for name, stack in line.keep:
             if name in inner.outside:
                 turns = 0 if line.part(name, self.axes(stack)) else 1
                 self.outside[stack] = moved(inner.outside[name], turns)
-        own = {name: value for name, value in inner.values.items() if name not in known or name in line.values}
-        return replace(line, lines=body, values=own)
+        own_values = {
+            name: value for name, value in inner.values.items() if name not in outer_values or name in line.values
+        }
+        return replace(line, lines=body, values=own_values)
 
     def axes(self, name: str) -> tuple[str, ...]:
         return self.values[name].axes if name in self.values else ()
@@ -179,13 +186,13 @@ class _Lowering:
     def emit(self, line: Line) -> None:
         for term in line.left:
             self.values.setdefault(term.name, Value(term.declared))
-        known = {}
+        numbers = {}
         for condition in line.where:
             at = pair(line.left[0], condition)
             if at:
-                known[at] = self.outside.beyond(line, condition)
-        if known:
-            self.outside[line.name] = known
+                numbers[at] = self.outside.beyond(line, condition)
+        if numbers:
+            self.outside[line.name] = numbers
         self.out.append(line)
 
     def fresh(self, line: Line, axes: Iterable[str]) -> Term:
@@ -250,11 +257,11 @@ class _Lowering:
             factors.pop()  # one is but the sign of a sum
         factors = [self.reduced(line, i, factors, target) for i in range(len(factors))]
         while len(factors) > 2:
-            one, two, *rest = factors
+            first, two, *rest = factors
             needed = set(target.loops) | {axis for term in rest for axis in term.loops}
-            axes = [a for a in dict.fromkeys((*one.loops, *two.loops)) if a in needed]
+            axes = [a for a in dict.fromkeys((*first.loops, *two.loops)) if a in needed]
             middle = self.fresh(line, axes)
-            self.emit(Product((middle,), (one, two), _inside(line_where, (*one.loops, *two.loops)), line.tag))
+            self.emit(Product((middle,), (first, two), _inside(line_where, (*first.loops, *two.loops)), line.tag))
             factors = [middle, *rest]
         right = tuple(factors)
         missing = [a for a in target.loops if all(a not in term.loops for term in right)]
@@ -330,16 +337,16 @@ class _Lowering:
     # Words.
 
     def word(self, line: Word) -> None:
-        found = entry(line.word) if line.word != "inside" else None
-        if found and found.empty and line.part == "body" and _may_be_empty(line):
-            found, line = entry(found.empty), replace(line, word=found.empty)
-        if found and line.part == "body" and found.outside is not None:
-            line = self.guarded_word(line, found.outside)
-        if found is None or (not found.body and line.part == "body"):
+        word = entry(line.word) if line.word != "inside" else None
+        if word and word.empty and line.part == "body" and _may_be_empty(line):
+            word, line = entry(word.empty), replace(line, word=word.empty)
+        if word and line.part == "body" and word.outside is not None:
+            line = self.guarded_word(line, word.outside)
+        if word is None or (not word.body and line.part == "body"):
             self.emit(line)
             return
         numbers = any(isinstance(term, Literal) for term in line.right)
-        written = line.part == "jacobian" or (not found.body and (numbers or found.kind == "scan"))
+        written = line.part == "jacobian" or (not word.body and (numbers or word.kind == "scan"))
         if written or not (self.whole and self.stays_whole(line)):
             self.through_body(line)
 
@@ -349,13 +356,13 @@ class _Lowering:
             self,
             values=dict(self.values),
             out=[],
-            outside=Outside({name: dict(known) for name, known in self.outside.items()}),
+            outside=Outside({name: dict(numbers) for name, numbers in self.outside.items()}),
             selected=dict(self.selected),
             whole=False,
         )
         tried.through_body(line)
-        masks = (made for made in tried.out if isinstance(made, Word) and made.where)
-        if any(made.word == "inside" or (made.word == "select" and len(made.right) == 2) for made in masks):
+        masks = (mask for mask in tried.out if isinstance(mask, Word) and mask.where)
+        if any(mask.word == "inside" or (mask.word == "select" and len(mask.right) == 2) for mask in masks):
             return False
         self.emit(line)
         for term in line.left:
@@ -366,28 +373,28 @@ class _Lowering:
         return True
 
     def through_body(self, line: Word) -> None:
-        found = entry(line.word)
-        known: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
-        known.update(zip(line.gives, line.left, strict=True))
+        word = entry(line.word)
+        bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
+        bindings.update(zip(line.gives, line.left, strict=True))
         second: dict[str, str] = {}
         if line.part == "jacobian":
             full = line.left[0].declared
             second = dict(zip(line.axes, full[len(full) - len(line.axes) :], strict=True))
-        for body in found.lines(line.part, line.gives):
-            placed = self.placed(line, body, known, second)
+        for body in word.lines(line.part, line.gives):
+            placed = self.placed(line, body, bindings, second)
             number = None if body.name in line.gives else _number(placed)
             if number is None:
                 self.line(placed)
             else:
-                known[body.name] = number
+                bindings[body.name] = number
 
-    def placed(self, line: Word, body: Line, known: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
+    def placed(self, line: Word, body: Line, bindings: Mapping[str, Operand], second: Mapping[str, str]) -> Line:
         """A line of a word's table with the word's own operands, results and axes in it."""
 
         def place(term: Operand) -> Operand:
             if isinstance(term, Literal):
                 return replace(term, sizes=spell(term.sizes, line, second)) if term.sizes else term
-            actual = known.get(term.name)
+            actual = bindings.get(term.name)
             if actual is None:
                 # With a mark that no other name has: dZ.K may be the gradient of Z.K, and no line of this word.
                 return self.step(f"{line.name}!{term.name}", line, spell(term.declared, line, second))
@@ -403,10 +410,20 @@ class _Lowering:
         if isinstance(body, Sum):
             return Sum(left, right, where, line.tag, body.signs)
         assert isinstance(body, Word)
-        found = entry(body.word)
-        defaults = found.defaults[len(right) - len(found.inputs) :] if len(right) < len(found.inputs) else ()
+        word = entry(body.word)
+        defaults = word.defaults[len(right) - len(word.inputs) :] if len(right) < len(word.inputs) else ()
         axes = spell(body.axes, line, second)
-        return Word(left, (*right, *defaults), where, line.tag, body.word, axes, body.part, found.inputs, found.outputs)
+        return Word(
+            left,
+            (*right, *defaults),
+            where,
+            line.tag,
+            body.word,
+            axes,
+            body.part,
+            word.inputs,
+            word.outputs,
+        )
 
     def guarded_word(self, line: Word, value: float) -> Word:
         """The operands such that outside a `where` they have the word's own outside value."""
@@ -444,13 +461,13 @@ class _Lowering:
         assert at is not None
         key = (term.name, at, value)
         if key not in self.selected:
-            known = self.outside.get(term.name, {})
+            numbers = self.outside.get(term.name, {})
             left = self.fresh(line, term.loops)
             select = Word(
                 (left,), (term, Literal(value)), (condition,), line.tag, word="select", given=("X", "Z"), gives=("Y",)
             )
             self.emit(select)
-            self.outside[left.name] = {p: v for p, v in known.items() if v is None or v == value} | {at: value}
+            self.outside[left.name] = {p: v for p, v in numbers.items() if v is None or v == value} | {at: value}
             self.selected[key] = left.name
         return Term(self.selected[key], term.axes)
 
@@ -537,15 +554,15 @@ def _at_with_outside(axis: Axis, number: float) -> Axis:
 def _may_be_empty(line: Word) -> bool:
     """Whether the conditions may leave no place of what a word acts on; one that the first or the own place holds in
     leaves something."""
-    told = [condition for condition in line.where if condition.axes & {*line.axes}]
-    if len(told) != 1:
-        return bool(told)
-    (one,) = told
-    same = base(one.lower) == base(one.upper)
-    first = one.lower in line.axes and one.window is None
-    if one.relation == "<":
-        return not (first and one.upper.isdigit() and int(one.upper) > 0)
-    return not (same or first) if one.relation == "<=" else not (one.relation == "=" and same)
+    relevant = [condition for condition in line.where if condition.axes & {*line.axes}]
+    if len(relevant) != 1:
+        return bool(relevant)
+    (condition,) = relevant
+    same = base(condition.lower) == base(condition.upper)
+    first = condition.lower in line.axes and condition.window is None
+    if condition.relation == "<":
+        return not (first and condition.upper.isdigit() and int(condition.upper) > 0)
+    return not (same or first) if condition.relation == "<=" else not (condition.relation == "=" and same)
 
 
 def _number(line: Line) -> Operand | None:

@@ -18,7 +18,7 @@ def named_once(table: Table) -> Table:
 
 
 def _named(
-    lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], kept: set[str], outer: Mapping[str, str]
+    lines: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], endings: set[str], outer: Mapping[str, str]
 ) -> tuple[Statement, ...]:
     """The lines under their arrays' names; `outer` says which names of the scope around have another one."""
     names = {name: first for name, first in outer.items() if name not in defined(lines)}
@@ -26,7 +26,7 @@ def _named(
     for line in lines:
         if isinstance(line, Repeat):
             result.append(_repeat(line, axes, names))
-        elif isinstance(line, Sum) and alias(line) and line.name not in kept and _same(line, axes):
+        elif isinstance(line, Sum) and alias(line) and line.name not in endings and _same(line, axes):
             names[line.name] = names.get(line.right[0].name, line.right[0].name)
         else:
             result.append(line.renamed(names))
@@ -34,12 +34,12 @@ def _named(
 
 
 def _repeat(line: Repeat, axes: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Repeat:
-    own = {**axes, **line.axes}
+    axes_inside = {**axes, **line.axes}
     ends = {carry.end for carry in line.carry} | {inside for inside, _ in line.keep}
     inner = {name: first for name, first in names.items() if name not in line.inside}
     return replace(
         line,
-        lines=_named(line.lines, own, ends, inner),
+        lines=_named(line.lines, axes_inside, ends, inner),
         carry=tuple(
             Carry(carry.start, carry.end, names.get(carry.initial, carry.initial), carry.final) for carry in line.carry
         ),
@@ -77,7 +77,7 @@ def _versions(
 ) -> tuple[tuple[Statement, ...], dict[str, Value]]:
     """The lines of a scope, and what is known of the names that are new."""
     left = Counter(name for line in lines for name in line.makes)
-    seen: Counter[str] = Counter()
+    versions: Counter[str] = Counter()
     names: dict[str, str] = {}
     new: dict[str, Value] = {}
     result: list[Statement] = []
@@ -85,10 +85,10 @@ def _versions(
         read = dict(names)
         for name in line.makes:
             left[name] -= 1
-            seen[name] += 1
-            names[name] = f"{name}:{seen[name]}" if left[name] else name
+            versions[name] += 1
+            names[name] = f"{name}:{versions[name]}" if left[name] else name
             new[names[name]] = values[name]
-        made = {name: names[name] for name in line.makes}
+        new_names = {name: names[name] for name in line.makes}
         if isinstance(line, Repeat):
             line = _told_apart(line)
             body, inner = _versions(line.lines, {**values, **line.values})
@@ -96,19 +96,19 @@ def _versions(
             result.append(
                 replace(
                     line,
-                    lines=tuple(one.renamed(shared) for one in body),
+                    lines=tuple(inner.renamed(shared) for inner in body),
                     values={**line.values, **inner},
                     carry=tuple(
-                        Carry(c.start, c.end, read.get(c.initial, c.initial), made.get(c.final, c.final))
+                        Carry(c.start, c.end, read.get(c.initial, c.initial), new_names.get(c.final, c.final))
                         for c in line.carry
                     ),
                     each=tuple((inside, read.get(outer, outer)) for inside, outer in line.each),
-                    keep=tuple((inside, made.get(outer, outer)) for inside, outer in line.keep),
+                    keep=tuple((inside, new_names.get(outer, outer)) for inside, outer in line.keep),
                 )
             )
         else:
             right = tuple(term.renamed(read) for term in line.right)
-            written = tuple(term.renamed({**read, **made}) for term in line.left)
+            written = tuple(term.renamed({**read, **new_names}) for term in line.left)
             result.append(replace(line, left=written, right=right))
     return tuple(result), new
 

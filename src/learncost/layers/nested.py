@@ -40,7 +40,7 @@ def _nest(repeat: Repeat) -> list[Repeat]:
     nest = [repeat]
     while len(nest) < 3 and len(nest[-1].lines) == 1 and isinstance(inner := nest[-1].lines[0], Repeat):
         nest.append(inner)
-    return [] if is_nested(nest[-1]) or any(len(one.carry) != 1 or one.keep for one in nest) else nest
+    return [] if is_nested(nest[-1]) or any(len(group.carry) != 1 or group.keep for group in nest) else nest
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Groups:
 
     def __post_init__(self) -> None:
         self.groups, self.turns, self.layers = self.nest
-        self.counts = [int(size_of(one.count, self.sizes)) for one in (self.groups, self.layers)]
+        self.counts = [int(size_of(repeat.count, self.sizes)) for repeat in (self.groups, self.layers)]
         if self.counts[0] * self.counts[1] > MOST_LAYERS:
             raise InputError(f"layers of groups are written out for this, up to {MOST_LAYERS:,} of them")
 
@@ -66,11 +66,11 @@ class _Groups:
         def apart(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(new for name in names for new in self.made.get(name, (name,)))
 
-        kept = {name: value for name, value in self.whole.values.items() if name not in self.made}
+        outer_values = {name: value for name, value in self.whole.values.items() if name not in self.made}
         return changed(
             self.whole,
             lines=(*self.whole.lines[:at], *groups, *self.whole.lines[at + 1 :]),
-            values={**kept, **self.values},
+            values={**outer_values, **self.values},
             inputs=apart(self.whole.inputs),
             weights=apart(self.whole.weights),
         )
@@ -102,10 +102,10 @@ class _Groups:
 
     def stack(self, new: str, stack: str, each: list[tuple[str, str]]) -> str:
         """The array outside that a layer's slice becomes: of a weight the slice itself, of a turn's own a stack."""
-        own = dict(self.turns.each)
-        outside = dict(self.groups.each)[own.get(stack, stack)]
+        slices = dict(self.turns.each)
+        outside = dict(self.groups.each)[slices.get(stack, stack)]
         _, *inner = self.whole.axes[outside]
-        if stack in own:
+        if stack in slices:
             each.append((new, new))
             inner = [inner[0], *inner[2:]]
         else:

@@ -42,8 +42,8 @@ class Outside(dict[str, dict[Pair, float | None]]):
         if isinstance(term, Literal):
             return term.value if not term.sizes else None
         wider = bounds(condition)
-        found = (value for at, value in self.get(term.name, {}).items() if within(at.read(term), wider))
-        return next((value for value in found if value is not None), None)
+        numbers = (value for at, value in self.get(term.name, {}).items() if within(at.read(term), wider))
+        return next((value for value in numbers if value is not None), None)
 
     def vanishes(self, line: Product, term: Operand, where: Bounds) -> bool:
         """Whether another factor is zero wherever this one may hold anything."""
@@ -76,19 +76,19 @@ class Outside(dict[str, dict[Pair, float | None]]):
             return values[-1]
         if line.word == "select" and values[1:] == [0.0, 0.0]:
             return 0.0
-        known = [value for value in values if value is not None]
-        whole = line.part == "body" and 0 < len(known) == len(values)
-        return entry(line.word).value(*known) if whole else None
+        numbers = [value for value in values if value is not None]
+        determined = line.part == "body" and 0 < len(numbers) == len(values)
+        return entry(line.word).value(*numbers) if determined else None
 
 
-def moved(known: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
+def moved(numbers: Mapping[Pair, float | None], places: int) -> dict[Pair, float | None]:
     """What is known of a stack and of its slice, whose axes stand one place apart."""
-    found: dict[Pair, float | None] = {}
-    for own, value in known.items():
-        lower, upper = (side if isinstance(side, str) else side + places for side in own[:2])
+    shifted: dict[Pair, float | None] = {}
+    for pair, value in numbers.items():
+        lower, upper = (side if isinstance(side, str) else side + places for side in pair[:2])
         if all(isinstance(side, str) or side >= 0 for side in (lower, upper)):
-            found[own._replace(lower=lower, upper=upper)] = value
-    return found
+            shifted[pair._replace(lower=lower, upper=upper)] = value
+    return shifted
 
 
 def bounds(condition: Condition) -> Bounds:
@@ -99,9 +99,9 @@ def bounds(condition: Condition) -> Bounds:
 _IMPLIES = {"<": ("<", "<=", "!="), "=": ("=", "<=")}
 
 
-def within(one: Bounds, two: Bounds) -> bool:
+def within(inner: Bounds, two: Bounds) -> bool:
     """Whether all that is inside of one condition is inside of the other; of two windows the sizes are not known."""
-    return one[:2] == two[:2] and two[2] in _IMPLIES.get(one[2], (one[2],)) and two[3] in (None, one[3])
+    return inner[:2] == two[:2] and two[2] in _IMPLIES.get(inner[2], (inner[2],)) and two[3] in (None, inner[3])
 
 
 def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -115,5 +115,5 @@ def pair(term: Operand, condition: Condition) -> Pair | None:
     axes = term.axes
     if not condition.axes <= {*axes}:
         return None
-    lower, upper = (one if one.isdigit() else axes.index(one) for one in (condition.lower, condition.upper))
+    lower, upper = (axis if axis.isdigit() else axes.index(axis) for axis in (condition.lower, condition.upper))
     return Pair(lower, upper, condition.relation, condition.window)

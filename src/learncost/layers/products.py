@@ -38,8 +38,8 @@ def inside(line: Product, maccs: Count) -> Count:
     condition = _causal(line)
     if condition is None:
         return maccs
-    axis, seen = base(condition.lower), pairs(condition)
-    return total(_with_pairs(monomial, int(number), axis, seen) for monomial, number in maccs.terms.items())
+    axis, visible = base(condition.lower), pairs(condition)
+    return total(_with_pairs(monomial, int(number), axis, visible) for monomial, number in maccs.terms.items())
 
 
 def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
@@ -52,13 +52,13 @@ def in_blocks(line: Product, maccs: Count, sizes: Mapping[str, Any]) -> Count:
     if condition is None or kernel is None or kernel.blocks is None or not isinstance(length, int):
         return maccs
     window = None if condition.window is None else int(sizes.get(condition.window, condition.window))
-    seen = 0
+    visible = 0
     for first in range(0, length, kernel.blocks[1] or length):
         last = min(first + (kernel.blocks[1] or length), length)
         lowest = 0 if window is None else max(0, first - window + 1)
-        seen += (last - first) * max(0, (last - 1 if condition.strict else last) - lowest)
-    axis, found = base(condition.lower), Count.of((), seen)
-    return total(_with_pairs(monomial, int(number), axis, found) for monomial, number in maccs.terms.items())
+        visible += (last - first) * max(0, (last - 1 if condition.strict else last) - lowest)
+    axis, visible_pairs = base(condition.lower), Count.of((), visible)
+    return total(_with_pairs(monomial, int(number), axis, visible_pairs) for monomial, number in maccs.terms.items())
 
 
 def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tuple[str, str]]:
@@ -68,77 +68,95 @@ def skipping(lines: Iterable[Statement], handed: Iterable[str]) -> frozenset[tup
     An array of all pairs that leaves a kernel is computed as a whole; where one comes in and is read turned around, the
     kernel's positions are not those of its queries alone.
     """
-    lines, found = tuple(lines), set[tuple[str, str]]()
+    lines, kernels_lines = tuple(lines), set[tuple[str, str]]()
     groups: list[list[Line]] = [[]]
     for line in lines:
         if isinstance(line, Repeat):
-            found |= skipping(line.lines, {*(carry.end for carry in line.carry), *(own for own, _ in line.keep)})
+            kernels_lines |= skipping(
+                line.lines, {*(carry.end for carry in line.carry), *(inside for inside, _ in line.keep)}
+            )
             groups.append([])
         else:
             if not groups[-1] or groups[-1][-1].tag.kernel != line.tag.kernel:
                 groups.append([])
             groups[-1].append(line)
-    for own in groups:
-        kernel = own[0].tag.kernel if own else None
+    for kernel_lines in groups:
+        kernel = kernel_lines[0].tag.kernel if kernel_lines else None
         if kernel is None or kernel.blocks is None:
             continue
-        others = {name for line in lines if not any(line is one for one in own) for name in line.reads} | {*handed}
-        made = {term.name for line in own for term in line.left}
-        if all(_skips(line, made, others, kernel.blocks[0]) for line in own):
-            found |= {(kernel.name, line.name) for line in own}
-    return frozenset(found)
+        others = {
+            name for line in lines if not any(line is member for member in kernel_lines) for name in line.reads
+        } | {*handed}
+        makes = {term.name for line in kernel_lines for term in line.left}
+        if all(_skips(line, makes, others, kernel.blocks[0]) for line in kernel_lines):
+            kernels_lines |= {(kernel.name, line.name) for line in kernel_lines}
+    return frozenset(kernels_lines)
 
 
-def _skips(line: Line, made: set[str], others: set[str], queries: str) -> bool:
+def _skips(line: Line, made_inside: set[str], others: set[str], queries: str) -> bool:
     """Whether a line can do with the pairs that its condition lets be seen."""
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
-    pairs = {term.name for term in terms if any(one.axes <= set(term.loops) for one in line.where if one.ordered)}
-    turned = any(base(one.upper) == base(queries) and one.upper != queries for one in line.where if one.ordered)
-    return not pairs & made & others and (not turned or bool(pairs & made))
+    pairs = {
+        term.name
+        for term in terms
+        if any(condition.axes <= set(term.loops) for condition in line.where if condition.ordered)
+    }
+    turned = any(
+        base(condition.upper) == base(queries) and condition.upper != queries
+        for condition in line.where
+        if condition.ordered
+    )
+    return not pairs & made_inside & others and (not turned or bool(pairs & made_inside))
 
 
 def _causal(line: Product) -> Condition | None:
     """The condition that relates two axes of one size."""
-    return next((one for one in line.where if one.ordered and base(one.lower) == base(one.upper)), None)
+    return next(
+        (condition for condition in line.where if condition.ordered and base(condition.lower) == base(condition.upper)),
+        None,
+    )
 
 
 def pairs(condition: Condition) -> Count:
     """How many pairs of positions a condition lets be seen; a window is no longer than the sequence."""
     from fractions import Fraction
 
-    axis, own = base(condition.lower), Count.of((), -1 if condition.strict else 0)
+    axis, diagonal = base(condition.lower), Count.of((), -1 if condition.strict else 0)
     if condition.window is None:
-        return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(1, 2)) + own * Count.of((axis,))
+        return Count.of((axis, axis), Fraction(1, 2)) + Count.of((axis,), Fraction(1, 2)) + diagonal * Count.of((axis,))
     window = Count.of((condition.window,))
     hidden = window * window - window
-    return (window + own) * Count.of((axis,)) - hidden * Count.of((), Fraction(1, 2))
+    return (window + diagonal) * Count.of((axis,)) - hidden * Count.of((), Fraction(1, 2))
 
 
 def with_windows(table: Table, sizes: Mapping[str, Any]) -> Table:
     """The table without the windows that hide nothing, where the sizes say that the sequence is no longer."""
 
-    def hides(one: Condition) -> bool:
-        length = sizes.get(base(one.lower))
-        window = sizes.get(one.window or "", one.window)
-        known = isinstance(length, int) and (isinstance(window, int) or str(window).isdigit())
-        return not known or int(window or 0) < int(length or 0)
+    def hides(condition: Condition) -> bool:
+        length = sizes.get(base(condition.lower))
+        window = sizes.get(condition.window or "", condition.window)
+        has_sizes = isinstance(length, int) and (isinstance(window, int) or str(window).isdigit())
+        return not has_sizes or int(window or 0) < int(length or 0)
 
     def change(line: Line) -> tuple[Line, ...]:
-        if not any(one.window for one in line.where):
+        if not any(condition.window for condition in line.where):
             return (line,)
-        where = tuple(one if one.window is None or hides(one) else replace(one, window=None) for one in line.where)
+        where = tuple(
+            condition if condition.window is None or hides(condition) else replace(condition, window=None)
+            for condition in line.where
+        )
         return (replace(line, where=where),)
 
     return replace(table, lines=each_line(table.lines, change))
 
 
-def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, seen: Count) -> Count:
+def _with_pairs(monomial: tuple[str, ...], number: int, axis: str, visible: Count) -> Count:
     others = list(monomial)
     for _ in range(2):
         if axis not in others:
             return Count.of(monomial, number)
         others.remove(axis)
-    return Count.of(others, number) * seen
+    return Count.of(others, number) * visible
 
 
 class Scores:
@@ -180,14 +198,14 @@ def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
     factors = list(right)
     count = ZERO
     while len(factors) > 1:
-        (one, rows), (two, columns), *rest = factors
+        (first, rows), (two, columns), *rest = factors
         later = {axis for loops, _ in rest for axis in loops}
         if sides(rows, columns, later.union(left[1])).are_of_matrices:
-            count += Count.of(dict.fromkeys((*one, *two)))
-        kept = later.union(left[0])
-        factors = [(_among((*one, *two), kept), _among((*rows, *columns), kept)), *rest]
+            count += Count.of(dict.fromkeys((*first, *two)))
+        remaining = later.union(left[0])
+        factors = [(_among((*first, *two), remaining), _among((*rows, *columns), remaining)), *rest]
     return count
 
 
-def _among(axes: Iterable[str], kept: Collection[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(axis for axis in axes if axis in kept))
+def _among(axes: Iterable[str], remaining: Collection[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(axis for axis in axes if axis in remaining))

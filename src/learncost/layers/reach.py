@@ -36,8 +36,8 @@ class Reach:
         self.weights = frozenset(made_of_weights)
 
     def _repeat_needs(self, line: Repeat) -> None:
-        own = {inside for inside, outside in line.each if outside in self.weights}
-        inner = Reach(frozenset(own | (self.weights & set(line.shared))))
+        weights_inside = {inside for inside, outside in line.each if outside in self.weights}
+        inner = Reach(frozenset(weights_inside | (self.weights & set(line.shared))))
         start = {inside for inside, outside in line.each if outside in self.needed}
         start |= {name for name in line.shared if name in self.needed}
         start |= {carry.start for carry in line.carry if carry.initial in self.needed}
@@ -68,11 +68,11 @@ class Reach:
     def _repeat_live(self, line: Repeat) -> None:
         inner = self.inner[line.makes]
         ends = {c.end for c in line.carry if c.final in self.alive and c.end in inner.needed}
-        kept = [inside for inside, outer in line.keep if outer in self.alive and inside in inner.needed]
+        stacked = [inside for inside, outer in line.keep if outer in self.alive and inside in inner.needed]
         while True:
             inner.alive, inner.expected = set(), {}
-            inner.live(line.lines, ends | set(kept))
-            for name in kept:
+            inner.live(line.lines, ends | set(stacked))
+            for name in stacked:
                 inner.expect(name)
             more = {c.end for c in line.carry if c.start in inner.alive and c.end in inner.needed} - ends
             if not more or line.count == "1":

@@ -37,13 +37,13 @@ def run_once(table: Table) -> Table:
 
 
 def _once(lines: Sequence[Statement]) -> tuple[Statement, ...]:
-    wanted: set[str] = set()
+    needed: set[str] = set()
     result: list[Statement] = []
     for line in reversed(lines):
         if isinstance(line, Repeat):
             result.append(replace(line, lines=_once(line.lines)))
-        elif line.tag.macro != "recomputation" or (line.tag.types and not wanted.isdisjoint(line.makes)):
-            wanted |= set(line.reads)
+        elif line.tag.macro != "recomputation" or (line.tag.types and not needed.isdisjoint(line.makes)):
+            needed |= set(line.reads)
             result.append(line)
     return tuple(reversed(result))
 
@@ -72,7 +72,7 @@ def pairs(
         for before, line in enumerate(lines):
             if isinstance(line, Repeat) and not line.reverse and not read.isdisjoint(outer for _, outer in line.keep):
                 others = (*lines[:after], *lines[after + 1 :])
-                yield (before, line), (after, reverse), {*outputs, *(name for one in others for name in one.reads)}
+                yield (before, line), (after, reverse), {*outputs, *(name for other in others for name in other.reads)}
                 break
 
 
@@ -80,9 +80,9 @@ def _pair(
     forward: Repeat, reverse: Repeat, elsewhere: set[str], values: Values, chosen: Chosen, whole: bool
 ) -> tuple[Repeat, Repeat]:
     """Both repeats; `elsewhere` are the names that other lines read, `values` receives the stacks that are new."""
-    own: Values = {**forward.values}
+    inner_values: Values = {**forward.values}
     handed = {name for name, outer in forward.keep if outer in elsewhere} | {carry.end for carry in forward.carry}
-    inner = _scope((*forward.lines, *reverse.lines), own, handed, chosen, whole)
+    inner = _scope((*forward.lines, *reverse.lines), inner_values, handed, chosen, whole)
     first, second = inner[: len(forward.lines)], inner[len(forward.lines) :]
     again = _Again(_units(first, chosen), defined(second))
     if whole:
@@ -90,25 +90,27 @@ def _pair(
     for line in second:
         again.before(line)
         again.out.append(line)
-    own |= {new: own[name] for name, new in again.names.items()}
-    made = defined(again.out)
-    read = dict.fromkeys(name for line in again.out for name in line.reads if name not in made)
+    inner_values |= {new: inner_values[name] for name, new in again.names.items()}
+    remade = defined(again.out)
+    read = dict.fromkeys(name for line in again.out for name in line.reads if name not in remade)
     sources = dict((*reverse.each, *forward.each))
-    kept = dict(forward.keep)
+    stacks = dict(forward.keep)
     inside = {carry.start for carry in forward.carry} | defined(first)
     each = []
     for name in read:
         if name in inside and name not in dict(forward.each):
-            sources[name] = kept.setdefault(name, f"{name}*")
-            values.setdefault(sources[name], Value((forward.count, *own[name].axes), "kept", name))
+            sources[name] = stacks.setdefault(name, f"{name}*")
+            values.setdefault(sources[name], Value((forward.count, *inner_values[name].axes), "kept", name))
         if name in sources:
             each.append((name, sources[name]))
     needed = elsewhere | {outer for _, outer in each}
     order = {pair: i for i, pair in enumerate(reverse.each)}
     each.sort(key=lambda pair: order.get(pair, len(order)))
     return (
-        replace(forward, lines=first, values=own, keep=tuple(pair for pair in kept.items() if pair[1] in needed)),
-        replace(reverse, lines=tuple(again.out), values={**own, **reverse.values}, each=tuple(each)),
+        replace(
+            forward, lines=first, values=inner_values, keep=tuple(pair for pair in stacks.items() if pair[1] in needed)
+        ),
+        replace(reverse, lines=tuple(again.out), values={**inner_values, **reverse.values}, each=tuple(each)),
     )
 
 

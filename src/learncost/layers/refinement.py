@@ -64,22 +64,26 @@ def refined(
     along    the axes that `n` stands for
     Raises `InputError` for a value that no line makes.
     """
-    found = refinement(name)
+    replacement = refinement(name)
     hole: _Hole | None = None
 
     def change(line: Line) -> Iterable[Line]:
         nonlocal hole
         if len(line.left) != 1 or line.name != value:
             return (line,)
-        hole = _Hole(found, line, numbers, names, along)
-        raw = hole.named(found.header.inputs[0])
+        hole = _Hole(replacement, line, numbers, names, along)
+        raw = hole.named(replacement.header.inputs[0])
         return (replace(line, left=(Term(raw, line.left[0].axes),), tag=replace(line.tag, local=raw)), *hole.lines)
 
     changed, table = rewritten(layer, change), layer.table
     if hole is None:
         raise InputError(f"{layer.name} has no line that makes {value}")
-    inputs = {own: value for own, value in hole.given(found.header.inputs[1:]).items() if own not in table.inputs}
-    weights = {own: value for own, value in hole.given(found.header.weights).items() if own not in table.weights}
+    inputs = {
+        name: value for name, value in hole.given(replacement.header.inputs[1:]).items() if name not in table.inputs
+    }
+    weights = {
+        name: value for name, value in hole.given(replacement.header.weights).items() if name not in table.weights
+    }
     values = {**hole.values, **table.values, **inputs, **weights}
     more = replace(changed.table, values=values, inputs=(*table.inputs, *inputs), weights=(*table.weights, *weights))
     return replace(changed, table=more)
@@ -90,35 +94,37 @@ class _Hole:
 
     def __init__(
         self,
-        found: Refinement,
+        replacement: Refinement,
         line: Line,
         numbers: Mapping[str, float],
         names: Mapping[str, str],
         along: tuple[str, ...],
     ) -> None:
-        self.found, self.line, self.numbers = found, line, numbers
-        self.names = {found.header.outputs[0]: line.name, **names}
-        first, axes = found.header.inputs[0], line.left[0].declared
-        (shown, *_) = (term for own in found.lines for term in own.right if term.name == first)
-        named = [axis for axis in shown.declared if axis not in ("_", "n")]
+        self.found, self.line, self.numbers = replacement, line, numbers
+        self.names = {replacement.header.outputs[0]: line.name, **names}
+        first, axes = replacement.header.inputs[0], line.left[0].declared
+        (first_read, *_) = (term for line in replacement.lines for term in line.right if term.name == first)
+        fixed_axes = [axis for axis in first_read.declared if axis not in ("_", "n")]
         rest = iter(axis for axis in axes if axis not in along)
-        free = len(axes) - len(along) - len(named)
+        free = len(axes) - len(along) - len(fixed_axes)
         self.axes = {
             axis: along if axis == "n" else tuple(next(rest) for _ in range(free if axis == "_" else 1))
-            for axis in shown.declared
+            for axis in first_read.declared
         }
-        self.lines = tuple(self.placed(own) for own in found.lines if all(names.get(name) != "" for name in own.reads))
+        self.lines = tuple(
+            self.placed(line) for line in replacement.lines if all(names.get(name) != "" for name in line.reads)
+        )
 
     @property
     def values(self) -> dict[str, Value]:
         """What the lines make, and what the line in whose place they stand makes."""
         places = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).kind == "choice"}
-        made = {
+        inner_values = {
             term.name: Value(term.declared, "index" if term.name in places else "value")
             for line in self.lines
             for term in line.left
         }
-        return {self.named(self.found.header.inputs[0]): Value(self.line.left[0].declared), **made}
+        return {self.named(self.found.header.inputs[0]): Value(self.line.left[0].declared), **inner_values}
 
     def given(self, names: Iterable[str]) -> dict[str, Value]:
         """Inputs or weights of the header, as the layer has them."""
@@ -133,8 +139,8 @@ class _Hole:
 
     def named(self, name: str) -> str:
         """A name as the layer has it: that of the value or of what is given, and what follows it after a dot."""
-        own = next((own for own in self.names if name == own or name.startswith(f"{own}.")), None)
-        return name if own is None else self.names[own] + name.removeprefix(own)
+        stem = next((stem for stem in self.names if name == stem or name.startswith(f"{stem}.")), None)
+        return name if stem is None else self.names[stem] + name.removeprefix(stem)
 
     def operand(self, operand: Operand) -> Operand:
         if isinstance(operand, Literal):
@@ -162,5 +168,8 @@ class _Hole:
         line = replace(line, left=left, right=right, where=where, tag=tag)
         if not isinstance(line, Word):
             return line
-        word, axes = entry(line.word), tuple(own for axis in line.axes for own in self.axes.get(axis, (axis,)))
+        word, axes = (
+            entry(line.word),
+            tuple(outer_axis for axis in line.axes for outer_axis in self.axes.get(axis, (axis,))),
+        )
         return replace(line, axes=axes, word=word.name, given=word.inputs, gives=word.outputs)

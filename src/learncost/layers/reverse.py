@@ -70,8 +70,8 @@ class Reverse:
         parts = self.parts.setdefault(name, [])
         gradient = self._free(name)
         alone = self.reach.expected.get(name, 0) == 1 and name not in self.seeded
-        own = (gradient, name) if alone else (f"{gradient}+{len(parts) + 1}", name, "part")
-        parts.append(self._make(*own))
+        arguments = (gradient, name) if alone else (f"{gradient}+{len(parts) + 1}", name, "part")
+        parts.append(self._make(*arguments))
         return parts[-1]
 
     def finish(self, name: str, tag: Tag) -> str | None:
@@ -107,69 +107,69 @@ class Reverse:
             else:
                 name = gradients[line.name]
                 assert name is not None
-                given = Term(name, line.left[0].axes)
+                gradient = Term(name, line.left[0].axes)
                 for i in targets:
                     rule = self._product if isinstance(line, Product) else self._sum
-                    rule(line, i, given)
+                    rule(line, i, gradient)
 
-    def _emit(self, made: Line, line: Line, i: int) -> None:
+    def _emit(self, derived: Line, line: Line, i: int) -> None:
         """Add a derived line: where and tags come from its forward line, its left shows the declared axes."""
-        target = made.left[0].name
+        target = derived.left[0].name
         source = line.right[i]
         self.readers[source.name] = line.tag
         macro = "weight_update" if isinstance(source, Term) and source.name in self.reach.weights else "backward"
         tag = replace(line.tag, macro=macro, local="", locals=(), gradients=(), jacobian="", equation="")
-        if not made.tag.local:
+        if not derived.tag.local:
             local = f"d{line.tag.locals[i]}" if i < len(line.tag.locals) else ""
             equation = line.tag.gradients[i] if i < len(line.tag.gradients) else ""
             tag = replace(tag, local=local, equation=equation)
         else:
-            tag = replace(tag, local=made.tag.local, equation=made.tag.equation)
-        where = tuple(c for c in line.where if c.axes <= set(made.loops))
-        made = replace(made, tag=tag, where=where)
-        if len(made.left) == 1 and (target in self.made or target in self.values):
-            known = {name: self.made.get(name) or self.values.get(name) for name in (*made.makes, *made.reads)}
-            declared = axes_of({name: value for name, value in known.items() if value})
-            made = show_declared(settle(made, declared), declared)
-        self.out.append(made)
+            tag = replace(tag, local=derived.tag.local, equation=derived.tag.equation)
+        where = tuple(c for c in line.where if c.axes <= set(derived.loops))
+        derived = replace(derived, tag=tag, where=where)
+        if len(derived.left) == 1 and (target in self.made or target in self.values):
+            values = {name: self.made.get(name) or self.values.get(name) for name in (*derived.makes, *derived.reads)}
+            declared = axes_of({name: value for name, value in values.items() if value})
+            derived = show_declared(settle(derived, declared), declared)
+        self.out.append(derived)
 
-    def _product(self, line: Line, i: int, given: Term) -> None:
+    def _product(self, line: Line, i: int, gradient: Term) -> None:
         target = operand(line, i)
         others = tuple(term for j, term in enumerate(line.right) if j != i)
-        self._emit(Product((Term(self.part(target.name), target.axes),), (given, *others)), line, i)
+        self._emit(Product((Term(self.part(target.name), target.axes),), (gradient, *others)), line, i)
 
-    def _sum(self, line: Line, i: int, given: Term) -> None:
+    def _sum(self, line: Line, i: int, gradient: Term) -> None:
         assert isinstance(line, Sum)
         target = operand(line, i)
         left = (Term(self.part(target.name), target.axes),)
-        if set(target.loops) == set(given.loops) and not target.indexed:
-            self._emit(Sum(left, (given,), signs=(line.signs[i],)), line, i)
+        if set(target.loops) == set(gradient.loops) and not target.indexed:
+            self._emit(Sum(left, (gradient,), signs=(line.signs[i],)), line, i)
         else:
             sign: tuple[Operand, ...] = (Literal(-1.0),) if line.signs[i] < 0 else ()
-            self._emit(Product(left, (*sign, given)), line, i)
+            self._emit(Product(left, (*sign, gradient)), line, i)
 
     def _word(self, line: Word, gradients: Mapping[str, str | None], targets: list[int]) -> None:
-        found = entry(line.word)
-        wanted = {i: line.given[i] for i in targets}
-        if not wanted:
+        word = entry(line.word)
+        operands = {i: line.given[i] for i in targets}
+        if not operands:
             return
-        known: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
+        bindings: dict[str, Operand] = dict(zip(line.given, line.right, strict=True))
         for name, term in zip(line.gives, line.left, strict=True):
-            known[name] = term
+            bindings[name] = term
             if gradients.get(term.name):
-                known[f"d{name}"] = Term(str(gradients[term.name]), term.axes)
-        if self.jacobian and found.jacobian and len(targets) == 1:
-            self._through_jacobian(line, known, targets[0])
+                bindings[f"d{name}"] = Term(str(gradients[term.name]), term.axes)
+        if self.jacobian and word.jacobian and len(targets) == 1:
+            self._through_jacobian(line, bindings, targets[0])
             return
-        gives = tuple(f"d{name}" for name in wanted.values())
-        reads = found.gradient_reads(gives)
-        right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
+        gives = tuple(f"d{name}" for name in operands.values())
+        reads = word.gradient_reads(gives)
+        right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
         left, spread = [], []
-        whole = tuple(line.right[0].loops if found.reduces else line.left[0].loops)
-        along = {own.name for own in found.gradient if "n" in own.left[0].declared}
-        for i in wanted:
+        loops = tuple(line.right[0].loops if word.reduces else line.left[0].loops)
+        along = {gradient_line.name for gradient_line in word.gradient if "n" in gradient_line.left[0].declared}
+        for i in operands:
             target = operand(line, i)
-            full = whole if f"d{line.given[i]}" in along else tuple(axis for axis in whole if axis not in line.axes)
+            full = loops if f"d{line.given[i]}" in along else tuple(axis for axis in loops if axis not in line.axes)
             plain = not target.indexed and set(target.loops) == set(full)
             if plain:
                 left.append(Term(self.part(target.name), target.axes))
@@ -178,36 +178,42 @@ class Reverse:
                 self.made[name] = Value(full, "unsummed", line.name)
                 left.append(Term(name, full))
                 spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
-        made = Word(tuple(left), right, word=found.name, axes=line.axes, part="gradient", given=reads, gives=gives)
-        self._emit(made, line, targets[0])
+        derived = Word(tuple(left), right, word=word.name, axes=line.axes, part="gradient", given=reads, gives=gives)
+        self._emit(derived, line, targets[0])
         for i, product in spread:
             self._emit(product, line, i)
 
-    def _through_jacobian(self, line: Word, known: Mapping[str, Operand], i: int) -> None:
+    def _through_jacobian(self, line: Word, bindings: Mapping[str, Operand], i: int) -> None:
         """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""
-        found, target = entry(line.word), operand(line, i)
+        word, target = entry(line.word), operand(line, i)
         second: dict[str, str] = {}
         for axis in line.axes:
             second[axis] = primed(axis, (*line.loops, *second.values()))
-        reads = found.jacobian_reads()
-        right = tuple(known[name] if name in known else self._expose(line, name) for name in reads)
+        reads = word.jacobian_reads()
+        right = tuple(bindings[name] if name in bindings else self._expose(line, name) for name in reads)
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
         self.made[name] = Value(axes, "inner", line.name)
-        made = Word(
-            (Term(name, axes),), right, word=found.name, axes=line.axes, part="jacobian", given=reads, gives=("J",)
+        derived = Word(
+            (Term(name, axes),),
+            right,
+            word=word.name,
+            axes=line.axes,
+            part="jacobian",
+            given=reads,
+            gives=("J",),
         )
         tag = Tag(local=f"J{line.tag.locals[i]}", equation=line.tag.jacobian)
-        self._emit(replace(made, tag=tag), line, i)
-        given = known[f"d{found.outputs[0]}"]
+        self._emit(replace(derived, tag=tag), line, i)
+        gradient = bindings[f"d{word.outputs[0]}"]
         left = Term(self.part(target.name), target.axes).renamed({}, second)
-        self._emit(Product((left,), (given, Term(name, axes))), line, i)
+        self._emit(Product((left,), (gradient, Term(name, axes))), line, i)
 
     def _expose(self, line: Word, name: str) -> Term:
         """A line of the word's body that the gradient reads: the forward gives it as one more result."""
-        (own,) = (body.left[0] for body in entry(line.word).body if body.name == name)
-        axes = spell(own.declared, line)
+        (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
+        axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
         self.made[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
         return Term(f"{line.name}:{name}", axes)
@@ -250,23 +256,23 @@ class Reverse:
             )
             for c in carries
         )
-        own = line.inside | {
+        names_inside = line.inside | {
             f"{word.name}:{name}" for word, _ in walk(line.lines) for name in inner.exposed.get(word.makes, ())
         }
-        own |= inner.stacks.keys()
-        read = dict.fromkeys(n for made in inner.out for n in made.reads)
+        names_inside |= inner.stacks.keys()
+        read = dict.fromkeys(n for derived in inner.out for n in derived.reads)
         stacked = dict(line.keep) | dict(line.each)
-        kept = tuple((n, f"{n}*") for n in read if n in own and n not in stacked)
-        self.kept[line.makes] = kept
+        stacked_now = tuple((n, f"{n}*") for n in read if n in names_inside and n not in stacked)
+        self.kept[line.makes] = stacked_now
         values = {**line.values, **inner.made, **inner.stacks}
-        self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in kept}
+        self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in stacked_now}
         self.out.append(
             Repeat(
                 line.count,
                 tuple(inner.out),
                 values,
                 (*carry_lines, *totals),
-                (*((n, stacked[n]) for n in read if n in stacked), *slices, *kept),
+                (*((n, stacked[n]) for n in read if n in stacked), *slices, *stacked_now),
                 tuple((str(i), o) for i, o in keep),
                 reverse=not line.reverse,
             )
@@ -306,12 +312,12 @@ class Reverse:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                own = dict(line.values)
+                own_values = dict(line.values)
                 inner = self.inner.get(line.makes)
-                body = inner.keeping(line.lines, own) if inner else line.lines
-                kept = self.kept.get(line.makes, ())
-                values |= {stack: self.stacks[stack] for _, stack in kept}
-                line = replace(line, lines=body, values=own, keep=(*line.keep, *kept))
+                body = inner.keeping(line.lines, own_values) if inner else line.lines
+                stacked = self.kept.get(line.makes, ())
+                values |= {stack: self.stacks[stack] for _, stack in stacked}
+                line = replace(line, lines=body, values=own_values, keep=(*line.keep, *stacked))
             elif line.makes in self.exposed:
                 assert isinstance(line, Word)
                 more = self.exposed[line.makes]

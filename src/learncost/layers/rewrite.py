@@ -19,11 +19,11 @@ def rewritten(layer: Layer, change: Callable[[Line], Iterable[Line]], **table: o
 
 def with_word(layer: Layer, old: str, new: str) -> Layer:
     """Another word in place of one, such as relu for gelu_tanh."""
-    found = entry(new)
+    new_word = entry(new)
 
     def change(line: Line) -> tuple[Line]:
         if isinstance(line, Word) and line.word == old:
-            return (replace(line, word=found.name, given=found.inputs, gives=found.outputs),)
+            return (replace(line, word=new_word.name, given=new_word.inputs, gives=new_word.outputs),)
         return (line,)
 
     return rewritten(layer, change)
@@ -85,13 +85,13 @@ def with_masks(layer: Layer, names: Iterable[str]) -> Layer:
         left = line.left[0]
         if left.name not in chosen:
             return (line,)
-        whole, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
-        values[whole.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
+        undropped, mask = Term(f"{left.name}.whole", left.axes), Term(f"{left.name}.mask", left.axes)
+        values[undropped.name], values[mask.name] = Value(left.declared), Value(left.declared, "mask", left.name)
         masks.append(mask.name)
-        tag = Tag("dropout", local=left.name, locals=(whole.name, mask.name), binding=line.tag.binding)
+        tag = Tag("dropout", local=left.name, locals=(undropped.name, mask.name), binding=line.tag.binding)
         return (
-            replace(line, left=(whole, *line.left[1:]), tag=replace(line.tag, local=whole.name)),
-            Product((left,), (whole, mask), line.where, tag),
+            replace(line, left=(undropped, *line.left[1:]), tag=replace(line.tag, local=undropped.name)),
+            Product((left,), (undropped, mask), line.where, tag),
         )
 
     changed = rewritten(layer, change)

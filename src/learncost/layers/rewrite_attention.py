@@ -33,8 +33,8 @@ def with_norms(
     """
     for name, gain in gains.items():
         kind = "norm" if name in shifts else "rms_norm_from_one" if from_one else "rms_norm"
-        own = tuple(axis for axis in layer.table.axes[name] if axis in along)
-        layer = refined(layer, kind, name, {"epsilon": epsilon}, {"g": gain, "s": shifts.get(name, "")}, own)
+        normed_axes = tuple(axis for axis in layer.table.axes[name] if axis in along)
+        layer = refined(layer, kind, name, {"epsilon": epsilon}, {"g": gain, "s": shifts.get(name, "")}, normed_axes)
     return layer
 
 
@@ -73,7 +73,7 @@ def with_scale(layer: Layer, scale: float, name: str = "S") -> Layer:
 
 def without_scale(layer: Layer, name: str = "S") -> Layer:
     """Scores that are not scaled, as in T5: the line that scales them goes, what it read takes its name."""
-    (line,) = (one for one in layer.table.lines if isinstance(one, Product) and one.name == name)
+    (line,) = (product for product in layer.table.lines if isinstance(product, Product) and product.name == name)
     (raw,) = (term.name for term in line.right if isinstance(term, Term))
 
     def change(line: Line) -> Iterable[Line]:
@@ -110,14 +110,14 @@ def with_visible(layer: Layer, name: str = "S") -> Layer:
 def with_sinks(layer: Layer, sinks: str = "sinks", name: str = "S") -> Layer:
     """Attention whose softmax has one more logit for each head, learned, that takes its share to nothing: gpt-oss."""
     heads = layer.table.axes[name][1:-2]
-    found = entry("softmax_with_sink")
+    new_word = entry("softmax_with_sink")
 
     def change(line: Line) -> tuple[Line]:
         if not isinstance(line, Word) or line.word != "softmax" or line.right[0].name != name:
             return (line,)
         tag = replace(line.tag, locals=(*line.tag.locals, sinks))
         right = (*line.right, Term(sinks, heads))
-        return (replace(line, word=found.name, right=right, given=found.inputs, gives=found.outputs, tag=tag),)
+        return (replace(line, word=new_word.name, right=right, given=new_word.inputs, gives=new_word.outputs, tag=tag),)
 
     table = rewritten(layer, change).table
     return replace(

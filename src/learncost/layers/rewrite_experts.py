@@ -21,16 +21,16 @@ def with_groups(layer: Layer, scores: str, by: str) -> Layer:
 
 def without_word(layer: Layer, word: str) -> Layer:
     """What a word was applied to in the place of its result: without `proportion` gates are not normalised."""
-    found = False
+    is_removed = False
 
     def change(line: Line) -> tuple[Line]:
-        nonlocal found
+        nonlocal is_removed
         if not isinstance(line, Word) or line.word != word:
             return (line,)
-        found = True
+        is_removed = True
         return (Product(line.left, line.right[:1], line.where, line.tag),)
 
     changed = rewritten(layer, change)
-    if not found:
+    if not is_removed:
         raise InputError(f"{layer.name} has no word {word}")
     return changed

@@ -38,8 +38,8 @@ def is_linear(line: Line, weight: str) -> bool:
     terms = [term for term in line.right if term.name == weight]
     if len(line.right) != 2 or len(terms) != 1 or terms[0].indexed or line.right[0].name == line.right[1].name:
         return False
-    kept = line.sides.rows if line.right[0].name == weight else line.sides.columns
-    return bool(kept) and not line.sides.batch and len(kept) < len(terms[0].loops)
+    free_axes = line.sides.rows if line.right[0].name == weight else line.sides.columns
+    return bool(free_axes) and not line.sides.batch and len(free_axes) < len(terms[0].loops)
 
 
 def is_lookup(line: Line, weight: str) -> bool:
@@ -85,8 +85,8 @@ class _Scope:
             if isinstance(line, Repeat):
                 result.append(self._repeat(line))
                 continue
-            found = self._meant(line)
-            result += [line] if found is None else self._path(line, *found)
+            adapted = self._meant(line)
+            result += [line] if adapted is None else self._path(line, *adapted)
         return tuple(result)
 
     def _repeat(self, line: Repeat) -> Repeat:
@@ -95,10 +95,12 @@ class _Scope:
         body = inner.rewritten(line.lines)
         self.used |= inner.used
         sliced = {name for name, _ in line.each}
-        own = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
+        sliced_weights = tuple(name for name in inner.weights if inner.adapted[name] in sliced)
         for name, value in inner.weights.items():
-            self.weights[name] = self.values[name] = value.stacked(line.count) if name in own else value
-        return replace(line, lines=body, values=inner.values, each=(*line.each, *((name, name) for name in own)))
+            self.weights[name] = self.values[name] = value.stacked(line.count) if name in sliced_weights else value
+        return replace(
+            line, lines=body, values=inner.values, each=(*line.each, *((name, name) for name in sliced_weights))
+        )
 
     def _meant(self, line: Line) -> tuple[Projection, Term] | None:
         for projection in self.projections:
@@ -115,26 +117,28 @@ class _Scope:
         """The product under another name, D = X A, E = D B, S = E scale, and the sum of both."""
         self.used.add((projection.name, weight.name))
         left = line.left[0]
-        out, own = _out(weight, left), _local(weight)
+        out, local_name = _out(weight, left), _local(weight)
         others = tuple(term for term in line.right if term is not weight)
         inside = tuple(axis for axis in weight.axes if axis not in out)
-        made: list[Line] = []
+        path: list[Line] = []
         key = projection.name, others, inside
         if key not in self.middles:
             a = Term(f"{projection.name}.A", (*inside, RANK))
             self._weight(a, weight)
-            kept = tuple(axis for axis in left.loops if axis not in out)
-            middle = self._value(f"{left.name}.low", (*kept, RANK))
-            made.append(self._product(line, f"{own}.low", middle, *others, a))
+            batch_axes = tuple(axis for axis in left.loops if axis not in out)
+            middle = self._value(f"{left.name}.low", (*batch_axes, RANK))
+            path.append(self._product(line, f"{local_name}.low", middle, *others, a))
             self.middles[key] = middle
         middle = self.middles[key]
         b = Term(f"{weight.name if len(projection.weights) > 1 else projection.name}.B", (RANK, *out))
         self._weight(b, weight)
         base, up, scaled = (self._value(f"{left.name}.{part}", left.loops) for part in ("base", "up", "path"))
-        made.append(self._product(line, f"{own}.up", up, middle, b))
-        made.append(self._product(line, f"{own}.scaled", scaled, up, Literal(self.scale)))
-        whole = Sum((left,), (base, scaled), line.where, _tag(line, f"{own}.sum", left, (base, scaled)), (1, 1))
-        return [replace(line, left=(base,), tag=replace(line.tag, local=f"{line.tag.local}.base")), *made, whole]
+        path.append(self._product(line, f"{local_name}.up", up, middle, b))
+        path.append(self._product(line, f"{local_name}.scaled", scaled, up, Literal(self.scale)))
+        path_sum = Sum(
+            (left,), (base, scaled), line.where, _tag(line, f"{local_name}.sum", left, (base, scaled)), (1, 1)
+        )
+        return [replace(line, left=(base,), tag=replace(line.tag, local=f"{line.tag.local}.base")), *path, path_sum]
 
     def _value(self, name: str, axes: tuple[str, ...]) -> Term:
         self.values[name] = Value(axes)

@@ -80,31 +80,31 @@ class Quantized:
     @property
     def constants(self) -> tuple[str, ...]:
         """The names of what its lines read that is the same for every weight: levels, and places of blocks."""
-        found = [levels_of(self.kind)]
+        names = [levels_of(self.kind)]
         if self.kind.block:
-            found.append(places_of(self.inside, self.kind))
+            names.append(places_of(self.inside, self.kind))
         if self.second is not None:
-            found += [levels_of(self.second), places_of(self.out, self.second)]
-        return tuple(found)
+            names += [levels_of(self.second), places_of(self.out, self.second)]
+        return tuple(names)
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of all that its lines read: codes, scales, and what is the same for every weight."""
-        return (self.codes.name, *(one.name for one in self.scales), *self.constants)
+        return (self.codes.name, *(array.name for array in self.scales), *self.constants)
 
     def sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """How many blocks there are: the sizes of the axes that it adds."""
-        found = {_levels_axis(self.kind): len(self.kind.levels or ())}
+        counts = {_levels_axis(self.kind): len(self.kind.levels or ())}
         if self.kind.block:
-            found[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
+            counts[blocks_of(self.inside, self.kind)] = -(-prod(shape_of(self.inside, sizes)) // self.kind.block)
         if self.second is not None:
-            found[_levels_axis(self.second)] = len(self.second.levels or ())
-            found[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
-        return found
+            counts[_levels_axis(self.second)] = len(self.second.levels or ())
+            counts[blocks_of(self.out, self.second)] = -(-prod(shape_of(self.out, sizes)) // self.second.block)
+        return counts
 
     def bytes(self, sizes: Mapping[str, int]) -> int:
         """Of codes and scales; `sizes` with those of its own axes."""
-        return sum(bytes_of_array(one, sizes) for one in (self.codes, *self.scales))
+        return sum(bytes_of_array(array, sizes) for array in (self.codes, *self.scales))
 
 
 def bytes_of_array(array: Array, sizes: Mapping[str, int]) -> int:
@@ -144,10 +144,10 @@ def with_quantized(
     lines = tuple(scope.repeat(line) if isinstance(line, Repeat) else line for line in table.lines)
     if not scope.found:
         return table, ()
-    found = tuple(scope.found.values())
-    codes = {one.weight: one.codes for one in found}
-    values = {name: own for name, own in table.values.items() if name not in codes} | scope.values
-    shared = dict.fromkeys((*scope.shared, *(array.name for one in found for array in one.scales)))
+    quantized = tuple(scope.found.values())
+    codes = {weight.weight: weight.codes for weight in quantized}
+    values = {name: value for name, value in table.values.items() if name not in codes} | scope.values
+    shared = dict.fromkeys((*scope.shared, *(array.name for weight in quantized for array in weight.scales)))
     changed = replace(
         table,
         lines=lines,
@@ -155,7 +155,7 @@ def with_quantized(
         weights=tuple(codes[name].name if name in codes else name for name in table.weights),
         inputs=(*table.inputs, *shared),
     )
-    return changed, found
+    return changed, quantized
 
 
 @dataclass
@@ -172,21 +172,21 @@ class _Scope:
     def repeat(self, repeat: Repeat) -> Repeat:
         """The body with its weights made before the lines that read them."""
         outer = {name: name for name in repeat.shared if name in self.table.weights} | dict(repeat.each)
-        made: dict[str, list[Line]] = {}
+        dequantizing: dict[str, list[Line]] = {}
         lines: list[Statement] = []
         values, each = dict(repeat.values), list(repeat.each)
         for line in repeat.lines:
             if isinstance(line, Repeat):
                 raise InputError(f"weights of a repeat in a repeat are not quantized, such as those over {line.count}")
             for inside in line.reads:
-                if inside in outer and inside not in made and is_linear(line, inside):
+                if inside in outer and inside not in dequantizing and is_linear(line, inside):
                     if not self.chosen(line, inside, outer[inside]):
                         continue
-                    made[inside] = self._weight(line, inside, outer[inside], repeat, values, each)
-                    lines += made[inside]
+                    dequantizing[inside] = self._weight(line, inside, outer[inside], repeat, values, each)
+                    lines += dequantizing[inside]
             lines.append(line)
-        gone = {(inside, outer[inside]) for inside in made}
-        each = [pair for pair in each if pair not in gone]
+        replaced = {(inside, outer[inside]) for inside in dequantizing}
+        each = [pair for pair in each if pair not in replaced]
         return replace(repeat, lines=tuple(lines), values=values, each=tuple(each))
 
     def _weight(
@@ -199,48 +199,50 @@ class _Scope:
         each: list[tuple[str, str]],
     ) -> list[Line]:
         (term,) = (term for term in line.right if term.name == inside)
-        own = repeat.axes.get(inside, self.table.axes[outer])
+        weight_axes = repeat.axes.get(inside, self.table.axes[outer])
         places = [place for place, axis in enumerate(term.axes) if axis in line.left[0].loops]
-        out = tuple(own[place] for place in places)
-        summed = tuple(axis for axis in own if axis not in out)
-        one = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
-        self.found[outer] = one
-        values[inside] = Value(own)
+        out = tuple(weight_axes[place] for place in places)
+        summed = tuple(axis for axis in weight_axes if axis not in out)
+        quantized = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
+        self.found[outer] = quantized
+        values[inside] = Value(weight_axes)
         sliced = (inside, outer) in repeat.each
 
-        def given(array: Array, ending: str) -> Term:
+        def read_of(array: Array, ending: str) -> Term:
             """The turn's part of an array of the weight."""
             name = f"{inside}.{ending}" if sliced else array.name
             value = Value(array.axes, "index" if array.kind in BLOCKS else "constant", outer)
             self.values[array.name] = value
             if sliced:
                 each.append((name, array.name))
-                values[name] = value = value.along(array.axes[len(one.stack) :])
+                values[name] = value = value.along(array.axes[len(quantized.stack) :])
             return Term(name, value.axes)
 
-        codes = given(one.codes, "codes")
+        codes = read_of(quantized.codes, "codes")
         tag = Tag(LAYER, line.tag.block, local=_local(inside))
-        made: list[Line] = []
-        first = given(one.scales[0], one.scales[0].name.rpartition(".")[2])
-        if one.second is None:
+        dequantizing: list[Line] = []
+        first = read_of(quantized.scales[0], quantized.scales[0].name.rpartition(".")[2])
+        if quantized.second is None:
             scales = first
         else:
-            second = given(one.scales[1], "scale_scales")
+            second = read_of(quantized.scales[1], "scale_scales")
             scales = Term(f"{inside}.scales", first.declared)
             values[scales.name] = Value(scales.declared)
-            factor = self._at_block(second, out, one.second)
-            right = (self._level(one.second, first), factor)
-            types = (self.kind.scales, one.second.scales, one.second.scales)
+            factor = self._at_block(second, out, quantized.second)
+            right = (self._level(quantized.second, first), factor)
+            types = (self.kind.scales, quantized.second.scales, quantized.second.scales)
             own_tag = replace(tag, local=_local(scales.name), types=types)
-            made.append(Product((scales,), right, (), _bound(own_tag, right)))
+            dequantizing.append(Product((scales,), right, (), _bound(own_tag, right)))
         if self.kind.block:
             scales = self._at_block(scales, summed, self.kind)
         right = (self._level(self.kind, codes), scales)
-        wide = one.second.scales if one.second else self.kind.scales
-        made.append(
-            Product((Term(inside, own),), right, (), _bound(replace(tag, types=(self.kind.name, wide, "")), right))
+        wide = quantized.second.scales if quantized.second else self.kind.scales
+        dequantizing.append(
+            Product(
+                (Term(inside, weight_axes),), right, (), _bound(replace(tag, types=(self.kind.name, wide, "")), right)
+            )
         )
-        return made
+        return dequantizing
 
     def _level(self, kind: Blocks, codes: Term) -> Term:
         name, axis = levels_of(kind), _levels_axis(kind)
@@ -252,7 +254,7 @@ class _Scope:
         name, axis = places_of(blocked, kind), blocks_of(blocked, kind)
         self.values[name], self.shared[name] = Value(blocked, "index"), None
         at = Read(axis, Term(name, blocked))
-        return Term(scales.name, tuple(at if own == axis else own for own in scales.axes))
+        return Term(scales.name, tuple(at if scale_axis == axis else scale_axis for scale_axis in scales.axes))
 
 
 def _bound(tag: Tag, right: tuple[Term, ...]) -> Tag:
@@ -273,10 +275,10 @@ def bits_of(line: Line, bits: int) -> dict[str, int]:
     if not line.tag.types:
         return {}
     levels, scales = line.right
-    codes, made = (_bits(kind, bits) for kind in (line.tag.types[0], line.tag.types[2]))
-    found = {line.name: made, levels.name: 0, scales.name: _bits(line.tag.types[1], bits)}
-    found |= dict.fromkeys(scales.names[1:], 0)
-    return found | dict.fromkeys(levels.names[1:], codes)
+    codes, wide = (_bits(kind, bits) for kind in (line.tag.types[0], line.tag.types[2]))
+    bits_of_name = {line.name: wide, levels.name: 0, scales.name: _bits(line.tag.types[1], bits)}
+    bits_of_name |= dict.fromkeys(scales.names[1:], 0)
+    return bits_of_name | dict.fromkeys(levels.names[1:], codes)
 
 
 def _bits(kind: str, bits: int) -> int:

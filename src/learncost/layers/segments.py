@@ -44,18 +44,20 @@ class _Pair:
         read = {outer for _, outer in reverse.each}
         again = self.inner(forward, [pair for pair in forward.keep if pair[1] in read])
         again = replace(again, lines=each_line(forward.lines, _again))
-        made = {outer for _, outer in again.keep}
+        remade = {outer for _, outer in again.keep}
         first = self.outer(forward, [self.inner(forward, self.wanted)], forward.each, self.wanted)
-        given = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in made), *forward.each))
-        second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], given, reverse.keep)
-        own = {start: forward.values[start] for start in starts}
-        stacks = {stack: Value((first.count, *own[start].axes), "kept", start) for start, stack in starts.items()}
+        slices = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in remade), *forward.each))
+        second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], slices, reverse.keep)
+        own_values = {start: forward.values[start] for start in starts}
+        stacks = {
+            stack: Value((first.count, *own_values[start].axes), "kept", start) for start, stack in starts.items()
+        }
         self.values |= stacks
-        own |= {outer: self.part(outer) for _, outer in again.keep}
-        own |= {carry.end: forward.values[carry.end] for carry in forward.carry}
+        own_values |= {outer: self.part(outer) for _, outer in again.keep}
+        own_values |= {carry.end: forward.values[carry.end] for carry in forward.carry}
         return (
             replace(first, keep=(*first.keep, *starts.items())),
-            replace(second, values={**own, **second.values}, each=(*second.each, *starts.items())),
+            replace(second, values={**own_values, **second.values}, each=(*second.each, *starts.items())),
         )
 
     @property
@@ -65,7 +67,7 @@ class _Pair:
 
     def inner(self, line: Repeat, keep: Iterable[tuple[str, str]]) -> Repeat:
         """The turns of one segment: stacks are called as those of all turns, of which they are parts."""
-        carry = tuple(Carry(one.start, one.end, one.start, one.end) for one in line.carry)
+        carry = tuple(Carry(carried.start, carried.end, carried.start, carried.end) for carried in line.carry)
         return replace(line, count=str(self.turns), carry=carry, keep=tuple(keep))
 
     def outer(
@@ -77,10 +79,10 @@ class _Pair:
     ) -> Repeat:
         """A repeat over segments."""
         stacks = tuple(dict.fromkeys(outer for _, outer in each))
-        kept = tuple(outer for _, outer in keep)
+        stacks_out = tuple(outer for _, outer in keep)
         values = {name: line.values[name] for carry in line.carry for name in (carry.start, carry.end)}
-        values |= {name: self.part(name) for name in (*stacks, *kept)}
-        pairs = (tuple((name, name) for name in names) for names in (stacks, kept))
+        values |= {name: self.part(name) for name in (*stacks, *stacks_out)}
+        pairs = (tuple((name, name) for name in names) for names in (stacks, stacks_out))
         each, keep = pairs
         return replace(line, count=self.segments(line.count), lines=tuple(inside), values=values, each=each, keep=keep)
 

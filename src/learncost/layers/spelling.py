@@ -22,16 +22,16 @@ def differentiable(line: Line) -> list[int]:
     if isinstance(line, Word):
         if line.part != "body":
             return []
-        made = {term.name for own in entry(line.word).gradient for term in own.left}
-        return [i for i in terms if f"d{line.given[i]}" in made]
+        gradients = {term.name for line in entry(line.word).gradient for term in line.left}
+        return [i for i in terms if f"d{line.given[i]}" in gradients]
     return terms
 
 
-def primed(axis: str, taken: Iterable[str]) -> str:
+def primed(axis: str, used: Iterable[str]) -> str:
     """A second axis of an axis's size, beside those that are there."""
-    taken = set(taken)
+    used = set(used)
     axis += "'"
-    while axis in taken:
+    while axis in used:
         axis += "'"
     return axis
 

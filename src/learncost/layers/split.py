@@ -36,10 +36,12 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
     Raises `InputError` for a repeat that keeps a stack of values for later lines, or reads one of earlier lines.
     """
     parts = tuple(parts)
-    given = {*table.inputs, *table.weights}
-    made = [outer for _, outer in repeat.each if outer not in given] + [outer for _, outer in repeat.keep]
-    if made:
-        raise InputError(f"a repeat cannot be split whose turns each have a part of {made[0]}, which lines make")
+    handed_in = {*table.inputs, *table.weights}
+    made_outside = [outer for _, outer in repeat.each if outer not in handed_in] + [outer for _, outer in repeat.keep]
+    if made_outside:
+        raise InputError(
+            f"a repeat cannot be split whose turns each have a part of {made_outside[0]}, which lines make"
+        )
     values = dict(table.values)
     repeats: list[Repeat] = []
     initial = {carry.final: carry.initial for carry in repeat.carry}
@@ -55,13 +57,13 @@ def split(table: Table, repeat: Repeat, parts: Iterable[Part]) -> Table:
     def apart(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(new for name in names for new in stacks.get(name, (name,)))
 
-    for outer, own in stacks.items():
-        whole = values.pop(outer)
-        whole = replace(whole, group=whole.group or outer)
+    for outer, names in stacks.items():
+        stack = values.pop(outer)
+        stack = replace(stack, group=stack.group or outer)
         values |= {
-            name: whole.along((_count(part), *whole.axes[1:]))
+            name: stack.along((_count(part), *stack.axes[1:]))
             for part in parts
-            for name in own
+            for name in names
             if name == f"{outer}{part.mark}"
         }
     at = next(place for place, line in enumerate(table.lines) if line is repeat)
@@ -94,5 +96,5 @@ def _marked(repeat: Repeat, mark: str) -> Repeat:
     """The repeat with its own names marked, and those of the repeats inside."""
     lines = tuple(_marked(line, mark) if isinstance(line, Repeat) else line for line in repeat.lines)
     values = {name: replace(value, group=value.group or name) for name, value in repeat.values.items()}
-    own = replace(repeat, lines=lines, values=values)
-    return own.with_own({name: f"{name}{mark}" for name in repeat.inside})
+    marked = replace(repeat, lines=lines, values=values)
+    return marked.with_own({name: f"{name}{mark}" for name in repeat.inside})

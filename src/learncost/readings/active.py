@@ -38,7 +38,7 @@ def active_parameters(table: Table) -> Count:
         axes, read = table.axes[name], chosen.get(name)
         if read is None:
             return Count.of(axes)
-        own = [axis for axis in read.at.loops if base(axis) not in POSITIONS]
-        return Count.of([one for axis in axes for one in (own if base(axis) == base(read.axis) else (axis,))])
+        loops = [axis for axis in read.at.loops if base(axis) not in POSITIONS]
+        return Count.of([looped for axis in axes for looped in (loops if base(axis) == base(read.axis) else (axis,))])
 
     return total(met(name) for name in table.weights)

@@ -92,7 +92,7 @@ class Live:
     @property
     def kept_bytes(self) -> Any:
         """Bytes of all that is kept."""
-        return sum(held.bytes for held in self.kept)
+        return sum(array.bytes for array in self.kept)
 
 
 def live(
@@ -173,8 +173,8 @@ def levels(
 
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
     """The turns of a repeat, or None where its size is left out."""
-    known = count.isdigit() or base(count).partition("/")[0] in sizes
-    return size_of(count, sizes) if known else None
+    has_size = count.isdigit() or base(count).partition("/")[0] in sizes
+    return size_of(count, sizes) if has_size else None
 
 
 class _Walk:
@@ -210,28 +210,28 @@ class _Walk:
 
         What begins and what ends at a moment is added to what was alive at the one before.
         """
-        known: dict[tuple[tuple[str, ...], int], Any] = {}
+        numbers: dict[tuple[tuple[str, ...], int], Any] = {}
         changes = [value(Count())] * (len(self.lines) + 2)
         for array in self.arrays:
             if array.last < array.first:
                 continue
             key = array.axes, self.width(array, width, widths)
-            if key not in known:
-                known[key] = value(Count.of(array.axes, key[1]))
-            change = known[key] if isinstance(array.times, int) and array.times == 1 else known[key] * array.times
+            if key not in numbers:
+                numbers[key] = value(Count.of(array.axes, key[1]))
+            change = numbers[key] if isinstance(array.times, int) and array.times == 1 else numbers[key] * array.times
             changes[array.first] = changes[array.first] + change
             changes[array.last + 1] = changes[array.last + 1] - change
         return accumulate(changes[1:-1])
 
     def _kept(self) -> Iterator[Array]:
         """What is kept; of what no turn keeps for later ones, and every turn makes, that of one turn."""
-        seen: set[tuple[str, tuple[int, ...]]] = set()
+        counted: set[tuple[str, tuple[int, ...]]] = set()
         for array in self.arrays:
             if array.kept and self.role(array) != "weight":
                 loops = tuple(loop for loop, _ in self.lines[array.first - 1][1])
-                if array.stack is not None or (array.name, loops) not in seen:
+                if array.stack is not None or (array.name, loops) not in counted:
                     yield array
-                seen.add((array.name, loops))
+                counted.add((array.name, loops))
 
     def read(self, sizes: Mapping[str, Any], dtype: str, widths: Mapping[str, int]) -> Live:
         width = BYTES[dtype]
@@ -239,10 +239,10 @@ class _Walk:
         def held(arrays: Iterable[Array]) -> list[Held]:
             return _held(arrays, sizes, lambda array: self.width(array, width, widths), self.role)
 
-        kept = tuple(held(self._kept()))
+        kept_arrays = tuple(held(self._kept()))
         levels = list(self.levels(lambda count: count.at(sizes), width, widths))
         if not levels:
-            return Live(kept, 0, "", (), (), dtype)
+            return Live(kept_arrays, 0, "", (), (), dtype)
         if all(isinstance(level, int) for level in levels):
             peak: Any = max(levels)
             worst = levels.index(peak)
@@ -250,23 +250,23 @@ class _Walk:
             rows = np.stack(np.broadcast_arrays(*levels))
             peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
         alive = held(array for array in self.arrays if array.first <= worst + 1 <= array.last)
-        alive.sort(key=lambda one: -int(np.ravel(one.bytes)[0]))
-        return Live(kept, peak, self.lines[worst][0].name, tuple(alive), _curve(self.lines, levels), dtype)
+        alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
+        return Live(kept_arrays, peak, self.lines[worst][0].name, tuple(alive), _curve(self.lines, levels), dtype)
 
 
 def _curve(lines: Iterable[tuple[Line, Path, int]], levels: Iterable[Any]) -> tuple[Moment, ...]:
     """A line stands once, with the bytes of that of its turns in which most is alive."""
-    found: dict[tuple[tuple[int, ...], int], tuple[Line, Any]] = {}
+    highest: dict[tuple[tuple[int, ...], int], tuple[Line, Any]] = {}
     for (line, path, number), level in zip(lines, levels, strict=True):
         key = tuple(loop for loop, _ in path), number
-        found[key] = line, _larger(level, found[key][1]) if key in found else level
+        highest[key] = line, _larger(level, highest[key][1]) if key in highest else level
     return tuple(
-        Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block) for line, level in found.values()
+        Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block) for line, level in highest.values()
     )
 
 
-def _larger(one: Any, two: Any) -> Any:
-    return max(one, two) if isinstance(one, int) and isinstance(two, int) else np.maximum(one, two)
+def _larger(first: Any, second: Any) -> Any:
+    return max(first, second) if isinstance(first, int) and isinstance(second, int) else np.maximum(first, second)
 
 
 def _held(

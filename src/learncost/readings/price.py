@@ -191,9 +191,9 @@ class Price:
     def bytes(self) -> Any:
         """Bytes read and written: every operand once and every result once, line by line."""
         width = BYTES[self.dtype]
-        found = (total(row.elements for row in self.rows) * width).at(self.sizes)
+        wide = (total(row.elements for row in self.rows) * width).at(self.sizes)
         packed = [row for row in self.rows if isinstance(row.source, Line) and row.source.tag.types]
-        return sum((_packed(row, 8 * width, self.sizes) for row in packed), found)
+        return sum((_packed(row, 8 * width, self.sizes) for row in packed), wide)
 
     def by(self, *fields: str) -> dict[tuple[Any, ...], Price]:
         """The same price split by fields of its rows, such as "layer" or "macro_operation"."""
@@ -253,10 +253,10 @@ def _in_all(once: _Once, turns: Iterable[str]) -> _Counts:
 
 def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = None) -> Row:
     tag, name = line.tag, line.tag.local or line.name
-    made = table.known.get(line.name)
-    part_of = made.of if made and made.role in ("part", "unsummed") else ""
-    found = kind(line, table, form)
-    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, found, part_of, source=line)
+    value = table.known.get(line.name)
+    part_of = value.of if value and value.role in ("part", "unsummed") else ""
+    line_kind = kind(line, table, form)
+    return Row(name, tag.layer, tag.block, tag.macro, tag.equation, *counts, line_kind, part_of, source=line)
 
 
 def kind(line: Line, table: Table, form: str | None = None) -> str:
@@ -296,7 +296,7 @@ def elements(line: Line) -> Count:
 def _places(axes: tuple[Axis, ...]) -> Count:
     direct = [axis for axis in axes if isinstance(axis, str)]
     reads = [(r.axis, [a for a in r.at.loops if a not in direct]) for r in axes if isinstance(r, Read)]
-    return Count.of((*direct, *(least(axis, own) for axis, own in reads if own)))
+    return Count.of((*direct, *(least(axis, index) for axis, index in reads if index)))
 
 
 def _touched(operand: Operand | Affine) -> list[Term]:
@@ -317,16 +317,18 @@ def _executed(table: Table, book: Book) -> tuple[Row, ...]:
     rows = []
     counted = _in_place(table.within or table)
     for line, turns in walk(table.lines):
-        pair = next((own for other, own in counted if other is line), None)  # a part has its lines in the whole's order
+        pair = next(
+            (counts for other, counts in counted if other is line), None
+        )  # a part has its lines in the whole's order
         if pair is not None:
             rows.append(_with_counts(table, line, _in_all((*pair, elements(line)), turns)))
             continue
         same = shape(line)
-        if (known := in_all.get((same, turns))) is None:
+        if (counts := in_all.get((same, turns))) is None:
             if (once := shapes.get(same)) is None:
                 once = shapes[same] = ((*_executed_alone(line), elements(line)), _form(line))
-            known = in_all[same, turns] = _in_all(once[0], turns), once[1]
-        rows.append(_with_counts(table, line, *known))
+            counts = in_all[same, turns] = _in_all(once[0], turns), once[1]
+        rows.append(_with_counts(table, line, *counts))
     return tuple(rows)
 
 
@@ -336,8 +338,8 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]
     What stands outside a `where` may be known from lines before.
     """
     by_itself = [*map(alone(table), (line for line, _ in walk(table.lines)))]
-    found = iter(by_itself)
-    rest = replace(table, lines=each_line(table.lines, lambda line: () if next(found) else (line,)))
+    standing = iter(by_itself)
+    rest = replace(table, lines=each_line(table.lines, lambda line: () if next(standing) else (line,)))
     parts: dict[int, list[Line]] = {}
     for line, _ in walk(lower(rest).lines):
         parts.setdefault(line.tag.origin, []).append(line)
@@ -348,11 +350,11 @@ def _in_place(table: Table) -> Iterator[tuple[Line, tuple[Count, Count] | None]]
 
 def _together(lines: Iterable[Line]) -> tuple[Count, Count]:
     """MACCs and FLOPs of the lines of the normal form that one line has become."""
-    own = tuple(lines)
-    if len(own) == 1:
-        return executed(own[0])
-    pairs = [executed(line) for line in own]
-    return total((*(maccs for maccs, _ in pairs), _scattered(own))), total(flops for _, flops in pairs)
+    executed_lines = tuple(lines)
+    if len(executed_lines) == 1:
+        return executed(executed_lines[0])
+    pairs = [executed(line) for line in executed_lines]
+    return total((*(maccs for maccs, _ in pairs), _scattered(executed_lines))), total(flops for _, flops in pairs)
 
 
 def _scattered(lines: Iterable[Line]) -> Count:
@@ -361,7 +363,7 @@ def _scattered(lines: Iterable[Line]) -> Count:
     The normal form multiplies in one line and adds at the index in another, a FLOP a term each.
     """
     products: set[str] = set()  # what was multiplied and not summed yet
-    found = ZERO
+    count = ZERO
     for line in lines:
         if not isinstance(line, Product):
             continue
@@ -372,8 +374,8 @@ def _scattered(lines: Iterable[Line]) -> Count:
         if not left.indexed:
             products.add(line.name)
         elif {*left.loops}.difference(axis for axis in left.axes if isinstance(axis, str)):
-            found += Count.of(left.loops)
-    return found
+            count += Count.of(left.loops)
+    return count
 
 
 def _covers(factors: Iterable[Term], loops: Iterable[str]) -> bool:
@@ -483,8 +485,8 @@ def _executed_alone(line: Line) -> tuple[Count, Count]:
 
 
 def _printed_word(line: Word, book: Book, table: Table) -> tuple[Count, Count, bool]:
-    given = book.words.get(line.word, WordPrice())
-    each = {"body": given.body, "gradient": given.gradient, "jacobian": given.jacobian}[line.part]
+    prices = book.words.get(line.word, WordPrice())
+    each = {"body": prices.body, "gradient": prices.gradient, "jacobian": prices.jacobian}[line.part]
     if each is not None:
         return ZERO, Count.of(line.left[0].loops, each), False
     if not line.right and entry(line.word).kind == "constant":

@@ -179,9 +179,9 @@ class Backend:
     def joined(self, parts: Sequence[str], axis: int) -> Code:
         return Code(f"{self.join}(({', '.join(parts)}), {axis})")
 
-    def einsum(self, equation: str, one: str, two: str) -> Code:
+    def einsum(self, equation: str, left: str, right: str) -> Code:
         function = "einsum" if self.name == "numpy" else f"{self.module}.einsum"
-        return Code(f'{function}("{equation}", {one}, {two})')
+        return Code(f'{function}("{equation}", {left}, {right})')
 
     def along(self, x: str, index: str) -> Code:
         """One element or several of every row."""
@@ -216,7 +216,7 @@ _JAX = Backend(
     casts={"fp32": "astype(jnp.float32)", "bf16": "astype(jnp.bfloat16)"},
 )
 
-BACKENDS: Mapping[str, Backend] = {one.name: one for one in (_NUMPY, _TORCH, _JAX)}
+BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (_NUMPY, _TORCH, _JAX)}
 
 
 def backend(name: str) -> Backend:

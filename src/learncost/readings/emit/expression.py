@@ -27,9 +27,9 @@ class Code:
         return self.at(ATOM)
 
 
-def binary(one: Code, sign: str, two: Code, level: int) -> Code:
+def binary(left: Code, sign: str, right: Code, level: int) -> Code:
     """Two operands and a sign that binds to the left; the right one keeps its parentheses."""
-    return Code(f"{one.at(level)} {sign} {two.at(level + 1)}", level)
+    return Code(f"{left.at(level)} {sign} {right.at(level + 1)}", level)
 
 
 def number(value: float) -> Code:

@@ -40,21 +40,21 @@ def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], lis
     needed = dict(scope.sizes)
     chosen: dict[int, list[str]] = {}
     missing = []
-    for own in needed:
-        places = [i for i, source in enumerate(sources) if own in map(base, source.axes)]
+    for size in needed:
+        places = [i for i, source in enumerate(sources) if size in map(base, source.axes)]
         if not places:
-            missing.append(own)
+            missing.append(size)
             continue
         best = next((i for i in places if i in chosen), places[0])
-        chosen.setdefault(best, []).append(own)
+        chosen.setdefault(best, []).append(size)
     statements = []
-    for place, found in chosen.items():
+    for place, sizes_read in chosen.items():
         source = sources[place]
-        if len(found) == 1:
-            at = [base(axis) for axis in source.axes].index(found[0])
-            statements.append(Statement(f"{needed[found[0]]} = {source.text}.shape[{at}]"))
+        if len(sizes_read) == 1:
+            at = [base(axis) for axis in source.axes].index(sizes_read[0])
+            statements.append(Statement(f"{needed[sizes_read[0]]} = {source.text}.shape[{at}]"))
             continue
-        targets, rest = [], set(found)
+        targets, rest = [], set(sizes_read)
         for axis in map(base, source.axes):
             targets.append(needed[axis] if axis in rest else "_")
             rest.discard(axis)
@@ -64,23 +64,23 @@ def sizes(scope: Scope, sources: Sequence[Source]) -> tuple[list[Statement], lis
 
 def masks(scope: Scope) -> list[Statement]:
     """Statements that make the masks of a program, each once."""
-    found = []
+    statements = []
     for key, name in scope.masks.items():
-        found.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
-    return found
+        statements.append(Statement(f"{name} = {_inside(scope, key)}", comment=scope.conditions[key]))
+    return statements
 
 
 def _inside(scope: Scope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
     if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit():
-        one, two = (
+        lower_index, two = (
             side if side.isdigit() else scope.backend.arange(scope.size(side), scope.like).text
             for side in (lower, upper)
         )
         if not upper.isdigit() and not lower.isdigit():
             two += "[:, None]"
-        return f"{one} {'==' if relation == '=' else relation} {two}"
+        return f"{lower_index} {'==' if relation == '=' else relation} {two}"
     rows, columns = scope.size(upper), scope.size(lower)
     text = scope.backend.ones_below(rows, columns, "-1" if relation == "<" else "0", scope.like).text
     if window is not None:
@@ -110,10 +110,10 @@ def freed(scope: Scope, keep: set[str]) -> list[Statement]:
     result = []
     for place, statement in enumerate(scope.statements):
         result.append(statement)
-        gone = [scope.variables.get(name) or scope.identifiers.of(name) for name in dict.fromkeys(last.get(place, ()))]
-        gone = [name for name in gone if name]
-        if gone:
-            result.append(Statement(f"del {', '.join(gone)}"))
+        dead = [scope.variables.get(name) or scope.identifiers.of(name) for name in dict.fromkeys(last.get(place, ()))]
+        dead = [name for name in dead if name]
+        if dead:
+            result.append(Statement(f"del {', '.join(dead)}"))
     return result
 
 
@@ -134,12 +134,12 @@ def _block(statements: Sequence[Statement]) -> list[str]:
     for statement in statements:
         if statement.heading:
             lines += ["", f"    # {statement.heading}"]
-        own = [f"    {line}" for line in statement.text.splitlines()]
-        if statement.comment and len(own) == 1:
-            own = _with_remark(own[0], statement.comment)
+        body = [f"    {line}" for line in statement.text.splitlines()]
+        if statement.comment and len(body) == 1:
+            body = _with_remark(body[0], statement.comment)
         elif statement.comment:
-            own.insert(0, f"    # {statement.comment}")
-        lines += own
+            body.insert(0, f"    # {statement.comment}")
+        lines += body
     return lines
 
 

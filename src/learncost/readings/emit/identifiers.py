@@ -28,18 +28,18 @@ class Identifiers:
 
     def of(self, name: str, kind: str = "value") -> str:
         """The identifier; a size, a mask or a function of the same name has another one."""
-        found = self._given.get((kind, name))
-        if found is None:
-            wish = found = spelled(name)
+        identifier = self._given.get((kind, name))
+        if identifier is None:
+            wish = identifier = spelled(name)
             number = 2
-            while found in self._taken:
-                found = f"{wish}_{number}"
+            while identifier in self._taken:
+                identifier = f"{wish}_{number}"
                 number += 1
-            self._taken.add(found)
-            self._given[kind, name] = found
-        return found
+            self._taken.add(identifier)
+            self._given[kind, name] = identifier
+        return identifier
 
     @property
     def values(self) -> dict[str, str]:
         """Every value's name in the table with its identifier."""
-        return {name: given for (kind, name), given in self._given.items() if kind == "value"}
+        return {name: identifier for (kind, name), identifier in self._given.items() if kind == "value"}

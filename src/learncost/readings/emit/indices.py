@@ -15,16 +15,16 @@ class Place:
         reads = [(place, axis) for place, axis in enumerate(term.axes) if isinstance(axis, Read)]
         plain = tuple(axis for axis in term.axes if isinstance(axis, str))
         self.first, self.read = reads[0]
-        own = self.read.at.loops
+        index_axes = self.read.at.loops
         alone = len(reads) == 1 and (isinstance(self.read.at, Term) or self.read.at.fixed)
-        self.count = len(own)
+        self.count = len(index_axes)
         # One index for all other axes: wte[v=tokens[B M] d] takes rows, X[B M=0[] d] a slice.
-        self.slices = alone and not set(own) & set(plain)
+        self.slices = alone and not set(index_axes) & set(plain)
         # Into the last axis of every row: one place, P[B M v=targets[B M]], or several, L[B M e=chosen[B M t]].
         last = self.first == len(term.axes) - 1
-        rows = alone and last and not self.slices and own[: len(plain)] == plain
-        self.one_a_row = rows and len(own) == len(plain)
-        self.some_a_row = rows and len(own) == len(plain) + 1
+        rows = alone and last and not self.slices and index_axes[: len(plain)] == plain
+        self.one_a_row = rows and len(index_axes) == len(plain)
+        self.some_a_row = rows and len(index_axes) == len(plain) + 1
         self.before = ["..."] if last and self.first > 1 else [":"] * self.first
         self.fixed = isinstance(self.read.at, Affine) and self.read.at.fixed
         # Places that positions on axes give, of which none stands elsewhere in the term.
@@ -82,8 +82,8 @@ def take(scope: Scope, line: Line, remark: str, heading: str) -> None:
     last = scope.spread(code, term.loops, left.loops).text
     steps += [last] if last != name else []
     for step, text in enumerate(steps):
-        own = remark if step == len(steps) - 1 else ""
-        scope.put(f"{name} = {text}", () if step else (left.name,), own, "" if step else heading)
+        comment = remark if step == len(steps) - 1 else ""
+        scope.put(f"{name} = {text}", () if step else (left.name,), comment, "" if step else heading)
         scope.read.append(left.name)
     scope.read.pop()
 

@@ -67,22 +67,22 @@ def _product(scope: Scope, line: Line) -> Code:
     want = left.loops
     if len(line.right) == 1:
         return _move(scope, line, line.right[0])
-    one, two = line.right
-    if {*one.loops, *two.loops} <= set(want):
-        if isinstance(two, Literal) and two.sizes and two.power == -1 and two.value == 1:
-            whole = Literal(1.0, two.sizes)
-            return binary(scope.operand(one, want), "/", scope.operand(whole, want), PRODUCT)
-        if isinstance(two, Literal) and two.value == -1 and not two.sizes:
-            return Code(f"-{scope.operand(one, want).atom}", PRODUCT)
-        return binary(scope.operand(one, want), "*", scope.operand(two, want), PRODUCT)
-    assert isinstance(one, Term)
-    assert isinstance(two, Term)
-    (a, a_axes), (b, b_axes) = scope.whole(one), scope.whole(two)
+    first, second = line.right
+    if {*first.loops, *second.loops} <= set(want):
+        if isinstance(second, Literal) and second.sizes and second.power == -1 and second.value == 1:
+            divisor = Literal(1.0, second.sizes)
+            return binary(scope.operand(first, want), "/", scope.operand(divisor, want), PRODUCT)
+        if isinstance(second, Literal) and second.value == -1 and not second.sizes:
+            return Code(f"-{scope.operand(first, want).atom}", PRODUCT)
+        return binary(scope.operand(first, want), "*", scope.operand(second, want), PRODUCT)
+    assert isinstance(first, Term)
+    assert isinstance(second, Term)
+    (a, a_axes), (b, b_axes) = scope.whole(first), scope.whole(second)
     if set(a_axes) == set(b_axes):
         # No axis stands in one factor alone: element by element, then the sum.
         return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
-    found = _matrix(a, a_axes, b, b_axes, want) or _matrix(b, b_axes, a, a_axes, want)
-    return found or _einsum(scope, a, a_axes, b, b_axes, want)
+    product = _matrix(a, a_axes, b, b_axes, want) or _matrix(b, b_axes, a, a_axes, want)
+    return product or _einsum(scope, a, a_axes, b, b_axes, want)
 
 
 def _matrix(a: Code, a_axes: tuple[str, ...], b: Code, b_axes: tuple[str, ...], want: tuple[str, ...]) -> Code | None:
@@ -141,11 +141,13 @@ def _move(scope: Scope, line: Line, term: Operand) -> Code:
 
 def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ...], kind: str = "sum") -> Code:
     """The sum over the axes that are not wanted."""
-    kept = [axis for axis in have if axis in want]
-    if len(kept) < len(have):
+    remaining = [axis for axis in have if axis in want]
+    if len(remaining) < len(have):
         places = [str(place) for place, axis in enumerate(have) if axis not in want]
-        code = scope.backend.reduce(kind, code, "" if not kept else places[0] if len(places) == 1 else shape(places))
-    return scope.spread(code, kept, want)
+        code = scope.backend.reduce(
+            kind, code, "" if not remaining else places[0] if len(places) == 1 else shape(places)
+        )
+    return scope.spread(code, remaining, want)
 
 
 # Sums and words.
@@ -153,10 +155,10 @@ def _summed(scope: Scope, code: Code, have: tuple[str, ...], want: tuple[str, ..
 
 def _sum(scope: Scope, line: Sum) -> Code:
     want = line.left[0].loops
-    one = scope.operand(line.right[0], want)
+    first = scope.operand(line.right[0], want)
     if len(line.right) == 1:
-        return one
-    return binary(one, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
+        return first
+    return binary(first, "+" if line.signs[1] > 0 else "-", scope.operand(line.right[1], want), SUM)
 
 
 def _is_whole(line: Word) -> bool:
@@ -183,18 +185,18 @@ def _primitive(scope: Scope, line: Word) -> Code:
         assert isinstance(term, Term)
         code, have = scope.whole(term)
         places = [str(place) for place, axis in enumerate(have) if axis not in want]
-        kept = [axis for axis in have if axis in want]
+        remaining = [axis for axis in have if axis in want]
         axis = places[0] if len(places) == 1 else shape(places)
-        return scope.spread(scope.backend.reduce(row.name, code, axis), kept, want)
+        return scope.spread(scope.backend.reduce(row.name, code, axis), remaining, want)
     if row.kind in ("scan", "choice"):
         (term,) = line.right
         others = tuple(axis for axis in term.loops if axis not in line.axes)
-        own = tuple(axis for axis in want if axis not in others)
+        free = tuple(axis for axis in want if axis not in others)
         operand = scope.operand(term, want if row.kind == "scan" else (*others, *line.axes))
         along = {"axis": str(want.index(line.axes[0]))} if row.kind == "scan" else {}
-        along |= {"k": scope.size(own[0])} if row.chooses == "some" else {}
+        along |= {"k": scope.size(free[0])} if row.chooses == "some" else {}
         code = primitive(scope.backend, row.name, [operand], [False], **along)
-        return code if row.kind == "scan" else scope.spread(code, (*others, *own), want)
+        return code if row.kind == "scan" else scope.spread(code, (*others, *free), want)
     if row.truth:
         scope.conditional.add(left.name)
     operands = [scope.operand(term, want) for term in line.right]
@@ -207,19 +209,19 @@ def _primitive(scope: Scope, line: Word) -> Code:
 
 def _whole(scope: Scope, line: Word, heading: str) -> None:
     """A word as a call; what it gives without the axes that it acts on keeps these with length 1."""
-    found = entry(line.word)
+    word = entry(line.word)
     terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
     every = set(line.loops)
     want = next((term.loops for term in terms if set(term.loops) == every), line.loops)
-    acted = line.axes if is_along(found) else ()
+    acted = line.axes if is_along(word) else ()
     places = [str(want.index(axis) - len(want)) for axis in acted]
     axis = places[0] if len(places) == 1 else shape(places) if places else ""
     operands = [scope.operand(term, want).text for term in line.right]
     text = scope.helpers.call(line.word, line.part, line.gives, operands, axis)
     wrong = []
     for term in line.left:
-        own = term.declared
-        layout: Layout = tuple(own.index(axis) if axis in own else None for axis in want)
+        axes = term.declared
+        layout: Layout = tuple(axes.index(axis) if axis in axes else None for axis in want)
         scope.layouts[term.name] = layout
         if [place for place in layout if place is not None] != list(range(len(term.declared))):
             wrong.append(term.name)
@@ -230,10 +232,10 @@ def _whole(scope: Scope, line: Word, heading: str) -> None:
     if len(names) == 1:
         text = scope.rounded(names[0], Code(text)).text
     targets = ", ".join(map(scope.identifiers.of, names))
-    function, _, given = text.partition("(")
+    function, _, arguments = text.partition("(")
     text = f"{targets} = {text}"
-    if len(text) > WIDTH and "(" not in given:
-        text = call(function, given.rstrip(")").split(", "), f"{targets} = ")
+    if len(text) > WIDTH and "(" not in arguments:
+        text = call(function, arguments.rstrip(")").split(", "), f"{targets} = ")
     scope.put(text, names, comment(line), heading)
     for name in names:
         low = len(names) > 1 and name in scope.low

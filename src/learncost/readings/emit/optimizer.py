@@ -16,9 +16,9 @@ def collapsed(scope: Scope, lines: Sequence[Line], weights: Weights) -> Iterator
     heading = "optimizer"
     left = list(lines)
     for group in weights.groups:
-        own = [line for line in left if isinstance(line, Word) and line.right[0].name in group.names]
-        if _record(scope, own, group, heading):
-            left = [line for line in left if line not in own]
+        stepped_lines = [line for line in left if isinstance(line, Word) and line.right[0].name in group.names]
+        if _record(scope, stepped_lines, group, heading):
+            left = [line for line in left if line not in stepped_lines]
             heading = ""
     for line in left:
         yield line, heading
@@ -30,10 +30,10 @@ def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> 
     names, kind = group.names, group.record
     if [line.right[0].name for line in lines] != list(names) or len({line.word for line in lines}) != 1:
         return False
-    found = entry(lines[0].word)
+    word = entry(lines[0].word)
     fields: dict[str, str] = {}
     operands = []
-    for place, own in enumerate(found.inputs):
+    for place, operand_name in enumerate(word.inputs):
         every = [line.right[place].name for line in lines]
         if len(set(every)) == 1:
             operands.append(scope.wide(every[0]).text)
@@ -44,22 +44,22 @@ def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> 
             scope.read = []
             return False
         scope.read += every
-        fields[own] = starts.pop()
-        operands.append(scope.backend.cast(Code(own), "fp32").text if scope.low & {*every} else own)
-    made = []
-    for place in range(len(found.outputs)):
+        fields[operand_name] = starts.pop()
+        operands.append(scope.backend.cast(Code(operand_name), "fp32").text if scope.low & {*every} else operand_name)
+    variables = []
+    for place in range(len(word.outputs)):
         end = lines[0].left[place].name.removeprefix(names[0])
         variable = scope.identifiers.of(f"{group.field}{end}", "record")
         own_names = [line.left[place].name for line in lines]
         scope.own(variable, {name: scope.identifiers.of(weight) for name, weight in zip(own_names, names, strict=True)})
-        made.append(variable)
-    function = scope.helpers.call(found.name, "body", found.outputs, operands, "")
+        variables.append(variable)
+    function = scope.helpers.call(word.name, "body", word.outputs, operands, "")
     stepped = f"{function} for {', '.join(fields)} in zip({', '.join(fields.values())}, strict=True)"
-    if len(made) == 1:
-        text = f"{made[0]} = {kind}(*({stepped}))"
+    if len(variables) == 1:
+        text = f"{variables[0]} = {kind}(*({stepped}))"
     else:
         stepped = stepped.replace(" for ", "\n    for ", 1)
         text = f"updated = zip(*(\n    {stepped}\n), strict=True)\n"
-        text += f"{', '.join(made)} = ({kind}(*each) for each in updated)"
-    scope.put(text, [f"record {one}" for one in made], "", heading)
+        text += f"{', '.join(variables)} = ({kind}(*each) for each in updated)"
+    scope.put(text, [f"record {variable_name}" for variable_name in variables], "", heading)
     return True

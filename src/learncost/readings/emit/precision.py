@@ -45,8 +45,13 @@ def contraction(line: Line) -> bool:
     """A product of two arrays of which each has an axis of its own, and which are summed over one that both have."""
     if not isinstance(line, Product) or len(line.right) != 2:
         return False
-    one, two = line.right
-    if not (isinstance(one, Term) and isinstance(two, Term)) or one.indexed or two.indexed or line.left[0].indexed:
+    first, second = line.right
+    if (
+        not (isinstance(first, Term) and isinstance(second, Term))
+        or first.indexed
+        or second.indexed
+        or line.left[0].indexed
+    ):
         return False
     return bool(line.sides.summed) and bool(line.sides.rows or line.sides.columns or line.sides.lone)
 
@@ -76,8 +81,8 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
 def check_runs(kind: Precision) -> None:
     """Raise `InputError` for a precision with types that programs do not compute in or keep."""
     states = "" if kind.states in BLOCKS else kind.states  # those of blocks are rounded between the steps
-    own = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
-    if wrong := next((name for name in own if name and name not in COMPUTED), None):
+    types = (kind.weights, kind.gradients, kind.values, states, kind.masters, kind.loss)
+    if wrong := next((name for name in types if name and name not in COMPUTED), None):
         raise InputError(
             f"programs have {', '.join(COMPUTED)}, and no {wrong}: {kind.name} is known to memory, fit and cost alone"
         )
@@ -102,11 +107,11 @@ def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     indices = {*table.indices, *(name for name, value in table.known.items() if value.role == "index")}
     for line, _ in walk(table.lines):
         names |= {term.name for term in line.left} | set(line.reads)
-    found = dict.fromkeys(names, dtype)
-    found |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(indices, "int64")
-    found |= dict.fromkeys(table.codes, "uint8")
-    _of_stacks(table.lines, found)
-    return found
+    types = dict.fromkeys(names, dtype)
+    types |= dict.fromkeys(low, "bf16") | dict.fromkeys(conditions, "bool") | dict.fromkeys(indices, "int64")
+    types |= dict.fromkeys(table.codes, "uint8")
+    _of_stacks(table.lines, types)
+    return types
 
 
 def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
@@ -121,21 +126,21 @@ def _of_stacks(lines: Iterable[Statement], types: dict[str, str]) -> None:
 def _streams(table: Table) -> set[str]:
     """Values that stay in fp32: what turns hand on, rows that are added at an index to those of a table, and sums of
     arrays that are as large as the sum."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def collect(lines: Sequence[Statement]) -> None:
         for line in lines:
             if isinstance(line, Repeat):
                 for carry in line.carry:
-                    found.update((carry.start, carry.end, carry.initial, carry.final))
+                    names.update((carry.start, carry.end, carry.initial, carry.final))
                 collect(line.lines)
             elif line.left[0].indexed:
-                found.update(line.reads)
+                names.update(line.reads)
             elif isinstance(line, Sum) and all(set(term.loops) == set(line.left[0].loops) for term in line.right):
-                found.add(line.name)
+                names.add(line.name)
 
     collect(table.lines)
-    return found
+    return names
 
 
 @dataclass
@@ -162,7 +167,7 @@ class _Mixed:
                 for name in line.shared:
                     if name not in self.low and self._multiplies(line.lines, name) and name not in copied:
                         copied.add(name)
-                        self._copy(result, name, values[name], next(own for own, _ in walk(line.lines)))
+                        self._copy(result, name, values[name], next(inner for inner, _ in walk(line.lines)))
                 slices = {inside: values[outer].along(values[outer].axes[1:]) for inside, outer in line.each}
                 self.low |= {inside for inside, outer in line.each if outer in self.low}
                 inner = _Mixed(self.rounding, self.streams, self.features, self.low)
@@ -170,8 +175,10 @@ class _Mixed:
                 self.low |= {outer for inside, outer in line.keep if inside in self.low}
                 result.append(replace(line, lines=body, values={**line.values, **inner.made}))
                 continue
-            kept = line.left[0].indexed or self.rounding.keeps(line)  # what meets at an index is added up in fp32
-            if line.tag.macro != "optimizer_step" and not kept:
+            keeps_width = line.left[0].indexed or self.rounding.keeps(
+                line
+            )  # what meets at an index is added up in fp32
+            if line.tag.macro != "optimizer_step" and not keeps_width:
                 self.low |= {term.name for term in line.left if self._is_activation(term)}
             if not self.rounding.product(line):
                 result.append(line)

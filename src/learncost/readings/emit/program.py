@@ -84,25 +84,25 @@ def program(
         if not library.casts:
             raise InputError(f"{library.name} has no bf16: choose torch or jax")
         table, types = typed(table, dtype)
-        low = frozenset(name for name, own in types.items() if own == "bf16")
+        low = frozenset(name for name, dtype_of_name in types.items() if dtype_of_name == "bf16")
     return _Writer(_closed(table), library, function_name, title, dict(sizes or {}), low).program()
 
 
 def _closed(table: Table) -> Table:
     """The table with everything that its lines read and do not make among its inputs."""
-    made: set[str] = {*table.inputs, *table.weights}
+    available: set[str] = {*table.inputs, *table.weights}
     free: list[str] = []
     for line in table.lines:
-        free += [name for name in line.reads if name not in made]
-        made |= {*free, *line.makes}
+        free += [name for name in line.reads if name not in available]
+        available |= {*free, *line.makes}
     return replace(table, inputs=(*table.inputs, *dict.fromkeys(free)))
 
 
 def _codes(table: Table) -> frozenset[str]:
     """The names of indices that are kept in bytes, and of their slices."""
-    found = table.codes
+    codes = table.codes
     repeats = [line for line in table.lines if isinstance(line, Repeat)]
-    return found | {inside for line in repeats for inside, outer in line.each if outer in found}
+    return codes | {inside for line in repeats for inside, outer in line.each if outer in codes}
 
 
 @dataclass
@@ -123,7 +123,7 @@ class _Writer:
         self.identifiers = Identifiers(reserved)
         self.helpers = Helpers(self.backend)
         self.weights = Weights.of(table, self.identifiers, self.backend.array, self._stack_title)
-        axes = {axis for own in self.lowered.axes.values() for axis in own} | set(windows(self.lowered.lines))
+        axes = {axis for declared in self.lowered.axes.values() for axis in declared} | set(windows(self.lowered.lines))
         self.w = self.identifiers.of("weights" if "w" in axes else "w", "record") if self.weights.tree else ""
         self.identifiers.of("turn", "loop")  # before a value of this name
         self.states = self._states()
@@ -151,14 +151,14 @@ class _Writer:
         """Inputs that belong to every weight, such as `W.M`: records like that of the weights."""
         if self.weights.tree is None:
             return {}
-        found: dict[str, dict[str, str]] = {}
+        states: dict[str, dict[str, str]] = {}
         for name in self.table.inputs:
             end, weight = self._state(name)
             if weight in self.table.weights:
-                found.setdefault(end, {})[weight] = name
+                states.setdefault(end, {})[weight] = name
         return {
             self.identifiers.of(f"state.{end}", "record"): {w: names[w] for w in self.table.weights if w in names}
-            for end, names in found.items()
+            for end, names in states.items()
         }
 
     def _state(self, name: str) -> tuple[str, str]:
@@ -194,16 +194,18 @@ class _Writer:
         self.statements(scope, self.lowered.lines, set(table.outputs))
         results = self._results()
         scope.put(self._return(results), ())
-        own = [*table.weights, *table.inputs]
-        sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in own]
-        made = function.masks(scope)
+        arguments = [*table.weights, *table.inputs]
+        sources = [Source(scope.paths.get(n) or self.identifiers.of(n), table.axes[n]) for n in arguments]
+        mask_lines = function.masks(scope)
         first, missing = function.sizes(scope, sources)
         constants = [Made(f"{scope.sizes[n]} = {self.given[n]}") for n in missing if n in self.given]
         missing = [name for name in missing if name not in self.given]
         parameters += [Parameter(scope.sizes[name], "int") for name in missing]
         about = f"Returns {', '.join(self._says(tree) for tree in results)}."
         body = function.freed(scope, {*table.inputs, *table.weights})
-        self.turns.functions.append(function.text(self.function, parameters, about, [*constants, *first, *made], body))
+        self.turns.functions.append(
+            function.text(self.function, parameters, about, [*constants, *first, *mask_lines], body)
+        )
         return Program(
             self._text(),
             self.function,
@@ -216,7 +218,7 @@ class _Writer:
     def _parameters(self) -> tuple[tuple[Tree, ...], list[Parameter]]:
         table, names = self.table, self.identifiers
         tree = self.weights.tree
-        state = {own for group in self.states.values() for own in group.values()}
+        state = {state_name for group in self.states.values() for state_name in group.values()}
         gradients = [name for name in table.inputs if table.values[name].role == "gradient"]
         later = {name for name in gradients if table.values[name].of in table.outputs}
         weights: list[Tree] = [tree] if tree else list(table.weights)
@@ -224,14 +226,14 @@ class _Writer:
         after = [name for name in table.inputs if name in later]
         states: list[Tree] = [renamed(tree, group) for group in self.states.values()]
         trees: tuple[Tree, ...] = (*weights, *states, *before, *after) if tree else (*before, *weights, *after)
-        found = []
-        for one in trees:
-            if isinstance(one, Node):
-                name = self.w if one is tree else list(self.states)[states.index(one)]
-                found.append(Parameter(name, one.record))
-            elif one is not None:
-                found.append(Parameter(names.of(one), axes=table.axes[one]))
-        return trees, found
+        parameters = []
+        for array_or_record in trees:
+            if isinstance(array_or_record, Node):
+                name = self.w if array_or_record is tree else list(self.states)[states.index(array_or_record)]
+                parameters.append(Parameter(name, array_or_record.record))
+            elif array_or_record is not None:
+                parameters.append(Parameter(names.of(array_or_record), axes=table.axes[array_or_record]))
+        return trees, parameters
 
     # Statements.
 
@@ -276,7 +278,11 @@ class _Writer:
             elif kind not in done:
                 done.add(kind)
                 stays = {w: w for w in table.weights} if kind == "the new weights" else {}
-                results.append(renamed(tree, stays | {w: own for own, (what, w) in belongs.items() if what == kind}))
+                results.append(
+                    renamed(
+                        tree, stays | {w: array for array, (belongs_as, w) in belongs.items() if belongs_as == kind}
+                    )
+                )
         return tuple(results)
 
     def _return(self, results: Sequence[Tree]) -> str:
@@ -306,9 +312,9 @@ class _Writer:
         # What the record holds is read by the return, and stays until then.
         read, scope.read = scope.read, []
         items = [self.built(scope, part) for part in tree.fields]
-        held, scope.read = scope.read, []
+        before, scope.read = scope.read, []
         scope.put(call(tree.record, items, f"{variable} = "), (variable,))
-        scope.read = [*read, *held, variable]
+        scope.read = [*read, *before, variable]
         return variable
 
     def _says(self, tree: Tree) -> str:
@@ -326,8 +332,8 @@ class _Writer:
         if records:
             imports.append("from typing import NamedTuple")
         used = {"from torch.nn import functional": "functional.", "import jax": "jax."}
-        own = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
-        parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(own)]
+        needed = [line for line in self.backend.imports if line not in used or self._uses(used[line])]
+        parts = [f'"""{self.title}"""' if self.title else "", "\n".join(imports), "\n".join(needed)]
         head = "\n\n".join(part for part in parts if part)
         return "\n\n\n".join((head, *map(str, records), *self.helpers.texts.values(), *self.turns.functions)) + "\n"
 

@@ -50,8 +50,8 @@ def fill(tree: Tree, values: Mapping[str, Any], namespace: Mapping[str, Any]) ->
 def unfold(tree: Tree, value: Any) -> Iterator[tuple[str, Any]]:
     """The arrays of a result, each with its name in the table."""
     if isinstance(tree, Node):
-        for part, own in zip(tree.fields, value, strict=True):
-            yield from unfold(part, own)
+        for part, field_value in zip(tree.fields, value, strict=True):
+            yield from unfold(part, field_value)
     elif tree is not None:
         yield tree, value
 
@@ -75,16 +75,16 @@ class Record:
 
 def groups(table: Table) -> list[tuple[str, ...]]:
     """Weights that the turns of the same repeats slice, group by group, in the order of the table's weights."""
-    found: list[set[str]] = []
+    merged: list[set[str]] = []
     for line in table.lines:
         if isinstance(line, Repeat):
-            own = {outer for _, outer in line.each if outer in table.weights}
-            for other in [one for one in found if one & own]:
-                found.remove(other)
-                own |= other
-            found += [own] if own else []
-    ordered = [tuple(name for name in table.weights if name in own) for own in found]
-    return sorted(ordered, key=lambda own: table.weights.index(own[0]))
+            sliced = {outer for _, outer in line.each if outer in table.weights}
+            for other in [group for group in merged if group & sliced]:
+                merged.remove(other)
+                sliced |= other
+            merged += [sliced] if sliced else []
+    ordered = [tuple(name for name in table.weights if name in group) for group in merged]
+    return sorted(ordered, key=lambda group: table.weights.index(group[0]))
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Weights:
     @staticmethod
     def of(table: Table, names: Identifiers, array: str, titled: Callable[[Sequence[str]], str]) -> Weights:
         """The records that the weights of a table need; `titled` says what the turns of a group are called."""
-        found = groups(table)
-        if len(table.weights) <= FEW or not found:
+        slices_together = groups(table)
+        if len(table.weights) <= FEW or not slices_together:
             return Weights()
-        whole = names.of("Weights", "class")
-        taken = {names.of(name) for name in table.weights}
-        grouped = [_group(own, titled(own), names, taken) for own in found]
+        record_name = names.of("Weights", "class")
+        used_names = {names.of(name) for name in table.weights}
+        grouped = [_group(group, titled(group), names, used_names) for group in slices_together]
         records = [
             Record(
                 group.record,
@@ -131,25 +131,25 @@ class Weights:
         parts: dict[str, Tree] = {}
         paths = {}
         for name in table.weights:
-            own, axes = names.of(name), table.axes[name]
+            field_name, axes = names.of(name), table.axes[name]
             if name not in member:
-                fields[own], parts[own], paths[name] = (own, array, _axes(axes)), name, own
+                fields[field_name], parts[field_name], paths[name] = (field_name, array, _axes(axes)), name, field_name
                 continue
             group = member[name]
             fields[group.field] = (group.field, group.record, f"stacks of {axes[0]}")
-            parts[group.field], paths[name] = group.node, f"{group.field}.{own}"
+            parts[group.field], paths[name] = group.node, f"{group.field}.{field_name}"
         about = "All weights, or what belongs to each of them: gradients, an optimizer's state."
-        records.append(Record(whole, about, tuple(fields.values())))
-        return Weights(Node(whole, tuple(parts.values())), tuple(records), tuple(grouped), paths)
+        records.append(Record(record_name, about, tuple(fields.values())))
+        return Weights(Node(record_name, tuple(parts.values())), tuple(records), tuple(grouped), paths)
 
 
-def _group(own: tuple[str, ...], title: str, names: Identifiers, taken: set[str]) -> Group:
-    record = names.of(title.title().replace("_", ""), f"class {own[0]}")
+def _group(weights: tuple[str, ...], title: str, names: Identifiers, used_names: set[str]) -> Group:
+    record = names.of(title.title().replace("_", ""), f"class {weights[0]}")
     field_name, number = title, 2
-    while field_name in taken:
+    while field_name in used_names:
         field_name, number = f"{title}_{number}", number + 1
-    taken.add(field_name)
-    return Group(field_name, record, own)
+    used_names.add(field_name)
+    return Group(field_name, record, weights)
 
 
 def _axes(axes: Iterable[str]) -> str:

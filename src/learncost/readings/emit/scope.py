@@ -78,8 +78,8 @@ class Scope:
 
     def have(self, term: Term) -> tuple[str | None, ...]:
         """The axes of the array behind a term, as the line reads them."""
-        own = tuple(a for axis in term.axes for a in ((axis,) if isinstance(axis, str) else axis.at.loops))
-        return tuple(None if place is None else own[place] for place in self.layout(term.name))
+        axes = tuple(a for axis in term.axes for a in ((axis,) if isinstance(axis, str) else axis.at.loops))
+        return tuple(None if place is None else axes[place] for place in self.layout(term.name))
 
     def operand(self, term: Operand, want: tuple[str, ...]) -> Code:
         """An operand such that it spreads over the axes wanted, by itself or with axes of length 1."""
@@ -123,7 +123,8 @@ class Scope:
         last = want[len(want) - len(have) :] if have else ()
         plain = [axis for axis in have if axis is not None]
         if len(have) <= len(want) and all(
-            mine == own or (mine is None and own not in plain) for mine, own in zip(have, last, strict=True)
+            mine == wanted_axis or (mine is None and wanted_axis not in plain)
+            for mine, wanted_axis in zip(have, last, strict=True)
         ):
             return code
         code = self.without_ones(code, have)
@@ -145,15 +146,15 @@ class Scope:
 
     def size(self, axis: str) -> str:
         """The size of an axis: a number, or a variable that the function's first lines set."""
-        own = base(axis)
-        if own.isdigit():
-            return own
-        return self.sizes.setdefault(own, self.identifiers.of(own, "size"))
+        size = base(axis)
+        if size.isdigit():
+            return size
+        return self.sizes.setdefault(size, self.identifiers.of(size, "size"))
 
     def total(self, size: str) -> str:
         """A size, or a sum of sizes in parentheses."""
         (_, first), *more = summands(size)
-        rest = "".join(f" {'+' if sign > 0 else '-'} {self.size(one)}" for sign, one in more)
+        rest = "".join(f" {'+' if sign > 0 else '-'} {self.size(summand)}" for sign, summand in more)
         return f"({self.size(first)}{rest})" if more else self.size(first)
 
     def shape(self, axes: Iterable[str]) -> list[str]:
@@ -262,7 +263,7 @@ class Scope:
         """A variable that holds a record: names of the table with their fields."""
         record = f"record {variable}"
         self.variables[record] = variable
-        self.paths |= {name: f"{variable}.{own}" for name, own in fields.items()}
+        self.paths |= {name: f"{variable}.{field_name}" for name, field_name in fields.items()}
         self.owners |= dict.fromkeys(fields, record)
 
     def put_two(self, first: str, makes: Sequence[str], second: str, comment: str, heading: str) -> None:

@@ -78,7 +78,7 @@ class _Loop:
             self._take(name, scope.axes[name], scope.value(name).text)
         inner.like = self.sources[0].text if self.sources else scope.like
         inner.statements = [*opened]
-        handed = {carry.end for carry in line.carry} | {own for own, _ in line.keep}
+        handed = {carry.end for carry in line.carry} | {stacked for stacked, _ in line.keep}
         read, scope.read = scope.read, []
         self.turns.statements(inner, line.lines, handed)
         self._gives()
@@ -100,23 +100,25 @@ class _Loop:
         for group in self.turns.weights.groups:
             # In a turn that has several blocks' weights together the record itself holds stacks.
             for stacks in (f"{self.turns.record}.{group.field}", self.turns.record):
-                own = {
+                slices = {
                     inside: outer
                     for inside, outer in rest.items()
                     if outer in group.names and self.scope.paths.get(outer) == f"{stacks}.{self.names.of(outer)}"
                 }
-                if own:
+                if slices:
                     break
-            if own:
-                argument = f"{group.record}(*(stack[{self._at(*next(iter(own.items())))}] for stack in {stacks}))"
+            if slices:
+                argument = f"{group.record}(*(stack[{self._at(*next(iter(slices.items())))}] for stack in {stacks}))"
                 self.parameters.append(Parameter(self.turns.record, group.record, argument=argument))
-                inner.paths |= {inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in own.items()}
-                self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in own]
-                rest = {inside: outer for inside, outer in rest.items() if inside not in own}
-        for kept in dict.fromkeys(self.turns.kept[outer] for outer in rest.values() if outer in self.turns.kept):
-            own = {outer: inside for inside, outer in rest.items() if outer in kept.names}
-            opened += self._open(kept, own)
-            rest = {inside: outer for inside, outer in rest.items() if outer not in own}
+                inner.paths |= {
+                    inside: f"{self.turns.record}.{self.names.of(outer)}" for inside, outer in slices.items()
+                }
+                self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in slices]
+                rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
+        for record in dict.fromkeys(self.turns.kept[outer] for outer in rest.values() if outer in self.turns.kept):
+            slices = {outer: inside for inside, outer in rest.items() if outer in record.names}
+            opened += self._open(record, slices)
+            rest = {inside: outer for inside, outer in rest.items() if outer not in slices}
         for inside, outer in rest.items():
             self._take(inside, self.inner.axes[inside], f"{self.scope.value(outer).atom}[{self._at(inside, outer)}]")
         return opened
@@ -131,51 +133,51 @@ class _Loop:
         backend = self.inner.backend
         return backend.join if self.line.part(inside, self.scope.axes.get(outer, ())) else f"{backend.module}.stack"
 
-    def _open(self, kept: Kept, own: dict[str, str]) -> list[Made]:
+    def _open(self, record: Kept, inside_of: dict[str, str]) -> list[Made]:
         """A kept object as a parameter, its fields as variables, so that each is released when it was read."""
         inner = self.inner
-        self.scope.read.append(f"record {kept.variable}")
-        layouts = dict(zip(kept.names, kept.layouts, strict=True))
-        inner.layouts |= {inside: layouts[outer] for outer, inside in own.items()}
-        freed = kept.backwards != self.line.reverse and self._readers(kept) == 1
+        self.scope.read.append(f"record {record.variable}")
+        layouts = dict(zip(record.names, record.layouts, strict=True))
+        inner.layouts |= {inside: layouts[outer] for outer, inside in inside_of.items()}
+        freed = record.backwards != self.line.reverse and self._readers(record) == 1
         end = "" if self.line.reverse else "0"  # the stack is in the order of the turns, whichever was made first
-        argument = f"{kept.variable}.pop({end})" if freed else f"{kept.variable}[{self.turn}]"
-        if not kept.record:
-            (inside,) = own.values()
+        argument = f"{record.variable}.pop({end})" if freed else f"{record.variable}[{self.turn}]"
+        if not record.record:
+            (inside,) = inside_of.values()
             self._take(inside, self.inner.axes[inside], argument)
             return []
-        self.parameters.append(Parameter(kept.variable, kept.record, argument=argument))
+        self.parameters.append(Parameter(record.variable, record.record, argument=argument))
         self.sources += [
             Source(self.names.of(inside), self.inner.axes[inside])
-            for inside in own.values()
+            for inside in inside_of.values()
             if inner.layout(inside) == tuple(range(len(self.inner.axes[inside])))
         ]
-        inner.made |= set(own.values())
-        fields = [self.names.of(own[outer]) if outer in own else "_" for outer in kept.names]
-        opened = [Made(call("", fields, indent=16) + f" = {kept.variable}", tuple(own.values()))]
+        inner.made |= set(inside_of.values())
+        fields = [self.names.of(inside_of[outer]) if outer in inside_of else "_" for outer in record.names]
+        opened = [Made(call("", fields, indent=16) + f" = {record.variable}", tuple(inside_of.values()))]
         if "\n" not in opened[0].text:
-            opened[0].text = f"{', '.join(fields)} = {kept.variable}"
+            opened[0].text = f"{', '.join(fields)} = {record.variable}"
         if inner.backend.releases:
-            opened.append(Made(f"del {kept.variable}"))
+            opened.append(Made(f"del {record.variable}"))
         return opened
 
     # What it gives.
 
     def _gives(self) -> None:
         """Carried values, what it keeps for later loops as one object, gradients of weights as records, the rest."""
-        inner, names, known = self.inner, self.names, self.turns.table.known
+        inner, names, values = self.inner, self.names, self.turns.table.known
         for carry in self.line.carry:
             self.returned.append(inner.settled(carry.end).text)
             self.targets.append(names.of(carry.final))
-        whole, sliced = self._read_whole(), self._read_in_slices()
-        objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in whole]
-        rest = {outer: inside for inside, outer in self.line.keep if outer in whole}
+        read_whole, sliced = self._read_whole(), self._read_in_slices()
+        objects = [pair for pair in self.line.keep if pair[1] in sliced and pair[1] not in read_whole]
+        rest = {outer: inside for inside, outer in self.line.keep if outer in read_whole}
         if objects:
             self._keep(objects)
         for group in self.turns.weights.groups:
-            own = {known[outer].of: outer for outer in rest if known[outer].role == "gradient"}
-            if own.keys() >= set(group.names):
-                outers = [own[name] for name in group.names]
+            gradient_of = {values[outer].of: outer for outer in rest if values[outer].role == "gradient"}
+            if gradient_of.keys() >= set(group.names):
+                outers = [gradient_of[name] for name in group.names]
                 self._gradients(group, {outer: rest.pop(outer) for outer in outers})
         for outer, inside in rest.items():
             self.scope.layouts.pop(outer, None)
@@ -191,8 +193,8 @@ class _Loop:
     def _keep(self, pairs: Sequence[Pair]) -> None:
         inner, names, line = self.inner, self.names, self.line
         outers = tuple(outer for _, outer in pairs)
-        layouts = tuple(inner.layout(own) for own, _ in pairs)
-        values = [inner.value(own).text for own, _ in pairs]
+        layouts = tuple(inner.layout(name) for name, _ in pairs)
+        values = [inner.value(name).text for name, _ in pairs]
         if len(pairs) == 1:
             kept = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
             text = values[0]
@@ -200,37 +202,37 @@ class _Loop:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
             record = names.of(wish, f"class {self.number}")
             kept = Kept(names.of("kept", f"record {self.number}"), record, outers, layouts, line.reverse)
-            axes = {own: f"[{' '.join(inner.axes[own])}]" for own, _ in pairs}
-            fields = tuple((names.of(own), inner.backend.array, axes[own]) for own, _ in pairs)
+            axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
+            fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
         self.turns.kept |= dict.fromkeys(outers, kept)
         self._collect(kept.variable, f"record {kept.variable}", text)
 
-    def _gradients(self, group: Group, own: Mapping[str, str]) -> None:
+    def _gradients(self, group: Group, inside_of: Mapping[str, str]) -> None:
         """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""
         inner, names = self.inner, self.names
-        outer, inside = next(iter(own.items()))
+        outer, inside = next(iter(inside_of.items()))
         variable = names.of(f"d{group.field}", f"record {self.number}")
-        values = [inner.settled(name).text for name in own.values()]
+        values = [inner.settled(name).text for name in inside_of.values()]
         self._collect(variable, f"record {variable}", call(group.record, values))
         self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
-        self.scope.own(variable, dict(zip(own, map(names.of, group.names), strict=True)))
+        self.scope.own(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
 
-    def _readers(self, kept: Kept) -> int:
+    def _readers(self, record: Kept) -> int:
         """How many loops read what another one keeps."""
         repeats = (line for line in self.around if isinstance(line, Repeat))
-        return sum(bool({outer for _, outer in line.each} & set(kept.names)) for line in repeats)
+        return sum(bool({outer for _, outer in line.each} & set(record.names)) for line in repeats)
 
     def _read_whole(self) -> set[str]:
         """Names that are read other than slice by slice."""
-        whole = set(self.handed)
+        names = set(self.handed)
         for line in self.around:
             if isinstance(line, Repeat):
-                whole |= {carry.initial for carry in line.carry} | set(line.shared)
+                names |= {carry.initial for carry in line.carry} | set(line.shared)
             else:
-                whole |= set(line.reads)
-        return whole
+                names |= set(line.reads)
+        return names
 
     def _read_in_slices(self) -> set[str]:
         return {outer for line in self.around if isinstance(line, Repeat) for _, outer in line.each}
@@ -242,11 +244,11 @@ class _Loop:
         inner.put(returned(self.returned), ())
         sizes, missing = function.sizes(inner, self.sources)
         self.parameters += [
-            Parameter(own, argument=self.scope.own_mask(key, inner)) for key, own in inner.masks.items()
+            Parameter(name, argument=self.scope.own_mask(key, inner)) for key, name in inner.masks.items()
         ]
-        self.parameters += [Parameter(inner.sizes[own], "int", argument=self.scope.size(own)) for own in missing]
-        given = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.made}
-        body = function.freed(inner, given)
+        self.parameters += [Parameter(inner.sizes[size], "int", argument=self.scope.size(size)) for size in missing]
+        starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.made}
+        body = function.freed(inner, starts)
         self.name = self.names.of(self.title, f"function {self.number}")
         about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."
         first = [*body[:opened], *sizes]
@@ -267,12 +269,12 @@ class _Loop:
             if name == f"record {variable}":
                 scope.variables[name] = variable
         turns = f"reversed(range({count.text}))" if line.reverse else f"range({count.text})"
-        arguments = [one.argument for one in self.parameters]
-        called = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
+        arguments = [parameter.argument for parameter in self.parameters]
+        call_text = call(self.name, arguments, f"{', '.join(self.targets)} = ", 8).replace("\n", "\n    ")
         scope.read = [*read, *(carry.final for carry in line.carry), *self.lists.values()]
-        scope.put(f"for {self.turn} in {turns}:\n    {called}", ())
-        side, what, way = self.title.partition(_what(line))
-        scope.statements[first].heading = f"the {side.replace('_', ' ')}{what}s{way.replace('_', ', ')}"
+        scope.put(f"for {self.turn} in {turns}:\n    {call_text}", ())
+        side, title, way = self.title.partition(_what(line))
+        scope.statements[first].heading = f"the {side.replace('_', ' ')}{title}s{way.replace('_', ', ')}"
         for variable, text in self.stacked.items():
             scope.read = [self.lists[variable]]
             scope.put(f"{variable} = {text}", (self.lists[variable],))
@@ -280,16 +282,16 @@ class _Loop:
 
 def title(line: Repeat, table: Table) -> str:
     """What one turn is called: block, decoder_block_backward."""
-    own = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
+    blocks = {inner.tag.block for inner, _ in walk(line.lines) if inner.tag.block}
     every = {inner.tag.block for inner, _ in walk(table.lines) if inner.tag.block}
     macros = {inner.tag.macro for inner, _ in walk(line.lines)}
-    side = f"{own.pop()}_" if len(every) > 1 and len(own) == 1 else ""
-    what = f"{side}{_what(line)}"
+    side = f"{blocks.pop()}_" if len(every) > 1 and len(blocks) == 1 else ""
+    title = f"{side}{_what(line)}"
     if "backward" in macros:
-        return f"{what}_backward"
+        return f"{title}_backward"
     if macros == {"recomputation"}:
-        return f"{what}_again"
-    return f"{what}_update" if "weight_update" in macros else what
+        return f"{title}_again"
+    return f"{title}_update" if "weight_update" in macros else title
 
 
 def _what(line: Repeat) -> str:

@@ -32,15 +32,15 @@ def primitive(backend: Backend, word: str, operands: Sequence[Code], numbers: Se
     if spelled == "{X}":
         return operands[0]
     texts = {
-        name: one.atom if f"{{{name}}}." in spelled or f"-{{{name}}}" in spelled else one.text
-        for name, one in zip(row.inputs, operands, strict=True)
+        name: operand.atom if f"{{{name}}}." in spelled or f"-{{{name}}}" in spelled else operand.text
+        for name, operand in zip(row.inputs, operands, strict=True)
     }
     return Code(spelled.format(**texts, **along))
 
 
-def is_along(found: Entry) -> bool:
+def is_along(word: Entry) -> bool:
     """Whether the word acts along axes, so that its helper has to be told which."""
-    return not found.pointwise and bool(found.body or found.kind in ("reduction", "scan"))
+    return not word.pointwise and bool(word.body or word.kind in ("reduction", "scan"))
 
 
 @dataclass
@@ -57,20 +57,20 @@ class Helpers:
 
     def call(self, word: str, part: str, gives: tuple[str, ...], operands: Sequence[str], axis: str) -> str:
         """The call of a whole word: operands as its part reads them, `axis` where it acts along some."""
-        found = entry(word)
+        entry_of_word = entry(word)
         if (
             part == "body"
-            and gives == found.outputs
-            and self.backend.name in found.spelled
+            and gives == entry_of_word.outputs
+            and self.backend.name in entry_of_word.spelled
             and self._fits(word, operands, axis)
         ):
-            given = dict(zip(found.inputs, operands, strict=True))
-            return found.spelled[self.backend.name].format(**given, axis=axis)
-        name = self._name(found, part, gives)
+            operand_of = dict(zip(entry_of_word.inputs, operands, strict=True))
+            return entry_of_word.spelled[self.backend.name].format(**operand_of, axis=axis)
+        name = self._name(entry_of_word, part, gives)
         if name not in self.texts:
-            text = _Writer(self, found, part, gives).function(name)  # the helpers that it calls come before it
+            text = _Writer(self, entry_of_word, part, gives).function(name)  # the helpers that it calls come before it
             self.texts[name] = text
-        return f"{name}({', '.join((*operands, axis) if is_along(found) else operands)})"
+        return f"{name}({', '.join((*operands, axis) if is_along(entry_of_word) else operands)})"
 
     def _fits(self, word: str, operands: Sequence[str], axis: str) -> bool:
         """Whether the library's function means it: PyTorch's softmax takes one axis, its norms the last ones."""
@@ -78,24 +78,24 @@ class Helpers:
             return True
         return not axis.startswith("(") and ("softmax" in word or (axis == "-1" and operands[0].isidentifier()))
 
-    def _name(self, found: Entry, part: str, gives: tuple[str, ...]) -> str:
+    def _name(self, word: Entry, part: str, gives: tuple[str, ...]) -> str:
         if part == "body":
-            more = [name for name in gives if name not in found.outputs]
-            return "_with_".join((found.name, "_".join(more))) if more else found.name
+            more = [name for name in gives if name not in word.outputs]
+            return "_with_".join((word.name, "_".join(more))) if more else word.name
         every = tuple(
-            t.name for line in found.gradient for t in line.left if t.name[1:] in found.inputs and t.name[0] == "d"
+            t.name for line in word.gradient for t in line.left if t.name[1:] in word.inputs and t.name[0] == "d"
         )
-        return f"{found.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
+        return f"{word.name}_gradient" + ("" if set(gives) == set(every) else "_" + "_".join(gives))
 
 
 class _Writer:
     """One helper: the lines of a word's part, what is read once written into its reader."""
 
-    def __init__(self, helpers: Helpers, found: Entry, part: str, gives: tuple[str, ...]) -> None:
-        self.helpers, self.backend, self.found, self.part, self.gives = helpers, helpers.backend, found, part, gives
-        self.lines = found.lines(part, gives)
-        self.conditions = {one.name for one in self.lines if isinstance(one, Word) and entry(one.word).truth}
-        self.inputs = found.inputs if part == "body" else found.gradient_reads(gives)
+    def __init__(self, helpers: Helpers, word: Entry, part: str, gives: tuple[str, ...]) -> None:
+        self.helpers, self.backend, self.found, self.part, self.gives = helpers, helpers.backend, word, part, gives
+        self.lines = word.lines(part, gives)
+        self.conditions = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).truth}
+        self.inputs = word.inputs if part == "body" else word.gradient_reads(gives)
         self.values: dict[str, Code] = {name: Code(name) for name in self.inputs}
         self.summed: dict[str, Code] = {}  # of a sum along the axes: what is summed
         self.counts = False
@@ -112,11 +112,11 @@ class _Writer:
             self.values[line.name] = code
         results = ", ".join(self.values[gives].text for gives in self.gives)
         if self.counts:
-            whole = next(
+            operand_name = next(
                 t.name for line in self.lines for t in line.right if "n" in t.declared and t.name in self.inputs
             )
             axes = "((axis,) if isinstance(axis, int) else axis)"
-            statements.insert(0, f"    n = math.prod({whole}.shape[i] for i in {axes})")
+            statements.insert(0, f"    n = math.prod({operand_name}.shape[i] for i in {axes})")
         parameters = (*self.inputs, "axis") if is_along(self.found) else self.inputs
         says = self.found.source if self.part == "body" else f"The gradient of {self.found.name}."
         says = says or f"The word {self.found.name}."
@@ -142,7 +142,9 @@ class _Writer:
         if inner.kind == "reduction":
             return self.backend.reduce(inner.name, operands[0], "axis", keep=True)
         if inner.body:
-            return Code(self.helpers.call(inner.name, "body", inner.outputs, [one.text for one in operands], "axis"))
+            return Code(
+                self.helpers.call(inner.name, "body", inner.outputs, [operand.text for operand in operands], "axis")
+            )
         self.helpers.library(inner.name)
         numbers = [isinstance(term, Literal) for term in line.right]
         return primitive(self.backend, inner.name, operands, numbers, axis="axis")
@@ -158,8 +160,8 @@ class _Writer:
         code = operands[0]
         if len(operands) == 2:
             minus = isinstance(line.right[0], Literal) and line.right[0].value == -1
-            one, two = operands
-            code = Code(f"-{two.at(POWER)}", POWER) if minus else binary(one, "*", two, PRODUCT)
+            first, second = operands
+            code = Code(f"-{second.at(POWER)}", POWER) if minus else binary(first, "*", second, PRODUCT)
         if any("n" in term.axes for term in line.right) and "n" not in line.left[0].axes:
             self.summed[line.name] = code
             whether = "".join(term.name for term in line.right) in self.conditions

@@ -62,12 +62,12 @@ class Array:
         return Array(self.layout.transpose(*axes), self.room)
 
     def reshape(self, *shape: Any) -> Array:
-        found = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        sizes_given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return Array(self.layout.reshape(found, copy=False), self.room)
+            return Array(self.layout.reshape(sizes_given, copy=False), self.room)
         except ValueError:  # NumPy copies; where the shape does not fit, this is refused once more
-            known = prod(size for size in found if size >= 0)
-            sizes = [size if size >= 0 else self.layout.size // known for size in found]
+            elements = prod(size for size in sizes_given if size >= 0)
+            sizes = [size if size >= 0 else self.layout.size // elements for size in sizes_given]
             return Array.new(self.account, sizes, self.dtype)
 
     def __getitem__(self, key: Any) -> Array:
@@ -90,28 +90,28 @@ class Array:
     def _reduced(self, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Array:
         rank = len(self.shape)
         axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
-        gone = {one % rank for one in axes}
-        shape = [1 if at in gone else size for at, size in enumerate(self.shape)]
+        reduced = {axis % rank for axis in axes}
+        shape = [1 if at in reduced else size for at, size in enumerate(self.shape)]
         order = order_of(self.shape, [self])
-        found = Array.new(self.account, shape, dtype or self.dtype, order)
+        result = Array.new(self.account, shape, dtype or self.dtype, order)
         if not self.layout.flags.c_contiguous or (dtype and dtype != self.dtype):
             self.account.buffer(min(BUFFER, self.layout.size) * self.dtype.itemsize)
         if keepdims:
-            return found
-        places = [0 if at in gone else slice(None) for at in range(rank)]
-        return Array(found.layout[(*places, ...)], found.room)
+            return result
+        places = [0 if at in reduced else slice(None) for at in range(rank)]
+        return Array(result.layout[(*places, ...)], result.room)
 
     sum = mean = max = _reduced
 
 
 def _chosen(array: Array, items: tuple[Any, ...]) -> Array:
     """The elements at places that arrays hold: a copy, in which the arrays' axes lie outermost."""
-    given, rest, before = chosen(array.shape, [item.shape if isinstance(item, Array) else item for item in items])
-    found = Array.new(array.account, (*given, *rest), array.dtype)
+    index_shape, rest, before = chosen(array.shape, [item.shape if isinstance(item, Array) else item for item in items])
+    result = Array.new(array.account, (*index_shape, *rest), array.dtype)
     if not before:
-        return found
-    moved = np.moveaxis(found.layout, range(len(given)), range(before, before + len(given)))
-    return Array(moved, found.room)
+        return result
+    moved = np.moveaxis(result.layout, range(len(index_shape)), range(before, before + len(index_shape)))
+    return Array(moved, result.room)
 
 
 def order_of(shape: Sequence[int], arrays: Sequence[Array]) -> list[int]:
@@ -126,8 +126,8 @@ def order_of(shape: Sequence[int], arrays: Sequence[Array]) -> list[int]:
         place = len(order)
         for at in reversed(range(len(order))):
             verdict = None
-            for own in strides:
-                mine, other = abs(own[axis]), abs(own[order[at]])
+            for operand_strides in strides:
+                mine, other = abs(operand_strides[axis]), abs(operand_strides[order[at]])
                 if mine and other and shape[axis] > 1 and shape[order[at]] > 1:
                     if other <= mine:
                         verdict = False

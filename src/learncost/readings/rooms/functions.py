@@ -25,13 +25,13 @@ class NumPy:
         self.add = _Add()
 
     def __getattr__(self, name: str) -> Any:
-        known = getattr(np, name, None)
-        if isinstance(known, np.ufunc) and known.nout == 1:
+        function = getattr(np, name, None)
+        if isinstance(function, np.ufunc) and function.nout == 1:
             return lambda *operands: elementwise(self._account, operands)
         raise InputError(f"what np.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
-    def erf(self, one: Array) -> Array:
-        return elementwise(self._account, (one,))
+    def erf(self, array: Array) -> Array:
+        return elementwise(self._account, (array,))
 
     def zeros(self, shape: Any, dtype: Any) -> Array:
         return Array.new(self._account, shape, dtype)
@@ -39,8 +39,8 @@ class NumPy:
     def full(self, shape: Any, value: float, dtype: Any) -> Array:
         return Array.new(self._account, shape, dtype)
 
-    def zeros_like(self, one: Array) -> Array:
-        return one.astype(one.dtype)
+    def zeros_like(self, array: Array) -> Array:
+        return array.astype(array.dtype)
 
     def eye(self, size: int, dtype: Any) -> Array:
         return Array.new(self._account, (size, size), dtype)
@@ -51,15 +51,15 @@ class NumPy:
     def tri(self, rows: int, columns: int, place: int = 0, dtype: Any = bool) -> Array:
         return Array.new(self._account, (rows, columns), dtype)
 
-    def where(self, condition: Array, one: Any, two: Any) -> Array:
-        kind = np.result_type(*(x.dtype if isinstance(x, Array) else x for x in (one, two)))
-        return elementwise(self._account, (condition, one, two), kind)
+    def where(self, condition: Array, first: Any, second: Any) -> Array:
+        kind = np.result_type(*(x.dtype if isinstance(x, Array) else x for x in (first, second)))
+        return elementwise(self._account, (condition, first, second), kind)
 
-    def ascontiguousarray(self, one: Array) -> Array:
-        return one if one.layout.flags.c_contiguous else Array.new(self._account, one.shape, one.dtype)
+    def ascontiguousarray(self, array: Array) -> Array:
+        return array if array.layout.flags.c_contiguous else Array.new(self._account, array.shape, array.dtype)
 
-    def broadcast_to(self, one: Array, shape: Any) -> Array:
-        return Array(np.broadcast_to(one.layout, shape), one.room)
+    def broadcast_to(self, array: Array, shape: Any) -> Array:
+        return Array(np.broadcast_to(array.layout, shape), array.room)
 
     def stack(self, arrays: Sequence[Array]) -> Array:
         first = arrays[0]
@@ -67,35 +67,35 @@ class NumPy:
 
     def concatenate(self, arrays: Sequence[Array], axis: int = 0) -> Array:
         shape = list(arrays[0].shape)
-        shape[axis] = sum(one.shape[axis] for one in arrays)
-        return Array.new(self._account, shape, np.result_type(*(one.dtype for one in arrays)))
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        return Array.new(self._account, shape, np.result_type(*(array.dtype for array in arrays)))
 
-    def take_along_axis(self, one: Array, index: Array, axis: int) -> Array:
-        return Array.new(self._account, index.shape, one.dtype)
+    def take_along_axis(self, array: Array, index: Array, axis: int) -> Array:
+        return Array.new(self._account, index.shape, array.dtype)
 
-    def put_along_axis(self, one: Array, index: Array, values: Array, axis: int) -> None:
+    def put_along_axis(self, array: Array, index: Array, values: Array, axis: int) -> None:
         pass
 
-    def argsort(self, one: Array, axis: int = -1, **_: Any) -> Array:
-        return Array.new(self._account, one.shape, np.int64)
+    def argsort(self, array: Array, axis: int = -1, **_: Any) -> Array:
+        return Array.new(self._account, array.shape, np.int64)
 
-    def cumsum(self, one: Array, axis: int) -> Array:
-        return Array.new(self._account, one.shape, one.dtype)
+    def cumsum(self, array: Array, axis: int) -> Array:
+        return Array.new(self._account, array.shape, array.dtype)
 
-    def flip(self, one: Array, axes: Any) -> Array:
-        return Array(one.layout, one.room)
+    def flip(self, array: Array, axes: Any) -> Array:
+        return Array(array.layout, array.room)
 
-    def argmax(self, one: Array, axis: int) -> Array:
-        return Array.new(self._account, one.shape[:-1], np.int64)
+    def argmax(self, array: Array, axis: int) -> Array:
+        return Array.new(self._account, array.shape[:-1], np.int64)
 
     argmin = argmax
 
-    def sort(self, one: Array, axis: int = -1, **_: Any) -> Array:
-        return Array.new(self._account, one.shape, one.dtype)
+    def sort(self, array: Array, axis: int = -1, **_: Any) -> Array:
+        return Array.new(self._account, array.shape, array.dtype)
 
 
 class _Add:
     """`np.add`, of which programs use `at`: the sums are made in place."""
 
-    def at(self, one: Array, index: Any, values: Array) -> None:
+    def at(self, array: Array, index: Any, values: Array) -> None:
         pass

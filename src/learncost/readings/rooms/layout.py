@@ -28,7 +28,7 @@ def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...],
     at = items.index(Ellipsis) if Ellipsis in items else len(items)
     every = [*items[:at], Ellipsis, *(slice(None),) * (len(shape) - rank), *items[at + 1 :]]
     places = [place for place, item in enumerate(every) if isinstance(item, int | tuple)]
-    given = np.broadcast_shapes(*(() if isinstance(every[place], int) else every[place] for place in places))
+    index_shape = np.broadcast_shapes(*(() if isinstance(every[place], int) else every[place] for place in places))
     rest, sizes, before = [], iter(shape), 0
     for place, item in enumerate(every):
         if item is Ellipsis:
@@ -38,4 +38,4 @@ def chosen(shape: Sequence[int], items: Sequence[Any]) -> tuple[tuple[int, ...],
             rest.append(len(range(size)[item]) if isinstance(item, slice) else size)
             before += place < places[0]
     together = places[-1] - places[0] < len(places)
-    return given, tuple(rest), before if together else 0
+    return index_shape, tuple(rest), before if together else 0

@@ -18,14 +18,14 @@ ELIDED = 256 * 1024
 
 def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Array:
     """What an elementwise function of arrays and numbers takes: its result, and a buffer where operands are spread."""
-    arrays = [one for one in operands if isinstance(one, Array)]
-    shape = np.broadcast_shapes(*(one.shape for one in arrays))
-    kind = dtype or np.result_type(*(one.dtype if isinstance(one, Array) else one for one in operands))
-    found = Array.new(account, shape, kind, order_of(shape, arrays))
-    spread = [one for one in arrays if one.shape and (one.shape != shape or not _dense(one))]
+    arrays = [operand for operand in operands if isinstance(operand, Array)]
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    kind = dtype or np.result_type(*(operand.dtype if isinstance(operand, Array) else operand for operand in operands))
+    result = Array.new(account, shape, kind, order_of(shape, arrays))
+    spread = [array for array in arrays if array.shape and (array.shape != shape or not _dense(array))]
     if spread and len(shape) > 1 and prod(shape[-1:]) < BUFFER:
         account.buffer(min(BUFFER, prod(shape)) * kind.itemsize)
-    return found
+    return result
 
 
 def _dense(array: Array) -> bool:
@@ -51,45 +51,45 @@ _EITHER = ("Add", "Mult", "BitAnd", "BitOr")
 _NEVER = ("Pow", "Mod")
 
 
-def binary(name: str, one: Any, two: Any, given: tuple[bool, bool]) -> Any:
+def binary(name: str, left: Any, right: Any, temporaries: tuple[bool, bool]) -> Any:
     """An operator; `given` says which operands are temporaries that nothing else refers to."""
-    if not isinstance(one, Array) and not isinstance(two, Array):
-        return _OPERATORS[name](one, two)
+    if not isinstance(left, Array) and not isinstance(right, Array):
+        return _OPERATORS[name](left, right)
     if name == "MatMult":
-        return _product(one, two)
+        return _product(left, right)
     if name not in _NEVER:
-        if given[0] and _gives_way(one, two):
-            return one
-        if name in _EITHER and given[1] and _gives_way(two, one):
-            return two
-    account = (one if isinstance(one, Array) else two).account
-    return elementwise(account, (one, two))
+        if temporaries[0] and _gives_way(left, right):
+            return left
+        if name in _EITHER and temporaries[1] and _gives_way(right, left):
+            return right
+    account = (left if isinstance(left, Array) else right).account
+    return elementwise(account, (left, right))
 
 
-def _gives_way(one: Any, other: Any) -> bool:
-    if not isinstance(one, Array) or not one.owns or one.nbytes < ELIDED:
+def _gives_way(operand: Any, other: Any) -> bool:
+    if not isinstance(operand, Array) or not operand.owns or operand.nbytes < ELIDED:
         return False
     if not isinstance(other, Array):
-        return bool(np.can_cast(np.asarray(other).dtype, one.dtype))
-    return other.shape in ((), one.shape) and bool(np.can_cast(other.dtype, one.dtype))
+        return bool(np.can_cast(np.asarray(other).dtype, operand.dtype))
+    return other.shape in ((), operand.shape) and bool(np.can_cast(other.dtype, operand.dtype))
 
 
-def _product(one: Array, two: Array) -> Array:
-    rows, columns = one.shape[-2:-1], two.shape[-1:] if len(two.shape) > 1 else ()
-    outer = np.broadcast_shapes(one.shape[:-2], two.shape[:-2])
-    return Array.new(one.account, (*outer, *rows, *columns), np.result_type(one.dtype, two.dtype))
+def _product(left: Array, right: Array) -> Array:
+    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    outer = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return Array.new(left.account, (*outer, *rows, *columns), np.result_type(left.dtype, right.dtype))
 
 
-def unary(name: str, one: Any, given: bool) -> Any:
+def unary(name: str, operand: Any, is_temporary: bool) -> Any:
     """Minus, not: into a temporary where there is one."""
-    if not isinstance(one, Array):
-        return _OF_ONE[name](one)
-    if given and one.owns and one.nbytes >= ELIDED:
-        return one
-    return elementwise(one.account, (one,))
+    if not isinstance(operand, Array):
+        return _OF_ONE[name](operand)
+    if is_temporary and operand.owns and operand.nbytes >= ELIDED:
+        return operand
+    return elementwise(operand.account, (operand,))
 
 
-def compare(one: Any, two: Any) -> Any:
+def compare(left: Any, right: Any) -> Any:
     """A comparison's array of conditions."""
-    account = (one if isinstance(one, Array) else two).account
-    return elementwise(account, (one, two), np.dtype(bool))
+    account = (left if isinstance(left, Array) else right).account
+    return elementwise(account, (left, right), np.dtype(bool))

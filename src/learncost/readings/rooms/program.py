@@ -23,14 +23,14 @@ class _Spelled(ast.NodeTransformer):
         return None if node.names[0].name == "numpy" else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        given = ast.Tuple([ast.Constant(_temporary(one)) for one in (node.left, node.right)], ast.Load())
+        temporaries = ast.Tuple([ast.Constant(_temporary(operand)) for operand in (node.left, node.right)], ast.Load())
         self.generic_visit(node)
-        return _call("binary_", node, ast.Constant(type(node.op).__name__), node.left, node.right, given)
+        return _call("binary_", node, ast.Constant(type(node.op).__name__), node.left, node.right, temporaries)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        given = ast.Constant(_temporary(node.operand))
+        is_temporary = ast.Constant(_temporary(node.operand))
         self.generic_visit(node)
-        return _call("unary_", node, ast.Constant(type(node.op).__name__), node.operand, given)
+        return _call("unary_", node, ast.Constant(type(node.op).__name__), node.operand, is_temporary)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)

@@ -64,12 +64,12 @@ class Tensor:
         return Tensor(np.broadcast_to(self.layout, shape), self.room)
 
     def reshape(self, *shape: Any) -> Tensor:
-        found = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        sizes_given = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
         try:
-            return Tensor(self.layout.reshape(found, copy=False), self.room)
+            return Tensor(self.layout.reshape(sizes_given, copy=False), self.room)
         except ValueError:
-            known = prod(size for size in found if size >= 0)
-            return self.like([size if size >= 0 else self.layout.size // known for size in found])
+            elements = prod(size for size in sizes_given if size >= 0)
+            return self.like([size if size >= 0 else self.layout.size // elements for size in sizes_given])
 
     view = reshape
 
@@ -94,8 +94,8 @@ class Tensor:
         items = key if isinstance(key, tuple) else (key,)
         if not any(isinstance(item, Tensor) for item in items):
             return Tensor(self.layout[items if Ellipsis in items else (*items, Ellipsis)], self.room)
-        given, rest, before = chosen(self.shape, [i.shape if isinstance(i, Tensor) else i for i in items])
-        return self.like((*rest[:before], *given, *rest[before:]))
+        index_shape, rest, before = chosen(self.shape, [i.shape if isinstance(i, Tensor) else i for i in items])
+        return self.like((*rest[:before], *index_shape, *rest[before:]))
 
     # Elementwise.
 
@@ -139,8 +139,8 @@ class Tensor:
     def _reduced(self, axis: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         rank = len(self.shape)
         axes = range(rank) if axis is None else (axis,) if isinstance(axis, int) else axis
-        gone = {one % rank for one in axes}
-        sizes = [1 if at in gone else size for at, size in enumerate(self.shape) if keepdim or at not in gone]
+        reduced = {axis % rank for axis in axes}
+        sizes = [1 if at in reduced else size for at, size in enumerate(self.shape) if keepdim or at not in reduced]
         return self.like(sizes, dtype)
 
     sum = mean = amax = amin = _reduced
@@ -177,23 +177,23 @@ class Tensor:
 
 def elementwise(account: Account, operands: Sequence[Any], dtype: Any = None) -> Tensor:
     """What an elementwise function of tensors and numbers makes: it lies as its operands do."""
-    tensors = [one for one in operands if isinstance(one, Tensor)]
-    shape = np.broadcast_shapes(*(one.shape for one in tensors))
-    kinds = [one.dtype for one in tensors if one.shape] or [one.dtype for one in tensors]
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    kinds = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
     return Tensor.new(account, shape, dtype or np.result_type(*kinds), _order(shape, tensors))
 
 
 def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
     """The axes of a result from the outermost in memory, as `TensorIteratorBase::reorder_dimensions` sorts them."""
-    strides = [np.broadcast_to(one.layout, tuple(shape)).strides for one in tensors]
+    strides = [np.broadcast_to(tensor.layout, tuple(shape)).strides for tensor in tensors]
     order = list(reversed(range(len(shape))))  # from the innermost
 
     def swaps(inner: int, outer: int) -> int:
-        for own in strides:
-            one, two = own[inner], own[outer]
-            if one and two and one != two:
-                return -1 if one < two else 1
-            if one and two and shape[inner] > shape[outer]:
+        for operand_strides in strides:
+            inner_stride, two = operand_strides[inner], operand_strides[outer]
+            if inner_stride and two and inner_stride != two:
+                return -1 if inner_stride < two else 1
+            if inner_stride and two and shape[inner] > shape[outer]:
                 return 1
         return 0
 

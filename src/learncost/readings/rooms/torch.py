@@ -38,13 +38,13 @@ class Torch:
             return lambda *operands: elementwise(self._account, operands)
         raise InputError(f"what torch.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
-    def where(self, condition: Tensor, one: Any, two: Any) -> Tensor:
-        kind = next(value.dtype for value in (one, two) if isinstance(value, Tensor))
-        return elementwise(self._account, (condition, one, two), kind)
+    def where(self, condition: Tensor, first: Any, second: Any) -> Tensor:
+        kind = next(value.dtype for value in (first, second) if isinstance(value, Tensor))
+        return elementwise(self._account, (condition, first, second), kind)
 
-    def softmax(self, one: Tensor, axis: int) -> Tensor:
-        one = one.contiguous()
-        return one.like(one.shape)
+    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
+        tensor = tensor.contiguous()
+        return tensor.like(tensor.shape)
 
     log_softmax = softmax
 
@@ -71,22 +71,22 @@ class Torch:
         product = (left @ right).view([size[x] for x in order])
         return product.permute(*(order.index(x) for x in result))
 
-    def cumsum(self, one: Tensor, axis: int) -> Tensor:
-        return one.like(one.shape)
+    def cumsum(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.like(tensor.shape)
 
-    def flip(self, one: Tensor, axes: Sequence[int]) -> Tensor:
-        return one.like(one.shape)
+    def flip(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
+        return tensor.like(tensor.shape)
 
-    def argsort(self, one: Tensor, dim: int, descending: bool = False, stable: bool = True) -> Tensor:
-        return one.like(one.shape, np.int64)
+    def argsort(self, tensor: Tensor, dim: int, descending: bool = False, stable: bool = True) -> Tensor:
+        return tensor.like(tensor.shape, np.int64)
 
-    def argmax(self, one: Tensor, axis: int) -> Tensor:
-        return one.like(one.shape[:-1], np.int64)
+    def argmax(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.like(tensor.shape[:-1], np.int64)
 
     argmin = argmax
 
-    def zeros_like(self, one: Tensor) -> Tensor:
-        return elementwise(self._account, (one,))
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        return elementwise(self._account, (tensor,))
 
     def ones(self, *shape: int, dtype: Any, device: Any = None) -> Tensor:
         return Tensor.new(self._account, shape, dtype)
@@ -102,7 +102,7 @@ class Torch:
 
     def cat(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         shape = list(tensors[0].shape)
-        shape[axis] = sum(one.shape[axis] for one in tensors)
+        shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         return tensors[0].like(shape)
 
 
@@ -111,25 +111,29 @@ class Functional:
 
     def __getattr__(self, name: str) -> Function:
         if f"functional.{name}" in _elementwise():
-            return lambda one, *_, **__: elementwise(one.account, (one,))
+            return lambda tensor, *_, **__: elementwise(tensor.account, (tensor,))
         raise InputError(f"what functional.{name} takes in memory is not known: add it to learncost.readings.rooms")
 
-    def layer_norm(self, one: Tensor, shape: Sequence[int], eps: float) -> Tensor:
-        one = one.contiguous()
-        found, mean, deviation = one.like(one.shape), one.like(one.shape[:-1]), one.like(one.shape[:-1])
+    def layer_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+        tensor = tensor.contiguous()
+        result, mean, deviation = (
+            tensor.like(tensor.shape),
+            tensor.like(tensor.shape[:-1]),
+            tensor.like(tensor.shape[:-1]),
+        )
         del mean, deviation
-        return found
+        return result
 
-    def rms_norm(self, one: Tensor, shape: Sequence[int], eps: float) -> Tensor:
-        mean = (one**2).mean(-1, keepdim=True)
-        root = elementwise(one.account, (mean,))
-        return one * root
+    def rms_norm(self, tensor: Tensor, shape: Sequence[int], eps: float) -> Tensor:
+        mean = (tensor**2).mean(-1, keepdim=True)
+        root = elementwise(tensor.account, (mean,))
+        return tensor * root
 
 
-def _spread(one: Tensor, axes: str, order: Sequence[str]) -> Tensor:
+def _spread(tensor: Tensor, axes: str, order: Sequence[str]) -> Tensor:
     """A view whose axes are in an order; those that it lacks are of one place."""
     index: Any = tuple(slice(None) if x in axes else None for x in order)
-    return one.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]
+    return tensor.permute(*(axes.index(x) for x in order if x in axes), *_left(axes, order))[index]
 
 
 def _left(axes: str, order: Sequence[str]) -> list[int]:

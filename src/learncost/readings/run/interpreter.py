@@ -64,17 +64,17 @@ def run(layer: Layer | Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
     """
     table = layer.table if isinstance(layer, Layer) else layer
     seeds = {name: f"d{table.header(name)}" for name in table.outputs}
-    given = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
+    outputs = [name for name, seed in seeds.items() if seed in arrays and seed not in table.inputs]
     numbers = {name: int(value) for name, value in arrays.items() if name not in table.axes and _is_number(value)}
     sizes = {**numbers, **(sizes or {})}
     sizes = infer_sizes(table, arrays, sizes)
     values = {name: _array(arrays[name]) for name in (*table.inputs, *table.weights) if name not in sizes}
-    if not given:
+    if not outputs:
         table = _keeping(table)
         execute(lower(table), values, sizes)
         return _public(values, table)
-    derived = derive(table, given=given)
-    for name in given:
+    derived = derive(table, given=outputs)
+    for name in outputs:
         seed = values[f"d{name}"] = _array(arrays[seeds[name]])
         shape = shape_of(table.axes[name], sizes)
         if np.shape(seed) != shape:
@@ -96,8 +96,8 @@ def _keeping(table: Table) -> Table:
         result: list[Statement] = []
         for line in lines:
             if isinstance(line, Repeat):
-                own = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
-                more = tuple((name, f"{name}*") for name in own)
+                stacked = tuple(name for name in sorted(line.inside) if name not in dict(line.each) | dict(line.keep))
+                more = tuple((name, f"{name}*") for name in stacked)
                 stacks = {stack: Value((line.count, *line.axes[name]), "kept", name) for name, stack in more}
                 values |= {stack: value for stack, value in stacks.items() if stack not in values}
                 inner = dict(line.values)
@@ -134,12 +134,12 @@ def _public(values: Values, table: Table) -> Values:
 
 def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """The size of every axis and window: from the shapes of the arrays, where it is not given."""
-    found: dict[str, int] = dict(sizes or {})
-    origin: dict[str, str] = dict.fromkeys(found, "the given sizes")
+    lengths: dict[str, int] = dict(sizes or {})
+    origin: dict[str, str] = dict.fromkeys(lengths, "the given sizes")
     seeds = {f"d{table.header(name)}": table.axes[name] for name in table.outputs}
     declared = {name: table.axes[name] for name in (*table.inputs, *table.weights)}
     for name, axes in ({seed: axes for seed, axes in seeds.items() if seed in arrays} | declared).items():
-        if name in found:
+        if name in lengths:
             continue
         if name not in arrays:
             raise InputError(f"{name}[{' '.join(axes)}] is missing among the arrays")
@@ -147,24 +147,24 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
         if len(shape) != len(axes):
             raise InputError(f"{name} has {len(shape)} axes, but is declared {name}[{' '.join(axes)}]")
         for axis, size in zip(axes, shape, strict=True):
-            expected = int(axis) if axis.isdigit() else found.setdefault(base(axis), size)
+            expected = int(axis) if axis.isdigit() else lengths.setdefault(base(axis), size)
             if expected != size:
                 where = origin.get(base(axis), "the table")
                 raise InputError(f"axis {axis} is {size} in {name}, but {expected} in {where}")
             origin.setdefault(base(axis), name)
     for window in windows(table.lines):
-        if window not in found:
+        if window not in lengths:
             raise InputError(f"the size of the window {window} is not known: give {window} among the arrays or sizes")
-        if not _is_number(found[window]) or found[window] < 1:
-            raise InputError(f"the window {window} must be a whole number from 1, not {found[window]!r}")
-    for whole, parts in joined(table):
-        if found.keys() >= {*parts}:
-            found.setdefault(whole, sum(found[part] for part in parts))
+        if not _is_number(lengths[window]) or lengths[window] < 1:
+            raise InputError(f"the window {window} must be a whole number from 1, not {lengths[window]!r}")
+    for joined_axis, parts in joined(table):
+        if lengths.keys() >= {*parts}:
+            lengths.setdefault(joined_axis, sum(lengths[part] for part in parts))
     for line, turns in walk(table.lines):
         for axis in (*turns, *line.loops):
-            if base(axis).partition("/")[0] not in found and not base(axis)[0].isdigit():
+            if base(axis).partition("/")[0] not in lengths and not base(axis)[0].isdigit():
                 raise InputError(f"the size of {base(axis)} is not known: give {base(axis)} among the arrays or sizes")
-    return found
+    return lengths
 
 
 def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
@@ -175,23 +175,23 @@ def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watc
 
 def _execute(
     lines: Iterable[Statement],
-    known: Mapping[str, Value],
+    roles: Mapping[str, Value],
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
 ) -> None:
     for line in lines:
         if isinstance(line, Repeat):
-            _turns(line, known, values, sizes, watch)
+            _turns(line, roles, values, sizes, watch)
         else:
-            run_line(line, known, values, sizes)
+            run_line(line, roles, values, sizes)
             if watch:
                 watch(line, values)
 
 
 def _turns(
     line: Repeat,
-    known: Mapping[str, Value],
+    roles: Mapping[str, Value],
     values: MutableMapping[str, Array],
     sizes: Sizes,
     watch: Watch | None,
@@ -202,26 +202,26 @@ def _turns(
         raise InputError(f"how often to repeat is not known: give {line.count} among the arrays or sizes") from None
     if count < 1:
         raise InputError(f"{line.count} must be a whole number from 1, not {count}")
-    own = {**known, **line.values}
-    parts = {pair: line.part(pair[0], known[pair[1]].axes) for pair in (*line.each, *line.keep)}
+    inner_roles = {**roles, **line.values}
+    parts = {pair: line.part(pair[0], roles[pair[1]].axes) for pair in (*line.each, *line.keep)}
     carried = {carry.start: values[carry.initial] for carry in line.carry}
-    kept: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
+    stacks: dict[str, list[Array]] = {pair[1]: [None] * count * (parts[pair] or 1) for pair in line.keep}
     for turn in reversed(range(count)) if line.reverse else range(count):
         inner = _Scope(values)
         inner.update(carried)
         inner.update({pair[0]: _slice(values[pair[1]], turn, parts[pair]) for pair in line.each})
-        _execute(line.lines, own, inner, sizes, watch)
+        _execute(line.lines, inner_roles, inner, sizes, watch)
         carried = {carry.start: inner[carry.end] for carry in line.carry}
         for inside, outer in line.keep:
             together = parts[inside, outer]
             for place in range(together):
-                kept[outer][turn * together + place] = _slice(inner[inside], place)
+                stacks[outer][turn * together + place] = _slice(inner[inside], place)
             if not together:
-                kept[outer][turn] = inner[inside]
+                stacks[outer][turn] = inner[inside]
     for carry in line.carry:
         values[carry.final] = carried[carry.start]
-    for outer, stack in kept.items():
-        values[outer] = stack if known[outer].role == "kept" else np.stack(stack)  # turns read their own slices alone
+    for outer, stack in stacks.items():
+        values[outer] = stack if roles[outer].role == "kept" else np.stack(stack)  # turns read their own slices alone
 
 
 def _slice(stack: Array | list[Array], turn: int, together: int = 0) -> Array:

@@ -34,15 +34,15 @@ Array = Any
 Sizes = Mapping[str, int]
 
 
-def run_line(line: Line, known: Mapping[str, Value], values: MutableMapping[str, Array], sizes: Sizes) -> None:
+def run_line(line: Line, roles: Mapping[str, Value], values: MutableMapping[str, Array], sizes: Sizes) -> None:
     """Run one line of the normal form; `values` receives its result."""
     if isinstance(line, Product):
-        result = _product(line, known, values, sizes)
+        result = _product(line, roles, values, sizes)
     elif isinstance(line, Sum):
         result = _sum(line, values, sizes)
     else:
         assert isinstance(line, Word)
-        result = _word(line, known, values, sizes)
+        result = _word(line, roles, values, sizes)
     values[line.name] = result
 
 
@@ -112,20 +112,20 @@ def _check_index(positions: Any, axis: Read, size: int) -> None:
 # The three kinds of line.
 
 
-def _product(line: Product, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _product(line: Product, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     left = line.left[0]
     if len(line.right) == 1:
-        return _move(line, known, values, sizes)
-    one, two = line.right
+        return _move(line, roles, values, sizes)
+    first, second = line.right
     want = left.loops
     rows, columns, batch = line.sides.rows, line.sides.columns, line.sides.batch
     summed = (*line.sides.summed, *line.sides.lone)
     if not summed:
-        return np.multiply(_operand(one, want, values, sizes), _operand(two, want, values, sizes))
-    assert isinstance(one, Term)
-    assert isinstance(two, Term)
-    a = spread(values[one.name], one.loops, (*batch, *rows, *summed))
-    b = spread(values[two.name], two.loops, (*batch, *summed, *columns))
+        return np.multiply(_operand(first, want, values, sizes), _operand(second, want, values, sizes))
+    assert isinstance(first, Term)
+    assert isinstance(second, Term)
+    a = spread(values[first.name], first.loops, (*batch, *rows, *summed))
+    b = spread(values[second.name], second.loops, (*batch, *summed, *columns))
     groups, inner = a.shape[: len(batch)], a.shape[len(batch) + len(rows) :]
     a_rows, b_columns = a.shape[len(batch) : len(batch) + len(rows)], b.shape[len(batch) + len(inner) :]
     k = math.prod(inner)
@@ -134,7 +134,7 @@ def _product(line: Product, known: Mapping[str, Value], values: Mapping[str, Arr
     return spread(result, (*batch, *rows, *columns), want)
 
 
-def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _move(line: Product, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     """One factor: a gather, a scatter-add, a reduction, a transposition, a spread."""
     left, (term,) = line.left[0], line.right
     want = left.loops
@@ -142,20 +142,20 @@ def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array]
         return np.full(shape_of(want, sizes), term.number(sizes))
     array = values[term.name]
     if term.indexed:
-        index = _index(term, values, sizes, term.loops, known[term.name].axes)
+        index = _index(term, values, sizes, term.loops, roles[term.name].axes)
         for place, at in term.beyond:
             form = [*array.shape]
             form[place] = 1
             array = np.concatenate((array, np.full(form, at.outside, array.dtype)), axis=place)
         return spread(array[(*index, ...)], term.loops, want)  # the dots keep an array where one number is read
     if left.indexed:
-        shape = [*shape_of(known[left.name].axes, sizes)]
-        whole = tuple(map(slice, shape))
+        shape = [*shape_of(roles[left.name].axes, sizes)]
+        everywhere = tuple(map(slice, shape))
         for place, _ in left.beyond:
             shape[place] += 1
         target = np.zeros_like(array, shape=tuple(shape))
-        np.add.at(target, _index(left, values, sizes, want, known[left.name].axes), spread(array, term.loops, want))
-        return target[whole]
+        np.add.at(target, _index(left, values, sizes, want, roles[left.name].axes), spread(array, term.loops, want))
+        return target[everywhere]
     summed = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
     if summed:
         if getattr(getattr(array, "dtype", None), "kind", "") == "b":
@@ -170,14 +170,14 @@ def _move(line: Product, known: Mapping[str, Value], values: Mapping[str, Array]
 
 def _sum(line: Sum, values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
-    one = _operand(line.right[0], want, values, sizes)
+    first = _operand(line.right[0], want, values, sizes)
     if len(line.right) == 1:
-        return one
-    two = _operand(line.right[1], want, values, sizes)
-    return np.add(one, two) if line.signs[1] > 0 else np.subtract(one, two)
+        return first
+    second = _operand(line.right[1], want, values, sizes)
+    return np.add(first, second) if line.signs[1] > 0 else np.subtract(first, second)
 
 
-def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
+def _word(line: Word, roles: Mapping[str, Value], values: Mapping[str, Array], sizes: Sizes) -> Array:
     want = line.left[0].loops
     if line.word == "inside":
         return _inside(line.where, want, sizes)
@@ -186,21 +186,21 @@ def _word(line: Word, known: Mapping[str, Value], values: Mapping[str, Array], s
         return np.full(shape_of(want, sizes), row.fill, _precision(values))
     if line.word == "eye":
         half = len(want) // 2
-        one, two = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
-        return np.equal(spread(one, want[:half], want), spread(two, want[half:], want)).astype(float)
+        first, second = (np.arange(math.prod(shape)).reshape(shape) for shape in _halves(want, half, sizes))
+        return np.equal(spread(first, want[:half], want), spread(second, want[half:], want)).astype(float)
     if row.kind == "reduction":
         (term,) = line.right
         assert isinstance(term, Term)
         acted = tuple(i for i, axis in enumerate(term.loops) if axis not in want)
-        kept = tuple(axis for axis in term.loops if axis in want)
-        return spread(getattr(np, row.by).reduce(values[term.name], axis=acted), kept, want)
+        remaining = tuple(axis for axis in term.loops if axis in want)
+        return spread(getattr(np, row.by).reduce(values[term.name], axis=acted), remaining, want)
     if line.word in ("append", "join"):
         arrays = [values[term.name] for term in line.right]  # in the order of the left, each with its own positions
-        whole = np.concatenate(arrays, axis=want.index(line.axes[0]))
-        if line.word == "join" and whole.shape != shape_of(want, sizes):
+        joined = np.concatenate(arrays, axis=want.index(line.axes[0]))
+        if line.word == "join" and joined.shape != shape_of(want, sizes):
             parts = " + ".join(str(array.shape[want.index(line.axes[0])]) for array in arrays)
             raise InputError(f"axis {line.axes[0]} is {size_of(line.axes[0], sizes)}, but what is joined on it {parts}")
-        return whole
+        return joined
     if row.kind in ("scan", "choice"):
         return _along(line, row, values, sizes)
     operands = [_operand(term, want, values, sizes) for term in line.right]
@@ -240,7 +240,7 @@ def _halves(want: tuple[str, ...], half: int, sizes: Sizes) -> list[list[int]]:
 def _precision(values: Mapping[str, Array]) -> Any:
     """The type of constants: that of the real numbers among the arrays."""
     types = {array.dtype for array in values.values() if hasattr(array, "dtype")}
-    kinds = [one for one in types if one.kind in "fc"]
+    kinds = [dtype for dtype in types if dtype.kind in "fc"]
     return np.empty(0, np.result_type(*kinds) if kinds else float).real.dtype
 
 

@@ -91,14 +91,14 @@ def time(rows: Sequence[Priced], sizes: Mapping[str, Any], rates: Rates, dtype: 
         raise InputError(f"time needs every size: give {', '.join(missing)}")
     parts = list(works(rows, sizes, dtype, rates.operators, rates.words))
     ago, new = _ago(parts), _new(parts)
-    found = tuple(_seconds(*own, rates) for own in zip(parts, ago, new, strict=True))
-    return Time(found, rates.step, rates.low, rates.high)
+    seconds = tuple(_seconds(*work, rates) for work in zip(parts, ago, new, strict=True))
+    return Time(seconds, rates.step, rates.low, rates.high)
 
 
 def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Seconds:
-    compute = sum(_product(own, work, rates) for own in work.products)
+    compute = sum(_product(product, work, rates) for product in work.products)
     compute += work.share * sum(points * rates.words.get(name, 0.0) for name, points in work.points.items())
-    memory = sum(own / rates.bandwidth(ago[name]) for name, own in work.bytes.items())
+    memory = sum(count / rates.bandwidth(ago[name]) for name, count in work.bytes.items())
     if work.macro == "optimizer_step":
         launch = rates.optimizer
     elif work.macro in ("backward", "weight_update"):
@@ -117,11 +117,11 @@ def _seconds(work: Work, ago: Mapping[str, float], new: int, rates: Rates) -> Se
     )
 
 
-def _product(own: MatrixProduct, work: Work, rates: Rates) -> float:
-    if own.batch == 1 and not work.together:
-        return rates.products[own.orientation].seconds(own.m, own.n, own.k)
-    at_once = min(rates.threads, work.together or own.batch)
-    return work.share * own.batch * rates.inner.seconds(own.m, own.n, own.k) / at_once
+def _product(product: MatrixProduct, work: Work, rates: Rates) -> float:
+    if product.batch == 1 and not work.together:
+        return rates.products[product.orientation].seconds(product.m, product.n, product.k)
+    at_once = min(rates.threads, work.together or product.batch)
+    return work.share * product.batch * rates.inner.seconds(product.m, product.n, product.k) / at_once
 
 
 def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
@@ -137,14 +137,14 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
     for work in parts:
         if work.turns != turns:
             body, turns = body + 1, work.turns
-        own = float(sum(work.bytes.values()))
-        found = {}
+        bytes_touched = float(sum(work.bytes.values()))
+        ages = {}
         for name in work.bytes:
-            seen = last.get(name)
-            near = seen is not None and seen[0] == body
-            found[name] = min(step, now - seen[1] + own) if seen is not None and near else step
-        result.append(found)
-        now += own
+            last_touch = last.get(name)
+            near = last_touch is not None and last_touch[0] == body
+            ages[name] = min(step, now - last_touch[1] + bytes_touched) if last_touch is not None and near else step
+        result.append(ages)
+        now += bytes_touched
         last |= dict.fromkeys(work.bytes, (body, now))
     return result
 
@@ -155,6 +155,6 @@ def _new(parts: Sequence[Work]) -> list[int]:
     result = []
     for work in parts:
         several = work.macro == "weight_update" and gradients > FRESH
-        new = sum(own for own in work.made.values() if several or own > FRESH)
+        new = sum(size for size in work.made.values() if several or size > FRESH)
         result.append(0 if work.macro == "optimizer_step" else new)
     return result

@@ -48,8 +48,8 @@ class Grid:
 
     def seconds(self, m: int, n: int, k: int) -> float:
         """Of one product."""
-        own = [max(size, self.sizes[0]) for size in (m, n, k)]
-        return 2.0 * prod(own) / self.rate(*own)
+        lengths = [max(size, self.sizes[0]) for size in (m, n, k)]
+        return 2.0 * prod(lengths) / self.rate(*lengths)
 
     def rate(self, m: float, n: float, k: float) -> float:
         """FLOP/s at a shape."""

@@ -51,8 +51,8 @@ class MatrixProduct:
     def __str__(self) -> str:
         """Such as `72 × (64 × 256)ᵀ (256 × 256)`: a factor with a ᵀ lies in memory the other way round."""
         times = f"{self.batch:,} × " if self.batch > 1 else ""
-        one, two = ("ᵀ" if turned else "" for turned in self.turned)
-        return f"{times}({self.m:,} × {self.k:,}){one} ({self.k:,} × {self.n:,}){two}"
+        first_mark, two = ("ᵀ" if turned else "" for turned in self.turned)
+        return f"{times}({self.m:,} × {self.k:,}){first_mark} ({self.k:,} × {self.n:,}){two}"
 
 
 @dataclass(frozen=True)
@@ -89,21 +89,24 @@ def works(
                only those of one kernel run at once
     words      those whose time is known as a whole; others count by the primitives of their bodies
     """
-    known = frozenset(words)
+    word_names = frozenset(words)
     several = list(_groups(rows, operators))
     names = leaving([[line for _, line in group] for group in several])
     for group, leaves in zip(several, names, strict=True):
         first = group[0][1]
-        of_lines = [_operations(line, group, sizes, known, operators) for _, line in group]
-        matrix = tuple(own for products, _ in of_lines for own in products)
-        points: Counter[str] = sum((own for _, own in of_lines), Counter())
-        weights = [sum(one.flops for one in products) + sum(own.values()) for products, own in of_lines]
+        of_lines = [_operations(line, group, sizes, word_names, operators) for _, line in group]
+        matrix = tuple(product for products, _ in of_lines for product in products)
+        points: Counter[str] = sum((line_points for _, line_points in of_lines), Counter())
+        weights = [
+            sum(product.flops for product in products) + sum(line_points.values()) for products, line_points in of_lines
+        ]
         lines = [line for _, line in group]
         bits = _packed(lines, 8 * BYTES[dtype])
         moved = {
-            name: own * bits.get(name, 8 * BYTES[dtype]) // 8 for name, own in _arrays(lines, leaves, sizes).items()
+            name: elements * bits.get(name, 8 * BYTES[dtype]) // 8
+            for name, elements in _arrays(lines, leaves, sizes).items()
         }
-        made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
+        bytes_made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
         share, together = 1.0, 0
         if kernel := first.tag.kernel:
             together = prod(_size(axis, sizes) for axis in kernel.axes)
@@ -117,7 +120,7 @@ def works(
             products=matrix,
             points=points,
             bytes=moved,
-            made={name: own for name, own in made.items() if name in leaves},
+            made={name: size for name, size in bytes_made.items() if name in leaves},
             share=share,
             together=together,
         )
@@ -132,7 +135,7 @@ def _groups(rows: Sequence[Priced], operators: bool) -> Iterator[list[_Numbered]
 
     def together(group: Sequence[_Numbered], item: _Numbered) -> bool:
         number, line = item
-        return rule([own for _, own in group], line) and rows[number].repeat == rows[group[0][0]].repeat
+        return rule([member for _, member in group], line) and rows[number].repeat == rows[group[0][0]].repeat
 
     return groups(numbered, together)
 
@@ -146,23 +149,23 @@ def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
 
     Weights read at an index, as those of experts, count as one matrix for all.
     """
-    one, two = (term for term in line.right if isinstance(term, Term) and term.axes)
+    left, right = (term for term in line.right if isinstance(term, Term) and term.axes)
     last_axis = next(
-        (axis for axis in reversed(direct(line.left[0])) if (axis in one.loops) != (axis in two.loops)), ""
+        (axis for axis in reversed(direct(line.left[0])) if (axis in left.loops) != (axis in right.loops)), ""
     )
-    if last_axis in one.loops:  # columns are what the result has last
-        one, two = two, one
-    found = sides(direct(one), direct(two), line.left[0].loops)
+    if last_axis in left.loops:  # columns are what the result has last
+        left, right = right, left
+    axes = sides(direct(left), direct(right), line.left[0].loops)
     # The axes of an index are rows, or columns, of what it chooses.
-    rows, columns = {*one.loops} - {*direct(two)}, {*two.loops} - {*one.loops}
-    summed = {*found.summed}
+    rows, columns = {*left.loops} - {*direct(right)}, {*right.loops} - {*left.loops}
+    summed = {*axes.summed}
 
-    def last(term: Term, own: set[str]) -> int:
-        return max((place for place, axis in enumerate(term.loops) if axis in own), default=-1)
+    def last(term: Term, side: set[str]) -> int:
+        return max((place for place, axis in enumerate(term.loops) if axis in side), default=-1)
 
-    turned = last(one, summed) < last(one, rows), last(two, summed) > last(two, columns)
+    turned = last(left, summed) < last(left, rows), last(right, summed) > last(right, columns)
     orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
-    b, m, n, k = (prod(_size(axis, sizes) for axis in own) for own in (found.batch, rows, columns, summed))
+    b, m, n, k = (prod(_size(axis, sizes) for axis in axes) for axes in (axes.batch, rows, columns, summed))
     if turned == (True, True):  # the transposed product of the other factors is the same work
         m, n, orientation = n, m, "NN"
     return MatrixProduct(b, m, n, k, orientation)
@@ -183,8 +186,8 @@ def _in_blocks(
             share = min(share, (max(windows) + rows) / queries)
     turns = max(1, queries // rows)
     cut = []
-    for own in products:
-        m, n, k = own.m, own.n, own.k
+    for product in products:
+        m, n, k = product.m, product.n, product.k
         # The axis of the queries is the one that is cut: rows of the scores, of what they are multiplied with, or sums.
         if m == queries:
             m = rows
@@ -192,47 +195,47 @@ def _in_blocks(
             k = rows
         else:
             n = min(n, rows)
-        cut.append(MatrixProduct(own.batch * turns, m, n, k, own.orientation))
+        cut.append(MatrixProduct(product.batch * turns, m, n, k, product.orientation))
     return tuple(cut), share
 
 
 def _operations(
-    line: Line, group: list[_Numbered], sizes: Mapping[str, int], known: frozenset[str], operators: bool
+    line: Line, group: list[_Numbered], sizes: Mapping[str, int], word_names: frozenset[str], operators: bool
 ) -> tuple[tuple[MatrixProduct, ...], Counter[str]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
     if is_matrix(line):
         return (matrix_product(line, sizes),), Counter()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return (), Counter()
-    return (), _points(line, sizes, known)
+    return (), _points(line, sizes, word_names)
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     """Whether a word in the group is the whole of an operator that this line is a part of."""
-    return of_norm(line) and not isinstance(line, Word) and any(isinstance(one, Word) for _, one in group)
+    return of_norm(line) and not isinstance(line, Word) and any(isinstance(member, Word) for _, member in group)
 
 
-def _points(line: Line, sizes: Mapping[str, int], known: frozenset[str]) -> Counter[str]:
+def _points(line: Line, sizes: Mapping[str, int], word_names: frozenset[str]) -> Counter[str]:
     """How often each known word or primitive of a line is computed."""
     if isinstance(line, Word):
         name = f"{line.word}'" if line.part == "gradient" else line.word
-        if name in known:
+        if name in word_names:
             return Counter({name: _loops(line, sizes)})
-    found: Counter[str] = Counter()
-    for own in lower_line(line):
-        if all(isinstance(term, Literal) for term in own.right):
+    counts: Counter[str] = Counter()
+    for primitive in lower_line(line):
+        if all(isinstance(term, Literal) for term in primitive.right):
             continue
-        size = _loops(own, sizes)
-        if isinstance(own, Word):
-            found[own.word] += size
-        elif isinstance(own, Sum):
-            found["add"] += size * (len(own.right) - 1)
-        elif not set(own.left[0].loops).issuperset(own.loops):
-            found["sum"] += size
-            found["multiply"] += size * (len(own.right) - 1)
+        size = _loops(primitive, sizes)
+        if isinstance(primitive, Word):
+            counts[primitive.word] += size
+        elif isinstance(primitive, Sum):
+            counts["add"] += size * (len(primitive.right) - 1)
+        elif not set(primitive.left[0].loops).issuperset(primitive.loops):
+            counts["sum"] += size
+            counts["multiply"] += size * (len(primitive.right) - 1)
         else:
-            found["multiply"] += size * (len(own.right) - 1)
-    return found
+            counts["multiply"] += size * (len(primitive.right) - 1)
+    return counts
 
 
 def _loops(line: Line, sizes: Mapping[str, int]) -> int:
@@ -245,23 +248,23 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
         return {}
     from learncost.layers.rewrite_quantized import bits_of  # only where weights are quantized
 
-    return {name: own for line in lines for name, own in bits_of(line, bits).items()}
+    return {name: width for line in lines for name, width in bits_of(line, bits).items()}
 
 
 def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -> dict[str, int]:
     """Elements of every array that enters or leaves."""
-    made = {term.name for line in lines for term in line.left}
-    found: dict[str, int] = {}
+    makes = {term.name for line in lines for term in line.left}
+    elements: dict[str, int] = {}
     for line in lines:
         for operand in line.right:
             for term in terms_of(operand):
-                if term.name not in made:
-                    found[term.name] = max(found.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
+                if term.name not in makes:
+                    elements[term.name] = max(elements.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
         for term in line.left:
             if term.name in leaves:
-                own = _size_of(term, sizes) * (2 if term.indexed else 1)  # filled with zeros before
-                found[term.name] = max(found.get(term.name, 0), own)
-    return found
+                count = _size_of(term, sizes) * (2 if term.indexed else 1)  # filled with zeros before
+                elements[term.name] = max(elements.get(term.name, 0), count)
+    return elements
 
 
 def _size_of(term: Term, sizes: Mapping[str, int]) -> int:

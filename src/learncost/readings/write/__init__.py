@@ -94,5 +94,5 @@ def breakable(count: Count) -> str:
 
 
 def _wrapped(inner: str, display: bool) -> str:
-    shown = "block" if display else "inline"
-    return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="{shown}">{inner}</math>'
+    layout = "block" if display else "inline"
+    return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="{layout}">{inner}</math>'

@@ -90,8 +90,8 @@ class _Context:
             if abs(part.factor) != 1 or not (part.sizes or part.axis):
                 parts.append(literal(Literal(float(abs(part.factor)))))
             sizes = [literal(Literal(1.0, (size,))) for size in part.sizes]
-            whole = Literal(float(part.over))
-            parts += [Mark("⌊"), Fraction(Row(tuple(sizes)), literal(whole)), Mark("⌋")] if part.over != 1 else sizes
+            divisor = Literal(float(part.over))
+            parts += [Mark("⌊"), Fraction(Row(tuple(sizes)), literal(divisor)), Mark("⌋")] if part.over != 1 else sizes
             parts += [self.axis(part.axis)] if part.axis else []
         return Row(tuple(parts))
 
@@ -101,11 +101,11 @@ class _Context:
         core, marks = _parts(term.name)
         inner = core[1:]
         if core.startswith("d") and self.gradient(inner):
-            own, version = (inner.removesuffix(".total"), "total") if inner.endswith(".total") else (inner, "")
-            below = row(Mark("∂"), _scripted(own, "", self.indices(term.axes)))
-            whole = Fraction(row(Mark("∂"), Mark("ℒ")), below)
+            letter_name, version = (inner.removesuffix(".total"), "total") if inner.endswith(".total") else (inner, "")
+            below = row(Mark("∂"), _scripted(letter_name, "", self.indices(term.axes)))
+            ratio = Fraction(row(Mark("∂"), Mark("ℒ")), below)
             note = marks.lstrip("+:") + version
-            return Script(Fenced(whole, bar=True), _label(note)) if note else whole
+            return Script(Fenced(ratio, bar=True), _label(note)) if note else ratio
         return _scripted(core, marks, self.indices(term.axes))
 
     def gradient(self, inner: str) -> bool:
@@ -124,18 +124,18 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _scripted(core: str, marks: str, below: Node | None) -> Node:
     """A name with its labels above and its indices below: attn.WQ becomes W with Q and attn above."""
-    *prefixes, own = core.split(".")
+    *prefixes, core_name = core.split(".")
     above: list[Node] = []
     version = ""
-    if own.isdigit() and prefixes:
-        version, own = own, prefixes.pop()
+    if core_name.isdigit() and prefixes:
+        version, core_name = core_name, prefixes.pop()
     letter: Node
-    if labelled := _LABELLED.match(own):
+    if labelled := _LABELLED.match(core_name):
         letter = Name(labelled.group(1))
         label = labelled.group(2)
         above.append(Fenced(Number(label)) if label.isdigit() else _label(label))
     else:
-        letter = Name(own)
+        letter = Name(core_name)
     above += [Name(prefix) for prefix in prefixes]
     if version:
         above.append(Fenced(row(Name("version"), _THIN, Number(version))))
@@ -173,8 +173,8 @@ def _size(size: str, power: Ratio) -> Node:
     if not more:
         return _number(float(size)) if size.isdigit() else powered(base(size), abs(power))
     parts = [_size(first, Ratio(1))]
-    for sign, one in more:
-        parts += [Mark("+" if sign > 0 else "-"), _size(one, Ratio(1))]
+    for sign, summand in more:
+        parts += [Mark("+" if sign > 0 else "-"), _size(summand, Ratio(1))]
     body = Fenced(row(*parts))
     return body if abs(power) == 1 else Script(body, None, _number(float(abs(power))))
 

@@ -64,24 +64,24 @@ def kernel(
     """
     lines = tuple(lines)
     _check(lines, axes, outputs, dtypes)
-    found = lines[0].tag.kernel or Kernel(name, ())
-    normal = lowered(lines, axes, outputs, found.axes)
-    named = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
-    real = "double" if any(dtypes.get(array) == "fp64" for array in named) else "float"
-    schedule = _scheduled(normal, found, outputs, dtypes, real)
+    plan = lines[0].tag.kernel or Kernel(name, ())
+    normal = lowered(lines, axes, outputs, plan.axes)
+    names = {read for line in normal for read in line.reads} - {line.name for line in normal} | outputs
+    real = "double" if any(dtypes.get(array) == "fp64" for array in names) else "float"
+    schedule = _scheduled(normal, plan, outputs, dtypes, real)
     arrays = Arrays(schedule.joined(), axes, dtypes, real, printer.tiles and real == "float", unified(lines))
-    whole = routine(arrays)
-    reads = whole.arrays("read")
+    turns_of = routine(arrays)
+    reads = turns_of.arrays("read")
     makes = [arrays.output(value) for value in arrays.values.values() if value.output]
-    free = [axis for axis in whole.sizes if axis not in sizes]
+    free = [axis for axis in turns_of.sizes if axis not in sizes]
     comment = "\n".join(f"   {line}" for line in lines).replace("*/", "* /")
     parameters = [f"const {array.type} *{array.name}" for array in reads]
     parameters += [f"{array.type} *{array.name}" for array in makes]
-    parameters += [f"place {whole.sizes[axis]}" for axis in free]
+    parameters += [f"place {turns_of.sizes[axis]}" for axis in free]
     head = textwrap.fill(f"void {name}({', '.join(parameters)}) {{", 118, subsequent_indent="        ")
-    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(whole, sizes)), "}\n"))
+    text = "\n".join((f"/*\n{comment}\n*/", head, *indented(printer.function(turns_of, sizes)), "}\n"))
     return Function(
-        name, text, tuple(a.of for a in reads), tuple(a.of for a in makes), tuple(free), shared(arrays, whole)
+        name, text, tuple(a.of for a in reads), tuple(a.of for a in makes), tuple(free), shared(arrays, turns_of)
     )
 
 
@@ -89,33 +89,33 @@ def _check(
     lines: Sequence[Line], axes: Mapping[str, tuple[str, ...]], outputs: frozenset[str], dtypes: Mapping[str, str]
 ) -> None:
     """Refuse what has no axes or no type, before anything is written."""
-    made = {term.name for line in lines for term in line.left}
+    makes = {term.name for line in lines for term in line.left}
     for line in lines:
         for name in (*line.reads, *(term.name for term in line.left)):
             if name not in axes:
                 raise InputError(f"the axes of {name} are not known, in line: {line}")
-            if (name not in made or name in outputs) and dtypes.get(name) not in STORED:
+            if (name not in makes or name in outputs) and dtypes.get(name) not in STORED:
                 raise InputError(f"{name} is {dtypes.get(name)}, not one of {', '.join(STORED)}, in line: {line}")
 
 
 def _scheduled(
-    lines: tuple[Line, ...], found: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], real: str
+    lines: tuple[Line, ...], plan: Kernel, outputs: frozenset[str], dtypes: Mapping[str, str], real: str
 ) -> Schedule:
     """The schedule; without axes for the turns, every element is a turn where that is possible."""
-    turns = found.axes
-    if not turns and found.blocks is None:
+    turns = plan.axes
+    if not turns and plan.blocks is None:
         widest = max((line.left[0].declared for line in lines), key=len)
         if not any(line.left[0].indexed for line in lines):
             try:
                 return Schedule(lines, widest, None, outputs, dtypes)
             except InputError:
                 pass
-    schedule = Schedule(lines, turns, found.blocks, outputs, dtypes)
-    own = {"float": "fp32", "double": "fp64"}[real]
+    schedule = Schedule(lines, turns, plan.blocks, outputs, dtypes)
+    stored_type = {"float": "fp32", "double": "fp64"}[real]
     late = {
         v.name
         for v in schedule.values.values()
-        if v.output and dtypes[v.name] != own and (v.kind in ("product", "scatter") or v.added) and not v.shared
+        if v.output and dtypes[v.name] != stored_type and (v.kind in ("product", "scatter") or v.added) and not v.shared
     }
     if not late:
         return schedule
@@ -127,7 +127,7 @@ def _scheduled(
         if left.name in late:
             plain = Term(left.name, left.declared)
             changed.append(Sum((plain,), (replace(plain, name=f"{left.name}~sum"),), (), line.tag, (1,)))
-    return Schedule(changed, turns, found.blocks, outputs, dtypes)
+    return Schedule(changed, turns, plan.blocks, outputs, dtypes)
 
 
 def writable(

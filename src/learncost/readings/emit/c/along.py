@@ -24,9 +24,11 @@ def along(numbers: Numbers, value: Value) -> Iterator[tree.Statement]:
     assert isinstance(value.line, Word)
     arrays, (axis,) = numbers.arrays, value.line.axes
     (term,) = value.line.right
-    own = next((one for one in value.axes if one == axis or one not in term.loops), "")  # of the result, if it has one
-    body = _scan(numbers, value, axis) if value.kind == "scan" else _choice(numbers, value, axis, own)
-    yield from _loops(arrays, [one for one in arrays.schedule.inner(value.axes) if one != own], body)
+    result_axis = next(
+        (candidate for candidate in value.axes if candidate == axis or candidate not in term.loops), ""
+    )  # of the result, if it has one
+    body = _scan(numbers, value, axis) if value.kind == "scan" else _choice(numbers, value, axis, result_axis)
+    yield from _loops(arrays, [loop for loop in arrays.schedule.inner(value.axes) if loop != result_axis], body)
 
 
 def _loops(arrays: Arrays, axes: Sequence[str], body: Sequence[tree.Statement]) -> Sequence[tree.Statement]:
@@ -36,34 +38,34 @@ def _loops(arrays: Arrays, axes: Sequence[str], body: Sequence[tree.Statement]) 
     return body
 
 
-def _variable(arrays: Arrays, value: Value, what: str) -> tree.Name:
-    return tree.Name(arrays.names.of(f"{value.name}.{what}", "along"))
+def _variable(arrays: Arrays, value: Value, ending: str) -> tree.Name:
+    return tree.Name(arrays.names.of(f"{value.name}.{ending}", "along"))
 
 
 def _scan(numbers: Numbers, value: Value, axis: str) -> Sequence[tree.Statement]:
     """A sum that is stored at each place."""
-    arrays, here = numbers.arrays, dict(numbers.arrays.positions)
+    arrays, place = numbers.arrays, dict(numbers.arrays.positions)
     if word_of(value).backwards:
-        here[axis] = tree.Operation("-", (minus(arrays.size(axis), ONE), here[axis]))
-    total, to = _variable(arrays, value, "sum"), arrays.address(value, here)
+        place[axis] = tree.Operation("-", (minus(arrays.size(axis), ONE), place[axis]))
+    total, to = _variable(arrays, value, "sum"), arrays.address(value, place)
     steps = (
-        tree.Store(total, numbers.number(value.line.right[0], here), "+="),
+        tree.Store(total, numbers.number(value.line.right[0], place), "+="),
         tree.Store(to, arrays.narrowed(total, to.array.type)),
     )
     return (tree.Let(total.text, arrays.real, ZERO, changes=True), arrays.loop(axis, steps))
 
 
-def _choice(numbers: Numbers, value: Value, axis: str, own: str) -> Sequence[tree.Statement]:
+def _choice(numbers: Numbers, value: Value, axis: str, result_axis: str) -> Sequence[tree.Statement]:
     """Place after place: of those behind the last one in the order of values, and of places of one value, the first."""
     arrays, none, sign = numbers.arrays, tree.Name("-1"), ">" if word_of(value).largest else "<"
     last, best, last_number, best_number = (
-        _variable(arrays, value, what) for what in ("last", "best", "last.number", "best.number")
+        _variable(arrays, value, ending) for ending in ("last", "best", "last.number", "best.number")
     )
     at = tree.Counter(_variable(arrays, value, "at").text)
     number = numbers.number(value.line.right[0], {**arrays.positions, axis: at})
 
-    def holds(one: tree.Expression, relation: str, two: tree.Expression) -> tree.Expression:
-        return tree.Operation(relation, (one, two))
+    def holds(left: tree.Expression, relation: str, right: tree.Expression) -> tree.Expression:
+        return tree.Operation(relation, (left, right))
 
     tie = joined("&&", [holds(number, "==", last_number), holds(at, ">", last)])
     behind = joined("||", [holds(last, "<", ZERO), holds(last_number, sign, number), tie])
@@ -83,5 +85,5 @@ def _choice(numbers: Numbers, value: Value, axis: str, own: str) -> Sequence[tre
     return (
         tree.Let(last.text, "place", none, changes=True),
         tree.Let(last_number.text, arrays.real, ZERO, changes=True),
-        *_loops(arrays, [own] if own else [], step),
+        *_loops(arrays, [result_axis] if result_axis else [], step),
     )

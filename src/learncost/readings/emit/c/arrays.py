@@ -68,10 +68,10 @@ class Arrays:
         for value in values:  # so that no number inside takes the name of an array
             for name in (value.name, *value.line.reads):
                 self.names.of(name)
-        given = {name for value in values for name in value.line.reads if name not in self.values}
-        self.parameters = {self.names.of(name) for name in given | schedule.outputs}
-        known = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
-        self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in known}  # where loops stand
+        read_names = {name for value in values for name in value.line.reads if name not in self.values}
+        self.parameters = {self.names.of(name) for name in read_names | schedule.outputs}
+        looped = dict.fromkeys(axis for value in values for axis in (*value.line.loops, *value.axes))
+        self.positions: Positions = {axis: tree.Counter(self.counter(axis)) for axis in looped}  # where loops stand
         self.bounded, self._conditions = self._bounding(lines)
 
     # Axes.

@@ -43,11 +43,11 @@ def _function(routine: tree.Routine, constants: Mapping[str, int]) -> Iterator[s
 def _product(part: tree.Dot | tree.Pack) -> Iterator[str]:
     assert isinstance(part, tree.Dot)
     factors = [factor for factor in (part.left, part.right) if isinstance(factor, tree.Matrix)]
-    given = [str(int(factor.turned)) for factor in factors]
-    given += map(number, part.extents)
-    given += (f"{pointer(factor)}, {number(factor.stride)}" for factor in factors)
-    given += (str(int(part.add)), pointer(part.to), number(part.to.stride))
-    yield f"loops_{part.to.first.array.type}({', '.join(given)});"
+    numbers = [str(int(factor.turned)) for factor in factors]
+    numbers += map(number, part.extents)
+    numbers += (f"{pointer(factor)}, {number(factor.stride)}" for factor in factors)
+    numbers += (str(int(part.add)), pointer(part.to), number(part.to.stride))
+    yield f"loops_{part.to.first.array.type}({', '.join(numbers)});"
 
 
 C99 = Printer(BASIS.lstrip() + _FUNCTIONS, _function, _product)

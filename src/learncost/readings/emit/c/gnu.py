@@ -53,7 +53,10 @@ def _room(array: tree.Array) -> str:
 def _share_out(routine: tree.Routine) -> str:
     """How turns go to threads: those with products as threads are free, unless sums have to be the same every time."""
     body = routine.turns.body
-    flat = all(isinstance(one, tree.Let) or (isinstance(one, tree.Store) and one.sign == "=") for one in body)
+    flat = all(
+        isinstance(statement, tree.Let) or (isinstance(statement, tree.Store) and statement.sign == "=")
+        for statement in body
+    )
     simple = flat and not routine.totals and routine.turns.counter != TURN
     dynamic = not routine.totals and any(isinstance(part, tree.Dot) for part in routine.parts)
     return f"#pragma omp for {'simd ' if simple else ''}schedule({'dynamic' if dynamic else 'static'})"

@@ -49,8 +49,8 @@ def _order(arrays: Arrays, node: Node, roots: Sequence[Value]) -> list[str]:
     inner, space = arrays.schedule.inner, node.space
     order: list[str] = []
     for value in sorted(roots, key=lambda value: value.kind not in ("sum", "extreme")):
-        own = inner(value.axes)
-        order += own if value.kind == "extreme" or len(own) < len(space) else ()
+        loops = inner(value.axes)
+        order += loops if value.kind == "extreme" or len(loops) < len(space) else ()
     for value in roots:
         for axes in (value.axes, *(term.loops for term in value.line.right)):
             order += inner(axes)
@@ -63,15 +63,15 @@ def _nest(arrays: Arrays, node: Node, roots: Sequence[Value], independent: bool)
     outer: dict[str, int] = {}  # how many loops go over the result's own axes, where the others are inside of them
     for value in roots:
         if value.kind in ("sum", "extreme"):
-            own = arrays.schedule.inner(value.axes)
-            if len(own) < len(order) and set(order[: len(own)]) == set(own):
-                outer[value.name] = len(own)
+            loops = arrays.schedule.inner(value.axes)
+            if len(loops) < len(order) and set(order[: len(loops)]) == set(loops):
+                outer[value.name] = len(loops)
                 continue
             if value.kind == "extreme":
                 raise InputError(f"a kernel cannot take the largest along an outer axis, in line: {value.line}")
             if not (value.added or value.shared):
                 yield zero(arrays, value, arrays.schedule.inner(value.axes), node.place.phase)
-            independent = independent and (not order or order[-1] in own)
+            independent = independent and (not order or order[-1] in loops)
     numbers = Numbers(arrays, node)
     partial = {value.name: _partial(numbers, value) for value in roots if value.name in outer}
     body: list[tree.Statement] = [tree.Together(tuple(_store(numbers, value, partial) for value in roots))]
@@ -101,14 +101,14 @@ def _ends(arrays: Arrays, value: Value, number: tree.Named) -> Iterator[tree.Sta
 
 def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) -> tree.Store:
     """What is done for a root in the innermost loop."""
-    arrays, here = numbers.arrays, numbers.arrays.positions
+    arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
-        return _put(arrays, value, numbers.made(value, here))
-    number = times(*(numbers.number(operand, here) for operand in value.line.right))
+        return _put(arrays, value, numbers.made(value, positions))
+    number = times(*(numbers.number(operand, positions) for operand in value.line.right))
     if value.kind == "scatter":
         left = value.line.left[0]
-        to = arrays.address(value, numbers.inside(value, left, here))
-        return tree.Store(to, numbers.written(left, number, here), "+=")
+        to = arrays.address(value, numbers.inside(value, left, positions))
+        return tree.Store(to, numbers.written(left, number, positions), "+=")
     if value.kind == "extreme":
         both = (number, partial[value.name])
         return tree.Store(partial[value.name], primitive(entry(word_of(value).by), both, arrays.real))

@@ -92,8 +92,8 @@ class Numbers:
             place = self._affine(axis.at, at)
             return place if axis.at.fixed else chosen(self._on_axis(axis.at, size, at), place, ZERO)
         index = self.number(axis.at, at)
-        whole = isinstance(index, tree.Named) and index.type == "place"
-        return index if whole else tree.Operation("(place)", (index,))
+        is_place = isinstance(index, tree.Named) and index.type == "place"
+        return index if is_place else tree.Operation("(place)", (index,))
 
     def _index(self, axis: Read, at: Positions) -> tree.Expression:
         return self.number(axis.at, at) if isinstance(axis.at, Term) else self._affine(axis.at, at)
@@ -124,8 +124,8 @@ class Numbers:
         """A size, or a sum of sizes."""
         (_, first), *more = summands(size)
         total = self.arrays.size(first)
-        for sign, one in more:
-            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.size(one)))
+        for sign, summand in more:
+            total = tree.Operation("+" if sign > 0 else "-", (total, self.arrays.size(summand)))
         return total
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
@@ -200,14 +200,14 @@ def _parsed(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _expression(node: ast.expr, given: Mapping[str, tree.Expression], real: str) -> tree.Expression:
+def _expression(node: ast.expr, operands: Mapping[str, tree.Expression], real: str) -> tree.Expression:
     """An expression of a row of the vocabulary; a function without a type in its name is one of <math.h>."""
 
-    def inner(one: ast.expr) -> tree.Expression:
-        return _expression(one, given, real)
+    def inner(operand: ast.expr) -> tree.Expression:
+        return _expression(operand, operands, real)
 
     if isinstance(node, ast.Name):
-        return given[node.id]
+        return operands[node.id]
     if isinstance(node, ast.IfExp):
         return chosen(inner(node.test), inner(node.body), inner(node.orelse))
     if isinstance(node, ast.Compare):
@@ -224,8 +224,8 @@ def _expression(node: ast.expr, given: Mapping[str, tree.Expression], real: str)
     return tree.Name(repr(node.value))
 
 
-def _equal(one: tree.Expression, two: tree.Expression) -> tree.Expression:
-    return tree.Operation("==", (one, two))
+def _equal(left: tree.Expression, right: tree.Expression) -> tree.Expression:
+    return tree.Operation("==", (left, right))
 
 
 def _signed(signs: Sequence[int], numbers: list[tree.Expression]) -> tree.Expression:

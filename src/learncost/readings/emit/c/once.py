@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from learncost.readings.emit.c import tree
 
 
-def computed_once(turns: tree.Loop, taken: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Loop]:
+def computed_once(turns: tree.Loop, used_names: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Loop]:
     """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
 
     taken   names that no number gets
     """
-    whole = _Scope(names={*taken})
-    whole.add(turns)
-    *before, last = whole.body
+    function_scope = _Scope(names={*used_names})
+    function_scope.add(turns)
+    *before, last = function_scope.body
     assert isinstance(last, tree.Loop)
     return tuple(before), last
 
@@ -43,8 +43,8 @@ class _Scope:
     def add(self, statement: tree.Statement) -> None:
         if isinstance(statement, tree.Loop):
             inside = _Scope(self, statement.still, self.depth + 1)
-            for one in statement.body:
-                inside.add(one)
+            for part in statement.body:
+                inside.add(part)
             if inside.body:
                 self.body.append(replace(statement, body=tuple(inside.body)))
         elif isinstance(statement, tree.Together):
@@ -88,9 +88,9 @@ class _Scope:
 
     def _let(self, let: tree.Let, home: _Scope) -> tree.Name:
         """A name that no open loop has."""
-        taken = set[str]().union(*(scope.names for scope in self._outwards()))
+        used_names = set[str]().union(*(scope.names for scope in self._outwards()))
         name, number = let.name, 2
-        while name in taken:
+        while name in used_names:
             name, number = f"{let.name}_{number}", number + 1
         home.names.add(name)
         home.known[let.key] = tree.Name(name)

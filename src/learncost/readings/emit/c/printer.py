@@ -31,24 +31,24 @@ class Printer:
     tiles: bool = False
 
 
-def number(found: tree.Expression, level: int = 0) -> str:
+def number(expression: tree.Expression, level: int = 0) -> str:
     """The text of an expression; in brackets if it binds less than `level`."""
-    if isinstance(found, tree.Name | tree.Size | tree.Counter):
-        return found.text
-    if isinstance(found, tree.Element):
-        return f"{found.array.name}[{number(found.offset)}]"
-    if isinstance(found, tree.Call):
-        return f"{found.function}({', '.join(map(number, found.operands))})"
-    assert isinstance(found, tree.Operation), found
-    sign, (first, *rest) = found.sign, found.operands
+    if isinstance(expression, tree.Name | tree.Size | tree.Counter):
+        return expression.text
+    if isinstance(expression, tree.Element):
+        return f"{expression.array.name}[{number(expression.offset)}]"
+    if isinstance(expression, tree.Call):
+        return f"{expression.function}({', '.join(map(number, expression.operands))})"
+    assert isinstance(expression, tree.Operation), expression
+    sign, (first, *rest) = expression.sign, expression.operands
     if not rest:
         return f"{sign}{number(first, _ALONE)}"
-    own = _LEVELS[sign]
+    binding = _LEVELS[sign]
     if sign == "?":
-        text = "{} ? {} : {}".format(*(number(one, 1) for one in found.operands))
+        text = "{} ? {} : {}".format(*(number(operand, 1) for operand in expression.operands))
     else:
-        text = f" {sign} ".join((number(first, own), *(number(one, own + 1) for one in rest)))
-    return f"({text})" if own < level else text
+        text = f" {sign} ".join((number(first, binding), *(number(operand, binding + 1) for operand in rest)))
+    return f"({text})" if binding < level else text
 
 
 def pointer(matrix: tree.Matrix) -> str:

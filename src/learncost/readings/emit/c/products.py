@@ -22,8 +22,8 @@ def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
     line = value.line
     assert isinstance(line, Product)
     a, b = (term for term in line.right if isinstance(term, Term))
-    found = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
-    (row,), (column,), (summed,) = found.rows, found.columns, found.summed
+    axes = sides_within(line, {*arrays.schedule.turns, *arrays.schedule.sequence})
+    (row,), (column,), (summed,) = axes.rows, axes.columns, axes.summed
     factors = _Factors(arrays, value.at.phase, line)
     c = factors.matrix(arrays.storage(value), row, column)
     if c.first.array.type != arrays.real:
@@ -74,42 +74,42 @@ class _Factors:
         value = self.arrays.values.get(term.name)
         return self.arrays.given(term) if value is None else self.arrays.storage(value)
 
-    def matrix(self, store: Storage, one: str, two: str, whole: bool = False) -> tree.Matrix:
+    def matrix(self, store: Storage, row: str, two: str, whole: bool = False) -> tree.Matrix:
         """The part of an array that two axes span, all others standing where they are."""
-        if store.block and store.block not in (one, two):
+        if store.block and store.block not in (row, two):
             raise InputError(f"a product cannot read {store.array.name} row by row")
-        at = {axis: self.bounds(axis, whole)[0] for axis in (one, two)}
+        at = {axis: self.bounds(axis, whole)[0] for axis in (row, two)}
         first = self.arrays.element(store, [at.get(axis, self.arrays.positions[axis]) for axis in store.axes])
-        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (one, two))
+        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, two))
         strides = [times(*extents) for extents in after]
         return tree.Matrix(first, (strides[0], strides[1]))
 
-    def plain(self, term: Term, one: str, two: str) -> tuple[list[tree.Statement], tree.Matrix]:
+    def plain(self, term: Term, row: str, two: str) -> tuple[list[tree.Statement], tree.Matrix]:
         """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
-        arrays, store, whole = self.arrays, self._storage(term), self._is_whole(term)
+        arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
         if store.array.type == arrays.real:
-            return [], self.along(self.matrix(store, one, two))
-        first, second = kept = tuple(axis for axis in store.axes if axis in (one, two))
-        copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, kept)
-        source, to = (self.matrix(each, first, second, whole) for each in (store, copy))
+            return [], self.along(self.matrix(store, row, two))
+        first, second = order = tuple(axis for axis in store.axes if axis in (row, two))
+        copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, order)
+        source, to = (self.matrix(each, first, second, is_whole) for each in (store, copy))
         put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
-        rows, columns = (self.extent(axis, whole) for axis in kept)
+        rows, columns = (self.extent(axis, is_whole) for axis in order)
         loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
-        return self._once(term, loops), self.along(self.matrix(copy, one, two))
+        return self._once(term, loops), self.along(self.matrix(copy, row, two))
 
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
     ) -> tuple[list[tree.Statement], tree.Packed]:
         """A factor in rows or strips: what packs it, and where the product begins."""
-        arrays, whole = self.arrays, self._is_whole(term)
-        one, two = (outer, summed) if form == "rows" else (summed, outer)
-        source = self.along(self.matrix(self._storage(term), one, two, whole))
+        arrays, is_whole = self.arrays, self._is_whole(term)
+        row, two = (outer, summed) if form == "rows" else (summed, outer)
+        source = self.along(self.matrix(self._storage(term), row, two, is_whole))
         name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
         room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer))))
         to = tree.Array(name, cell, "scratch", term.name, room)
-        rows, columns = (self.extent(axis, whole) for axis in (one, two))
-        first, other = (self.bounds(axis)[0] if whole else ZERO for axis in (summed, outer))
-        length = self.extent(summed, whole)
+        rows, columns = (self.extent(axis, is_whole) for axis in (row, two))
+        first, other = (self.bounds(axis)[0] if is_whole else ZERO for axis in (summed, outer))
+        length = self.extent(summed, is_whole)
         pack = tree.Pack(form, source, to, (rows, columns))
         return self._once(term, pack), tree.Packed(form, to, length, (first, other))
 

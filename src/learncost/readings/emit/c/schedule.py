@@ -110,10 +110,10 @@ class Schedule:
     def joined(self) -> Schedule:
         """The same with axes that always stand side by side as one."""
         products = (self.inner(value.space) for value in self.values.values() if value.kind == "product")
-        found = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
-        turns = dict.fromkeys(" ".join(found.get(axis, (axis,))) for axis in self.turns)
-        parts = {" ".join(group): group for group in found.values()}
-        return Schedule(joined(self._lines, found), tuple(turns), self.block, self.outputs, self.dtypes, parts)
+        grouped = groups(self._lines, frozenset(self.steps).union(*products), self.turns)
+        turns = dict.fromkeys(" ".join(grouped.get(axis, (axis,))) for axis in self.turns)
+        parts = {" ".join(group): group for group in grouped.values()}
+        return Schedule(joined(self._lines, grouped), tuple(turns), self.block, self.outputs, self.dtypes, parts)
 
     # Axes.
 
@@ -124,11 +124,11 @@ class Schedule:
         for line in self._lines:
             if not self._is_library(line, fixed):
                 continue
-            found = sides_within(line, fixed)
+            sides = sides_within(line, fixed)
             if self.block is None:
-                self.block = (found.rows[-1], 0)
-            sequence.update(dict.fromkeys(found.batch))
-            for side in (found.rows, found.columns, found.summed):
+                self.block = (sides.rows[-1], 0)
+            sequence.update(dict.fromkeys(sides.batch))
+            for side in (sides.rows, sides.columns, sides.summed):
                 keep = self.block[0] if self.block and self.block[0] in side else side[-1]
                 sequence.update(dict.fromkeys(axis for axis in side if axis != keep))
         if self.block and self.block[0] in sequence:
@@ -144,12 +144,12 @@ class Schedule:
         or what it makes is scattered over other turns."""
         if not is_library(line, fixed):
             return False
-        found, scratch = sides_within(line, fixed), {one.name for one in self._lines} - self.outputs
-        sides = {*found.rows, *found.columns, *found.summed}
+        sides_inside, scratch = sides_within(line, fixed), {value.name for value in self._lines} - self.outputs
+        sides = {*sides_inside.rows, *sides_inside.columns, *sides_inside.summed}
         if any(term.loops[-1] not in sides for term in (*line.left, *line.right) if term.names[0] not in scratch):
             return False
-        steps = {*found.batch, *found.rows, *found.columns[:-1]}
-        scatters = (one.left[0] for one in self._lines if line.name in one.reads and one.left[0].indexed)
+        steps = {*sides_inside.batch, *sides_inside.rows, *sides_inside.columns[:-1]}
+        scatters = (reader.left[0] for reader in self._lines if line.name in reader.reads and reader.left[0].indexed)
         return all(steps <= {axis for axis in left.axes if isinstance(axis, str)} for left in scatters)
 
     def inner(self, axes: Sequence[str]) -> tuple[str, ...]:
@@ -301,10 +301,10 @@ class Schedule:
                 name = last_name = last.get(old.name, old.name)
                 scratch = old.stored and not (old.output or old.added) and old.type == "real" and self.crosses(old)
                 if scratch and old is not new and old.axes == new.axes and old.at.phase == MAIN:
-                    taken = any(
+                    is_occupied = any(
                         last.get(v.name, v.name) == name and v is not old for v in self.values.values() if v.stored
                     )
-                    if not taken and self._done(old, new):
+                    if not is_occupied and self._done(old, new):
                         last[new.name] = last_name
                         break
         return last
@@ -315,8 +315,8 @@ class Schedule:
         readers = [v.line for v in self.values.values() if old.name in v.line.reads]
         gathered = any(term.name == old.name and at for line in readers for term, at in needs(line))
         products = all(self.values[p.name].at.segment < new.home.place.segment for p in old.products)
-        made = old.ready <= new.home.place
-        return made and not gathered and products and all(node <= new.home for node in old.uses)
+        is_ready = old.ready <= new.home.place
+        return is_ready and not gathered and products and all(node <= new.home for node in old.uses)
 
     def moment(self, node: Node, value: Value) -> bool:
         """Whether a stored value is in memory when a node begins."""

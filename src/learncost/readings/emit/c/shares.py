@@ -23,8 +23,8 @@ class _Use(NamedTuple):
 
 def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]:
     """Pairs, by their names in the table, where every element is read for the last time before it is written."""
-    made = [value.name for value in arrays.values.values() if value.output]
-    pairs = [(read.of, name) for read in routine.arrays("read") for name in made if _is_alike(arrays, read.of, name)]
+    outputs = [value.name for value in arrays.values.values() if value.output]
+    pairs = [(read.of, name) for read in routine.arrays("read") for name in outputs if _is_alike(arrays, read.of, name)]
     uses = [*_uses((routine.before, routine.turns), ())] if pairs else []
     return tuple(pair for pair in pairs if _is_in_time(*pair, uses))
 
@@ -36,13 +36,13 @@ def _is_alike(arrays: Arrays, one: str, two: str) -> bool:
 
 def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
     """Whether all reads come before the one write, turn by turn of the loops around both, each at its own elements."""
-    found = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
-    *reads, write = found
+    relevant = [use for use in uses if use.array.of == read or (use.array.of == written and use.stored)]
+    *reads, write = relevant
     if write.stored != "=" or any(use.stored for use in reads):
         return False
     for use in reads:
         around = [loop for loop, other in zip(use.loops, write.loops, strict=False) if loop is other]
-        same = {one for one, two in zip(use.at, write.at, strict=False) if one == two}
+        same = {read_place for read_place, two in zip(use.at, write.at, strict=False) if read_place == two}
         counters = {tree.Counter(counter) for loop in around for counter in loop.still if counter != TURN}
         if len(use.at) != len(write.at) or not counters <= same:
             return False

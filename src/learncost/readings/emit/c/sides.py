@@ -18,8 +18,8 @@ def is_move(line: Line) -> bool:
 
 def sides_within(line: Line, fixed: set[str]) -> Sides:
     """The sides of a product of two factors inside of a turn, in which some axes are fixed."""
-    one, two, left = ([axis for axis in term.loops if axis not in fixed] for term in (*line.right, line.left[0]))
-    return sides(one, two, left)
+    left_axes, two, left = ([axis for axis in term.loops if axis not in fixed] for term in (*line.right, line.left[0]))
+    return sides(left_axes, two, left)
 
 
 def is_library(line: Line, fixed: set[str]) -> bool:
@@ -72,16 +72,20 @@ def groups(lines: Sequence[Line], apart: frozenset[str], turns: tuple[str, ...])
     return {axis: chain for axis, chain in result.items() if len(chain) > 1}
 
 
-def joined(lines: Sequence[Line], found: Mapping[str, tuple[str, ...]]) -> list[Line]:
+def joined(lines: Sequence[Line], grouped: Mapping[str, tuple[str, ...]]) -> list[Line]:
     """The lines with every group of axes as one axis, called as they are together."""
 
-    def axis(one: str | Read) -> str | Read:
-        if isinstance(one, Read):
-            return Read(one.axis, term(one.at)) if isinstance(one.at, Term) else one
-        return " ".join(found.get(one, (one,)))
+    def axis(given_axis: str | Read) -> str | Read:
+        if isinstance(given_axis, Read):
+            return Read(given_axis.axis, term(given_axis.at)) if isinstance(given_axis.at, Term) else given_axis
+        return " ".join(grouped.get(given_axis, (given_axis,)))
 
     def term(old: Term) -> Term:
-        first = (one for one in old.axes if isinstance(one, Read) or found.get(one, (one,))[0] == one)
+        first = (
+            axis_or_read
+            for axis_or_read in old.axes
+            if isinstance(axis_or_read, Read) or grouped.get(axis_or_read, (axis_or_read,))[0] == axis_or_read
+        )
         return Term(old.name, tuple(map(axis, first)))
 
     def operand(old: Operand) -> Operand:

@@ -244,8 +244,8 @@ class Routine(Tree):
 
     def arrays(self, role: str) -> tuple[Array, ...]:
         """Those of a role, in the order in which they come."""
-        found = (part for part in self.parts if isinstance(part, Array) and part.role == role)
-        return tuple({array.name: array for array in found}.values())
+        of_role = (part for part in self.parts if isinstance(part, Array) and part.role == role)
+        return tuple({array.name: array for array in of_role}.values())
 
     @cached_property
     def sizes(self) -> dict[str, str]:
@@ -274,14 +274,14 @@ def times(*factors: Expression) -> Expression:
     return joined("*", flat) if flat else ONE
 
 
-def plus(one: Expression, two: Expression) -> Expression:
+def plus(left: Expression, right: Expression) -> Expression:
     """The sum; nothing is added to an index in vain."""
-    return one if two == ZERO else two if one == ZERO else Operation("+", (one, two))
+    return left if right == ZERO else right if left == ZERO else Operation("+", (left, right))
 
 
-def minus(one: Expression, two: Expression) -> Expression:
+def minus(left: Expression, right: Expression) -> Expression:
     """The difference of two indices."""
-    return ZERO if one == two else one if two == ZERO else Operation("-", (one, two))
+    return ZERO if left == right else left if right == ZERO else Operation("-", (left, right))
 
 
 def joined(sign: str, operands: list[Expression]) -> Expression:
@@ -289,16 +289,16 @@ def joined(sign: str, operands: list[Expression]) -> Expression:
     return operands[0] if len(operands) == 1 else Operation(sign, tuple(operands))
 
 
-def chosen(condition: Expression, one: Expression, two: Expression) -> Expression:
+def chosen(condition: Expression, left: Expression, right: Expression) -> Expression:
     """The one where the condition holds, else the other."""
-    return Operation("?", (condition, one, two))
+    return Operation("?", (condition, left, right))
 
 
-def larger(one: Expression, two: Expression) -> Expression:
+def larger(left: Expression, right: Expression) -> Expression:
     """The larger one of two."""
-    return chosen(Operation(">", (one, two)), one, two)
+    return chosen(Operation(">", (left, right)), left, right)
 
 
-def smaller(one: Expression, two: Expression) -> Expression:
+def smaller(left: Expression, right: Expression) -> Expression:
     """The smaller one of two."""
-    return chosen(Operation("<", (one, two)), one, two)
+    return chosen(Operation("<", (left, right)), left, right)

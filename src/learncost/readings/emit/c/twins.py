@@ -22,19 +22,19 @@ _LONGEST = 8
 def without_twins(lines: Sequence[Line], outputs: Collection[str]) -> list[Line]:
     """The lines, one scope in normal form, without those that make what an earlier one made; outputs stay."""
     values: dict[str, Polynomial] = {}
-    made: dict[object, str] = {}
+    first_of: dict[object, str] = {}
     names: dict[str, str] = {}
     result: list[Line] = []
     for line in lines:
         line = line.renamed(names)
-        found = _value(line, values)
-        if found is not None:
-            key = _key(found), line.left[0].axes
-            if key in made and line.name not in outputs:
-                names[line.name] = made[key]
+        polynomial = _value(line, values)
+        if polynomial is not None:
+            key = _key(polynomial), line.left[0].axes
+            if key in first_of and line.name not in outputs:
+                names[line.name] = first_of[key]
                 continue
-            made.setdefault(key, line.name)
-            values[line.name] = found
+            first_of.setdefault(key, line.name)
+            values[line.name] = polynomial
         result.append(line)
     return result
 
@@ -49,7 +49,9 @@ def _value(line: Line, values: Mapping[str, Polynomial]) -> Polynomial | None:
         return None if line.axes or not operands else _atom((line.word, *map(_key, operands), left.axes))
     if isinstance(line, Sum):
         return _short(_added(operands, line.signs))
-    if isinstance(line, Product) and sum(len(one) > 1 for one in operands) < 2:  # (x - m)^2 is not multiplied out
+    if (
+        isinstance(line, Product) and sum(len(operand_polynomial) > 1 for operand_polynomial in operands) < 2
+    ):  # (x - m)^2 is not multiplied out
         return _short(_multiplied(operands))
     return None
 
@@ -61,8 +63,8 @@ def _operand(operand: Operand, values: Mapping[str, Polynomial]) -> Polynomial:
     return _atom(operand) if elsewhere else values.get(operand.name) or _atom(operand)
 
 
-def _atom(one: object) -> Polynomial:
-    return {frozenset({(one, 1)}): 1.0}
+def _atom(value: object) -> Polynomial:
+    return {frozenset({(value, 1)}): 1.0}
 
 
 def _key(polynomial: Polynomial) -> frozenset[tuple[Monomial, float]]:
@@ -86,8 +88,8 @@ def _multiplied(factors: Sequence[Polynomial]) -> Polynomial:
     total: Polynomial = {frozenset(): 1.0}
     for factor in factors:
         total = {
-            frozenset((Counter(dict(one)) + Counter(dict(two))).items()): number * times
-            for one, number in total.items()
+            frozenset((Counter(dict(monomial)) + Counter(dict(two))).items()): number * times
+            for monomial, number in total.items()
             for two, times in factor.items()
         }
     return total

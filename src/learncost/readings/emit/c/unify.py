@@ -36,15 +36,15 @@ def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
     `dV[B M h k] = dA[B M' h k] P[B h M' M]` after `P[B h M M'] = ...` becomes `dV[B M' h k] = dA[B M h k] P[B h M M']`.
     Raises `InputError` where a value is read with other axes in one line.
     """
-    made: dict[str, tuple[str, ...]] = {}
+    declared: dict[str, tuple[str, ...]] = {}
     result: list[Line] = []
     for line in lines:
         names: dict[str, str] = {}
         for term, _ in needs(line):
-            for here, there in zip(term.axes, made.get(term.name, ()), strict=False):
-                if isinstance(here, str) and names.setdefault(here, there) != there:
+            for read_axis, made_axis in zip(term.axes, declared.get(term.name, ()), strict=False):
+                if isinstance(read_axis, str) and names.setdefault(read_axis, made_axis) != made_axis:
                     raise InputError(
-                        f"a kernel cannot read {term.name} along {here} and {there} at once, in line: {line}"
+                        f"a kernel cannot read {term.name} along {read_axis} and {made_axis} at once, in line: {line}"
                     )
         if len(set(names.values())) < len(names):
             raise InputError(f"a kernel cannot read two axes as one, in line: {line}")
@@ -55,7 +55,7 @@ def unified(lines: Iterable[Line]) -> tuple[Line, ...]:
                     name = f"{name}'" if name != axis or base(axis) == axis else base(axis)
                 names[axis] = name
         line = line.renamed({}, names)
-        made.update({term.name: term.declared for term in line.left})
+        declared.update({term.name: term.declared for term in line.left})
         result.append(line)
     return tuple(result)
 
@@ -65,9 +65,9 @@ def lowered(
 ) -> tuple[Line, ...]:
     """The lines in one scope of axes, in normal form, without copies and without what no output needs."""
     lines = unified(lines)
-    own = {term.name: term.declared for line in lines for term in line.left}
+    declared_now = {term.name: term.declared for line in lines for term in line.left}
     outputs &= defined(lines)
-    values = {name: Value(declared) for name, declared in {**axes, **own}.items()}
+    values = {name: Value(declared) for name, declared in {**axes, **declared_now}.items()}
     table = lower(Table(lines, values, outputs=tuple(outputs)), joins=False)
     normal = [line for line in table.lines if isinstance(line, Line)]
     normal = _early(normal, frozenset(turns))
@@ -77,7 +77,7 @@ def lowered(
 
 def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line]:
     """A second name of a value of the kernel is the value; a value that an output is a copy of, is the output."""
-    made: dict[str, Line] = {}
+    makers: dict[str, Line] = {}
     names: dict[str, str] = {}
     result: list[Line] = []
     for line in lines:
@@ -88,20 +88,20 @@ def _without_copies(lines: Sequence[Line], outputs: frozenset[str]) -> list[Line
         if (
             copy
             and isinstance(source, Term)
-            and source.name in made
+            and source.name in makers
             and source.axes == left.axes
             and not source.indexed
         ):
             if left.name not in outputs:
                 names[left.name] = source.name
                 continue
-            if source.name not in outputs and not made[source.name].left[0].indexed:
+            if source.name not in outputs and not makers[source.name].left[0].indexed:
                 new = {source.name: left.name}
                 names = {old: new.get(name, name) for old, name in names.items()} | new
-                result = [one.renamed(new) for one in result]
-                made = {new.get(name, name): one.renamed(new) for name, one in made.items()}
+                result = [line_before.renamed(new) for line_before in result]
+                makers = {new.get(name, name): maker.renamed(new) for name, maker in makers.items()}
                 continue
-        made[left.name] = line
+        makers[left.name] = line
         result.append(line)
     return result
 
@@ -162,35 +162,43 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
 
 def _without_logarithms(lines: Sequence[Line]) -> list[Line]:
     """exp(C - log s) is exp(C)/s: the gradient of a log_softmax needs no second exponential."""
-    made = {line.name: line for line in lines}
+    makers = {line.name: line for line in lines}
 
-    def word(name: str, which: str) -> Line | None:
-        found = made.get(name)
-        return found if isinstance(found, Word) and found.word == which else None
+    def word(name: str, word_name: str) -> Line | None:
+        maker = makers.get(name)
+        return maker if isinstance(maker, Word) and maker.word == word_name else None
 
     result: list[Line] = []
     for line in lines:
-        inner = made.get(line.right[0].name) if line.right else None
+        inner = makers.get(line.right[0].name) if line.right else None
         if word(line.name, "exp") and isinstance(inner, Sum) and inner.signs == (1, -1) and not inner.where:
             logarithm = word(inner.right[1].name, "log")
             power = next((e for e in result if word(e.name, "exp") and e.right == inner.right[:1]), None)
             if logarithm and power and power.left[0].axes == line.left[0].axes:
-                given = ("X", "D")
+                operand_names = ("X", "D")
                 line = Word(
-                    line.left, (power.left[0], logarithm.right[0]), (), line.tag, "divide", (), "body", given, ("Y",)
+                    line.left,
+                    (power.left[0], logarithm.right[0]),
+                    (),
+                    line.tag,
+                    "divide",
+                    (),
+                    "body",
+                    operand_names,
+                    ("Y",),
                 )
         result.append(line)
     return result
 
 
 def _needed(lines: Sequence[Line], outputs: frozenset[str]) -> tuple[Line, ...]:
-    wanted = set(outputs)
-    kept: list[Line] = []
+    needed = set(outputs)
+    remaining: list[Line] = []
     for line in reversed(lines):
-        if line.name in wanted:
-            kept.append(line)
-            wanted |= set(line.reads)
-    return tuple(reversed(kept))
+        if line.name in needed:
+            remaining.append(line)
+            needed |= set(line.reads)
+    return tuple(reversed(remaining))
 
 
 def is_reduction(line: Line) -> bool:

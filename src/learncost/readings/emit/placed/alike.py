@@ -60,12 +60,19 @@ def alike(lines: Sequence[Line], axes: Axes, outputs: Collection[str], dtypes: M
 def flat(lines: Sequence[Line], axes: Axes) -> tuple[Sequence[Line], Axes]:
     """Lines element by element over the same axes as lines over one axis, which is called as they are together."""
     terms = [term for line in lines for term in (*line.left, *line.right)]
-    (whole, *others) = {term.axes for term in terms if term.axes} or {()}
+    (axes_together, *others) = {term.axes for term in terms if term.axes} or {()}
     declared = {axes[term.name] for term in terms if isinstance(term, Term) and term.axes}
-    if others or len(whole) < 2 or declared != {whole} or not all(isinstance(axis, str) for axis in whole):
+    if (
+        others
+        or len(axes_together) < 2
+        or declared != {axes_together}
+        or not all(isinstance(axis, str) for axis in axes_together)
+    ):
         return lines, axes
-    together = " ".join(base(str(axis)) for axis in whole)
-    if any(line.where or getattr(line, "axes", ()) or _places(line) for line in lines) or len({*whole}) < len(whole):
+    together = " ".join(base(str(axis)) for axis in axes_together)
+    if any(line.where or getattr(line, "axes", ()) or _places(line) for line in lines) or len({*axes_together}) < len(
+        axes_together
+    ):
         return lines, axes
 
     def over_one(term: Term) -> Term:
@@ -116,7 +123,7 @@ def _others(line: Line) -> Iterator[str]:
         yield from (condition.lower, condition.upper, *([condition.window] if condition.window else []))
     for operand in (*line.right, *line.left):
         if isinstance(operand, Literal):
-            yield from (one for size in operand.sizes for _, one in summands(size))
+            yield from (size_name for size in operand.sizes for _, size_name in summands(size))
     if line.tag.kernel:
         yield from line.tag.kernel.axes
         yield from [line.tag.kernel.blocks[0]] if line.tag.kernel.blocks else []

@@ -66,8 +66,8 @@ class Layout:
 
     def _noted(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
         """In place of a kernel, what is computed at which sizes: where these differ, they are parameters."""
-        found = alike(*flat(lines, axes), others, self.dtypes)
-        self._sizes_of.setdefault(found.pattern, set()).add(self._numbers(found.sizes))
+        kernel = alike(*flat(lines, axes), others, self.dtypes)
+        self._sizes_of.setdefault(kernel.pattern, set()).add(self._numbers(kernel.sizes))
         return Function(wish, "", (), (), (), ())
 
     def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
@@ -81,13 +81,13 @@ class Layout:
             fixed = {
                 size: numbers[0] for size, numbers in zip(found.sizes, several, strict=True) if len({*numbers}) == 1
             }
-            shown = named_by_word(lines)
-            renamed = {shown.get(array, array): array for array in found.arrays}
+            words_names = named_by_word(lines)
+            renamed = {words_names.get(array, array): array for array in found.arrays}
             function = kernel(
-                [line.renamed(shown) for line in lines],
-                {array: axes[own] for array, own in renamed.items() if own in axes},
-                frozenset(shown.get(array, array) for array in others & {*found.arrays}),
-                {array: self.dtypes[own] for array, own in renamed.items() if own in self.dtypes},
+                [line.renamed(words_names) for line in lines],
+                {array: axes[name] for array, name in renamed.items() if name in axes},
+                frozenset(words_names.get(array, array) for array in others & {*found.arrays}),
+                {array: self.dtypes[name] for array, name in renamed.items() if name in self.dtypes},
                 fixed,
                 name,
             )

@@ -206,9 +206,9 @@ class _Writer:
         text = f"{written}.view(-1, {columns}).index_add_(0, m.{self._of(rows.index)}, {added})"
         return [text] if call.added else [f"{written}.zero_()", text]
 
-    def _same(self, one: str, two: str, scope: _Scope) -> bool:
+    def _same(self, first: str, second: str, scope: _Scope) -> bool:
         """Whether two names of a scope are one memory, in every turn."""
-        return all(f[one].root is f[two].root for p, f in self._turns(scope) if one in f and two in f)
+        return all(f[first].root is f[second].root for p, f in self._turns(scope) if first in f and second in f)
 
     def _matrix(self, matrix: Matrix, scope: _Scope) -> str:
         text = f"m.{self._of(matrix.name)}"
@@ -232,14 +232,14 @@ class _Writer:
 
     def _turns(self, scope: _Scope) -> list[tuple[Path, dict[str, Array]]]:
         fields = self.layout.lifetimes.fields.items()
-        return sorted((path, own) for path, own in fields if tuple(number for number, _ in path) == scope.path)
+        return sorted((path, arrays) for path, arrays in fields if tuple(number for number, _ in path) == scope.path)
 
     def _fields(self, scope: _Scope) -> None:
         """Where each array of a scope lies, turn by turn."""
         turns = self._turns(scope)
         found: dict[str, str] = {}
-        for name in dict.fromkeys(name for _, own in turns for name in own):
-            places = [_place(own[name], path) for path, own in turns]
+        for name in dict.fromkeys(name for _, arrays in turns for name in arrays):
+            places = [_place(arrays[name], path) for path, arrays in turns]
             shape = self.layout.shape(scope.axes[name])
             rows = scope.rows.get(name)
             cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
@@ -251,9 +251,9 @@ class _Writer:
     def _text(self) -> str:
         rows = []
         for scope, (around, turns, fields) in self.places.items():
-            own = "".join(f'            "{name}": {found},\n' for name, found in fields.items())
+            entries = "".join(f'            "{name}": {entry},\n' for name, entry in fields.items())
             rows.append(
-                f'    "{scope}": (\n        "{around}",\n        {turns},\n        {{\n{own}        }},\n    ),\n'
+                f'    "{scope}": (\n        "{around}",\n        {turns},\n        {{\n{entries}        }},\n    ),\n'
             )
         head = f'"""{self.title}"""\n\n' if self.title else ""
         places = "# Of each function: what calls it, its turns, its arrays with their shape, type, and place or name.\n"
@@ -267,32 +267,32 @@ def _place(value: Array, path: Path) -> int | str | tuple[str | int | slice, ...
     root = value.root
     if not root.owner:
         return _begin(root)
-    given, *index = found = _part_of(root)
+    name, *index = part = _part_of(root)
     if not index:
         return root.owner
-    return f"{given}[]" if len(path) == 1 and index == [path[-1][1]] else found
+    return f"{name}[]" if len(path) == 1 and index == [path[-1][1]] else part
 
 
 def _begin(array: Array) -> int:
     """Where an array of the arena begins, or its part of another one, of equal parts."""
     if array.part is None:
         return array.place
-    whole, turn = array.part
-    return _begin(whole.root) + turn * array.bytes
+    container, turn = array.part
+    return _begin(container.root) + turn * array.bytes
 
 
 def _part_of(array: Array) -> tuple[str | int | slice, ...]:
     """The array that is given and the indices of its part, turn by turn; slices that stand together are a slice."""
     if array.part is None:
         return (array.given,)
-    whole, turn = array.part[0].root, array.part[1]
-    *index, last = _part_of(whole)
+    container, turn = array.part[0].root, array.part[1]
+    *index, last = _part_of(container)
     first = 0
     if isinstance(last, slice):
         first = last.start
     else:
         index.append(last)
-    if len(array.axes) < len(whole.axes):
+    if len(array.axes) < len(container.axes):
         return (*index, first + turn)
     together = int(array.axes[0])
     return (*index, slice(first + turn * together, first + (turn + 1) * together))

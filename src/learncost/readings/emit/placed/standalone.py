@@ -49,11 +49,11 @@ To run it, with `given` a dictionary of tensors by the names that PLACES has in 
 """
 
 
-def standalone(found: Placed, title: str) -> str:
+def standalone(placed: Placed, title: str) -> str:
     """The whole file: what it is and how to run it, the step, its places, the kernels in C and what compiles them."""
     imports = "import ctypes\nimport math\nimport os\nimport subprocess\nimport tempfile\n"
-    text = found.text.replace("import math\n", imports, 1)
-    names = "".join(f'    "{function.name}",\n' for function in found.functions)
-    assert '"""' not in found.c
-    c = found.c.replace("\\", "\\\\")
+    text = placed.text.replace("import math\n", imports, 1)
+    names = "".join(f'    "{function.name}",\n' for function in placed.functions)
+    assert '"""' not in placed.c
+    c = placed.c.replace("\\", "\\\\")
     return f'"""{title}\n{USE}"""\n\n{text}KERNELS = (\n{names})\nSOURCE = """\n{c}"""\n\n\n{LOAD}\n'

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learncost.ledger.sheet import Shown
 
 if TYPE_CHECKING:
     from learncost.ledger.timing import RowTime, Timing
+    from learncost.models.model import Model
+    from learncost.readings.price import Price
 
 SCHEMA = 1
 
@@ -159,6 +161,10 @@ class Cost(Shown):
         The plan that rewrote the step.
     timing
         With `on`: the seconds of a step, their interval and what bounds them.
+    priced
+        The lines that the rows are put together from, as `lc.price` returns them: polynomials, and the sizes.
+    built
+        The model whose step it is: its table, what learns, and the rules of its sizes.
 
     Examples
     --------
@@ -198,6 +204,8 @@ class Cost(Shown):
     trained: str = "all"
     plan: str = ""
     timing: Timing | None = None  # on a device, where one is given
+    priced: Price | None = field(default=None, compare=False)
+    built: Model | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int | None:

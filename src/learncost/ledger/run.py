@@ -269,26 +269,37 @@ def ledger(
         counted=model.configuration.counted,
         source=model.configuration.source,
         timing=timed,
+        priced=whole,
+        built=model,
     )
 
 
-def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
-    fields = {
-        "layer": ("layer", "block", "macro_operation"),
-        "macro-operation": ("macro_operation",),
-        "equation": ("layer", "block", "macro_operation", "line", "equation"),
-        "kind": ("kind", "macro_operation"),
-    }[by]
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "layer": ("layer", "block", "macro_operation"),
+    "macro-operation": ("macro_operation",),
+    "equation": ("layer", "block", "macro_operation", "line", "equation"),
+    "kind": ("kind", "macro_operation"),
+}
+
+
+def lines_by(whole: Price, by: str, timed: Timing | None = None) -> list[tuple[dict[str, Any], list[Row]]]:
+    """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order."""
     groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
     for priced in whole.rows:
-        own = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in fields)
+        own = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in _FIELDS[by])
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
         turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
         groups.setdefault((own, kernel + turns), []).append(priced)
+    order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
+    named = [(dict(zip(_FIELDS[by], key, strict=True)), rows) for (key, _), rows in groups.items()]
+    return sorted(named, key=lambda one: order[one[0]["macro_operation"]])
+
+
+def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
     result = []
-    for (key, _), rows in groups.items():
-        named, part = dict(zip(fields, key, strict=True)), Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
+    for named, rows in lines_by(whole, by, timed):
+        part = Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
         row = LedgerRow(
             layer=named.get("layer"),
             block=named.get("block"),
@@ -304,8 +315,7 @@ def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None
             time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
         )
         result.append(row)
-    order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
-    return tuple(sorted(result, key=lambda row: order[row.macro_operation]))
+    return tuple(result)
 
 
 def shown_layer(layer: str) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from learncost.equation.errors import InputError
 from learncost.models.wording import shown
@@ -50,6 +50,46 @@ def quotients(text: str) -> tuple[tuple[str, str], ...]:
     """Numerators and denominators of an expression, as text."""
     found = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
     return tuple((ast.unparse(node.left), ast.unparse(node.right)) for node in found)
+
+
+Tree: TypeAlias = "int | str | list[Any]"
+"""An expression as data: a whole number, a name, or an operator before its operands, ["/", "hidden_size", 12]."""
+
+_SIGNS: Mapping[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Eq: "==",
+    ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+
+
+def tree(text: str, values: Mapping[str, Any], free: Container[str]) -> Tree:
+    """An expression as data in the names that are `free`, all others having their values.
+
+    A program that is not Python evaluates it: the page of a report. Raises `InputError` where what is left is no
+    arithmetic of whole numbers.
+    """
+    return _tree(_parsed(text), values, free)
+
+
+def _tree(node: ast.expr, values: Mapping[str, Any], free: Container[str]) -> Tree:
+    written = ast.unparse(node)
+    if not any(name in free for name in names(written)):
+        value = evaluate(written, values)
+        if isinstance(value, int):
+            return int(value)
+        raise InputError(f"{written} is no whole number")
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.IfExp(test, body, otherwise):
+            return ["if", *(_tree(part, values, free) for part in (test, body, otherwise))]
+        case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]) if type(kind) in _SIGNS:
+            return [_SIGNS[type(kind)], _tree(left, values, free), _tree(right, values, free)]
+        case ast.Call(ast.Name("min" | "max" as function), operands):
+            return [function, *(_tree(operand, values, free) for operand in operands)]
+        case ast.BoolOp(kind, operands):
+            sign = "and" if isinstance(kind, ast.And) else "or"
+            return [sign, *(_tree(operand, values, free) for operand in operands)]
+    raise InputError(f"{written} is no arithmetic of whole numbers")
 
 
 @cache

@@ -1,0 +1,1 @@
+"""The data behind every picture, a module each: what is drawn and nothing of how."""

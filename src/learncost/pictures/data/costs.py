@@ -1,0 +1,223 @@
+"""The cost of a step line by line: the rows of `cost --by equation`, with formulas and the table that they are from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from learncost.books.errata import errata
+from learncost.equation.count import Count, total
+from learncost.equation.table import Line, walk
+from learncost.layers.layer import named, shipped, usual_names
+from learncost.ledger.record import Cost
+from learncost.ledger.run import lines_by, shown_layer
+from learncost.models.compose import plan
+from learncost.models.model import Model
+from learncost.pictures.data.polynomials import Monomials, as_count
+from learncost.readings import write
+from learncost.readings.price import Price, Row
+
+QUANTITIES = ("maccs", "flops", "bytes", "parameters")
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """A line of a step, all its turns and those of equal layers together.
+
+    macro, block, layer, line, equation  as the ledger has them; repeat, how many equal layers there are
+    text, mathml   the line in the notation, and as a formula
+    table          the name of the shipped layer that it is from or was derived from
+    counts         exact values of `QUANTITIES`; `formulas`, the same as polynomials, `written` as MathML
+    seconds        on the device, where one is given; None where it runs inside of the kernel of the line `inside`
+    rows           the places of its priced lines among all
+    """
+
+    macro: str
+    block: str | None
+    layer: str
+    line: str
+    equation: str
+    repeat: int
+    text: str
+    mathml: str
+    table: str
+    counts: Mapping[str, int]
+    formulas: Mapping[str, Count]
+    errata: tuple[str, ...] = ()
+    outside_paper: bool = False
+    seconds: float | None = None
+    bound: str = ""
+    inside: str = ""
+    joules: float | None = None
+    rows: tuple[int, ...] = ()
+
+    def to_dict(self, monomials: Monomials) -> dict[str, Any]:
+        """As the document has it; what is empty is left out."""
+        found: dict[str, Any] = {
+            "macro": self.macro,
+            "block": self.block,
+            "layer": self.layer,
+            "line": self.line,
+            "equation": self.equation,
+            "repeat": self.repeat,
+            "text": self.text,
+            "mathml": self.mathml,
+            "table": self.table,
+            "errata": list(self.errata),
+            "outside_paper": self.outside_paper,
+            **self.counts,
+            "seconds": self.seconds,
+            "joules": self.joules,
+            "bound": self.bound,
+            "inside": self.inside,
+            "formulas": {
+                name: {"count": monomials.exported(count), "mathml": _count_written(count)}
+                for name, count in self.formulas.items()
+                if count
+            },
+        }
+        return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+
+
+def cost_lines(found: Cost) -> tuple[CostLine, ...]:
+    """The lines of a step that was asked for `by` equation, in the order of its rows."""
+    assert found.by == "equation"
+    assert found.priced is not None
+    assert found.built is not None
+    whole, model = found.priced, found.built
+    known = frozenset(model.table.axes)
+    weights = _weights(model)
+    bases = {one.name: one.base for one in plan(model.configuration).layers}
+    watts = found.timing.rates.watts if found.timing else None
+    result = []
+    groups = lines_by(whole, "equation", found.timing)
+    for (_, rows), row in zip(groups, found.rows, strict=True):
+        first = rows[0]
+        formulas = dict(_formulas(whole, rows))
+        place = first.layer, first.block, row.line
+        if row.macro_operation == "forward" and place in weights:
+            formulas["parameters"] = weights.pop(place)
+        text, mathml = _said(first, known)
+        counts = {"maccs": row.maccs, "flops": row.flops, "bytes": row.bytes}
+        if "parameters" in formulas:
+            counts["parameters"] = _at(formulas["parameters"], whole)
+        result.append(
+            CostLine(
+                macro=row.macro_operation,
+                block=row.block,
+                layer=row.layer or "",
+                line=row.line,
+                equation=row.equation if row.equation != row.line else "",
+                repeat=row.repeat,
+                text=text,
+                mathml=mathml,
+                table=_table(first.layer, bases),
+                counts=counts,
+                formulas=formulas,
+                errata=_errata_of(_table(first.layer, bases), row.macro_operation, row.equation),
+                outside_paper=row.outside_paper,
+                seconds=row.seconds,
+                bound=row.bound,
+                inside=", ".join(row.time.inside) if row.time and row.seconds is None else "",
+                joules=row.seconds * watts[1] if watts and row.seconds is not None else None,
+                rows=tuple(one.place for one in rows),
+            )
+        )
+    return (*result, *_stored(model, weights, whole))
+
+
+def _formulas(whole: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
+    """What rows cost together, as polynomials in the axes."""
+    part = Price(whole.book, tuple(rows), {}, whole.dtype)
+    for name in ("maccs", "flops", "bytes"):
+        yield name, as_count(getattr(part, name))
+
+
+def _at(count: Count, whole: Price) -> int:
+    return int(count.at(whole.sizes)) if count else 0
+
+
+_Place = tuple[str, str | None, str]
+
+
+def _weights(model: Model) -> dict[_Place, Count]:
+    """The elements of every weight, at the first line that reads it."""
+    outer: dict[str, str] = {}
+
+    def inside(lines: Any) -> None:
+        for statement in lines:
+            if not isinstance(statement, Line):
+                outer.update(dict(statement.each))
+                inside(statement.lines)
+
+    inside(model.table.lines)
+    left, found = dict.fromkeys(model.table.weights), dict[_Place, Count]()
+    for line, _ in walk(model.table.lines):
+        for name in line.reads:
+            while name in outer and name not in left:
+                name = outer[name]
+            if name in left:
+                del left[name]
+                place = line.tag.layer, line.tag.block, line.tag.local or line.name
+                found[place] = found.get(place, Count()) + Count.of(model.table.axes[name])
+    unread = total(Count.of(model.table.axes[name]) for name in left) + Count.of((), model.configuration.unread)
+    return found | ({("", None, ""): unread} if unread else {})
+
+
+def _stored(model: Model, left: Mapping[_Place, Count], whole: Price) -> Iterator[CostLine]:
+    """Weights that no priced line of the forward pass reads."""
+    for (layer, block, line), count in left.items():
+        formulas = {"parameters": count}
+        counts = dict.fromkeys(QUANTITIES, 0) | {"parameters": _at(count, whole)}
+        name = line or "stored, read by no line"
+        yield CostLine("forward", block, shown_layer(layer), name, "", 1, "", "", "", counts, formulas)
+
+
+def _said(row: Row, known: frozenset[str]) -> tuple[str, str]:
+    """A line in the notation, and as a formula; what prices a whole model has no line."""
+    line = row.source
+    if not isinstance(line, Line):
+        return str(line), ""
+    bare = replace(line, tag=replace(line.tag, equation=""))
+    return str(bare), write.mathml(bare, known)
+
+
+@lru_cache(maxsize=4096)
+def _written(terms: tuple[tuple[tuple[str, ...], Any], ...]) -> str:
+    return write.breakable(Count(dict(terms)))
+
+
+def _count_written(count: Count) -> str:
+    return _written(tuple(count.terms.items()))
+
+
+def _table(layer: str, bases: Mapping[str, str]) -> str:
+    """The shipped layer of a line's layer."""
+    name = bases.get(layer, layer)
+    return name if name in shipped() else ""
+
+
+def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
+    """The shipped layers that lines are from: their files, their sources and their text."""
+    names = dict.fromkeys(line.table for line in lines if line.table)
+    return {
+        name: {"file": f"layers/tables/{name}.table", "source": named(name).source, "text": named(name).text}
+        for name in names
+    }
+
+
+_NUMBERS = re.compile(r"\((\d+)\)")
+
+
+def _errata_of(table: str, macro: str, equation: str) -> tuple[str, ...]:
+    """The errata that name the equation of a line, or its layer's totals."""
+    numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
+    found = []
+    for erratum in errata():
+        layer = usual_names().get((erratum.layer or "").replace("_", ""), erratum.layer)
+        if layer == table and erratum.macro_operation == macro and numbers & set(_NUMBERS.findall(erratum.where)):
+            found.append(erratum.id)
+    return tuple(found)

@@ -1,0 +1,156 @@
+"""The sizes of a step as controls: which may be changed, what follows from them, and the axes that counts are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.record import Cost
+from learncost.models.compose import SYMBOLS
+from learncost.models.configuration import in_order
+from learncost.models.expression import Tree, evaluate, tree
+from learncost.models.families import FAMILIES
+from learncost.models.model import Model
+from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+
+_MEANINGS = {size.name: size.meaning for size in (*RUN_SIZES, *MODEL_SIZES)} | {
+    "context": "tokens in the cache before the step"
+}
+_SIZES = {symbol: size for size, symbol in SYMBOLS.items()}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size, its value, what it counts, and what it is called in formulas.
+
+    rule     what it follows from where nobody gives it; None: it is given
+    changes  whether counts stay the same polynomials when it changes
+    most     the largest that there may be, where something limits it
+    """
+
+    name: str
+    value: int
+    meaning: str
+    symbol: str
+    rule: Tree | None = None
+    changes: bool = False
+    most: Tree | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the document has it."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "meaning": self.meaning,
+            "symbol": self.symbol,
+            "rule": self.rule,
+            "changes": self.changes,
+            "most": self.most,
+        }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes in an order in which each follows from earlier ones, and the axes as expressions in them."""
+
+    sizes: tuple[Size, ...]
+    axes: Mapping[str, Tree]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the document has it."""
+        return {"sizes": [size.to_dict() for size in self.sizes], "axes": dict(self.axes)}
+
+
+def sizes_of(found: Cost, built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
+    """The sizes of a step.
+
+    built_with  the same model with other sizes; raises `InputError` where there is none
+    """
+    assert found.built is not None
+    assert found.priced is not None
+    model, axes = found.built, found.priced.sizes
+    configuration, family = model.configuration, FAMILIES[model.configuration.family]
+    fixed = family.fixed and evaluate(family.fixed, configuration.values)
+    free = {name for name in configuration.sizes if _changes(model, name, built_with)}
+    values = dict(configuration.values)
+    run = {"batch_size": axes["B"], "seq_len": found.seq_len}
+    run |= {"target_len": found.target_len} if found.target_len is not None else {}
+    run |= {"context": found.context} if found.context is not None else {}
+    limit = tree(family.limit, values, free) if family.limit else None
+    sizes = []
+    for name, value in run.items():
+        length = name != "batch_size"
+        changes = not (fixed and name == "seq_len") and not (
+            found.context is not None and name in ("seq_len", "target_len")
+        )
+        sizes.append(Size(name, value, _MEANINGS[name], "", None, changes, limit if length and not fixed else None))
+    derived = {name: configuration.derived[name] for name in in_order(family) if name in configuration.derived}
+    rules: dict[str, Tree] = {}
+    for name, rule in derived.items():
+        try:
+            rules[name] = tree(rule, values, free | set(rules))
+        except InputError:
+            continue
+    order = [*(name for name in configuration.sizes if name not in rules), *(n for n in derived if n in rules)]
+    for name in order:
+        symbol = SYMBOLS.get(name, "")
+        sizes.append(
+            Size(name, configuration.sizes[name], _MEANINGS.get(name, ""), symbol, rules.get(name), name in free)
+        )
+    return Sizes(tuple(sizes), dict(_axes(found, model, values, free | set(rules))))
+
+
+def _axes(found: Cost, model: Model, values: Mapping[str, Any], free: set[str]) -> Iterator[tuple[str, Tree]]:
+    """Each axis as an expression in the sizes. With a cache, what depends on a length depends on all tokens."""
+    assert found.priced is not None
+    axes = found.priced.sizes
+    own = "target_len" if model.two_sided else "seq_len"
+    run: dict[str, Tree] = {"B": "batch_size", "M": own, "N": "seq_len"}
+    whole: dict[str, Tree] = run if found.context is None else {**run, "M": ["+", "context", own]}
+    for axis in axes:
+        name = _SIZES.get(axis)
+        if axis in run:
+            yield axis, run[axis]
+        elif axis in model.rules:
+            try:
+                yield axis, _put_in(tree(model.rules[axis], {**values, **axes}, free | set(run)), whole)
+            except InputError:
+                yield axis, axes[axis]
+        elif name in free:
+            yield axis, name
+        elif found.context is not None and axis.partition(".")[0] in ("C", "T"):
+            window = axis.partition(".")[2]
+            kept: Tree = (
+                ["min", "context", int(window) - 1 if window.isdigit() else axes[window] - 1] if window else "context"
+            )
+            yield axis, kept if axis.startswith("C") else ["+", kept, own]
+        else:
+            yield axis, axes[axis]
+
+
+def _put_in(expression: Tree, names: Mapping[str, Tree]) -> Tree:
+    if isinstance(expression, str):
+        return names.get(expression, expression)
+    return (
+        [expression[0], *(_put_in(part, names) for part in expression[1:])]
+        if isinstance(expression, list)
+        else expression
+    )
+
+
+def _changes(model: Model, name: str, built_with: Callable[[Mapping[str, int]], Model]) -> bool:
+    """Whether the model is the same table with another value of a size, so that counts are the same polynomials."""
+    value = model.configuration.sizes[name]
+    for other in (2 * value, 3 * value, value // 2, value // 3, value + 1):
+        if other < 1:
+            continue
+        try:
+            found = built_with({name: other})
+        except InputError:
+            continue
+        said = [axis for axis in model.sizes if axis in model.rules or axis in _SIZES]  # others have no expression
+        rest = all(found.sizes.get(axis) == own for axis, own in model.sizes.items() if axis not in said)
+        return rest and found.table == model.table and found.trained == model.trained
+    return False

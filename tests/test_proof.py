@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 import learncost as lc
+from learncost.layers.derive import derive
 from learncost.layers.layer import named, shipped
 from learncost.proof import verify as proof
+from learncost.proof.check import values_of
 from learncost.readings import price as price_module
 from learncost.vocabulary import entries
 
@@ -132,3 +134,15 @@ def test_a_report_prints_as_a_table_and_as_lines():
 def test_an_unknown_model_is_refused():
     with pytest.raises(lc.InputError):
         lc.verify("gpt-nothing")
+
+
+@pytest.mark.parametrize(("wrong_by", "passes"), [(0.0, True), (3e-9, True), (1e-6, False)])
+def test_a_difference_is_rounding_only_where_rounding_moves_gradients_as_far(wrong_by, passes):
+    """The sine of ten million times a number: its gradient hangs on the last places of what is given."""
+    steep = lc.layer("steep(X; a) -> Y\n  Z[m] = X[m] a[m] 10000000[]\n  Y[m] = sin(Z[m])\n").table
+
+    def autograd(table, arrays, seeds, gradients, sizes):
+        values = values_of(derive(table).step, {**arrays, **seeds}, sizes)
+        return {"Y": values["Y"]}, {key: values[name] * (1 + wrong_by) for key, name in gradients.items()}
+
+    assert proof._autograd(steep, "steep", "a library", autograd).passed is passes

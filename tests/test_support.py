@@ -16,7 +16,6 @@ def sample() -> list[tuple[str, str]]:
     """A dozen fields of all, others at every run, of which one is slow."""
     draw = random.Random()  # another dozen at every run; a failure names its field
     every = [(family, field) for family in FAMILIES for field in fields()]
-    every = [one for one in every if one not in KNOWN]
     slow = [one for one in every if any(word in one[1] for word in SLOW)]
     return [*draw.sample([one for one in every if one not in slow], 11), draw.choice(slow)]
 
@@ -34,14 +33,9 @@ def test_a_dozen_fields_are_as_they_were_found() -> None:
         assert now == before or (before == UNTRIED and not now.startswith("wrong")), (family, field)
 
 
-KNOWN = {("gpt_oss", "verify")}
-"""At the proof's sizes a gradient differs from PyTorch's by 5.7e-9, more than the 1e-9 that is asked for."""
-
-
 def test_no_other_field_is_wrong_and_every_family_trains_on_every_engine() -> None:
     for family, one in kept().items():
-        wrong = {(family, field) for field, text in one["reasons"].items() if text.startswith("wrong")}
-        assert wrong <= KNOWN
+        assert not [field for field, text in one["reasons"].items() if text.startswith("wrong")], family
         trained = [text for field, text in one["reasons"].items() if field.startswith("train ")]
         assert not any(text for text in trained if text != UNTRIED), family
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from learncost.version import __version__
 
 if TYPE_CHECKING:
     from learncost.books.book import book as book
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
+    from learncost.pictures.trace import Trace as Trace
+    from learncost.pictures.trace import trace as trace
     from learncost.procedures.inference import Inference as Inference
     from learncost.procedures.inference import inference as inference
     from learncost.proof.check import check_layer as check_layer
@@ -113,6 +115,8 @@ _PUBLIC = {
     "RunCost": "learncost.hardware.run_cost",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
+    "trace": "learncost.pictures.trace",
+    "Trace": "learncost.pictures.trace",
     "train": "learncost.training.train",
     "Training": "learncost.engines.numpy_engine",
     "verify": "learncost.proof.verify",

@@ -8,7 +8,6 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
-from learncost import __version__
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, either, precision_of
 from learncost.equation.table import Table
@@ -28,6 +27,7 @@ from learncost.procedures.procedure import procedure as find_procedure
 from learncost.procedures.procedure import step
 from learncost.readings.emit import program
 from learncost.readings.emit.placed import placed, standalone
+from learncost.version import __version__
 
 MACROS = ("step", "forward", "backward")
 LIBRARIES = {"numpy": "NumPy", "torch": "PyTorch", "jax": "JAX"}

@@ -89,6 +89,9 @@ _COMMANDS: Mapping[str, Command] = {
     "fit": Command(
         "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
     ),
+    "trace": Command(
+        "pictures.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False
+    ),
     "run-cost": Command(
         "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),

@@ -9,17 +9,36 @@ from typing import Any
 from learncost.equation.count import Count, size_of, total
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
+from learncost.equation.table import Table
 from learncost.ledger.record import Cache, Cost
 from learncost.ledger.run import Run, check_probability, ledger, lengths_of, prepare
-from learncost.ledger.timing import timing
+from learncost.ledger.timing import Timing, timing
 from learncost.models.configuration import Configuration, adds_paths, configure
 from learncost.models.model import build, run_sizes
 from learncost.models.sizes import check_size
 from learncost.models.wording import shown
 from learncost.procedures.inference import Inference, inference
 from learncost.procedures.procedure import Procedure
-from learncost.readings.price import Book, price
+from learncost.readings.price import Book, Row, price
 from learncost.readings.time import Rates
+
+
+@dataclass(frozen=True)
+class Served:
+    """A pass of inference: its table, the sizes of its axes and its priced lines, with their time on a device.
+
+    context  tokens in the cache before the step, of decode; of a prompt all of its own
+    held     the sizes with those of the cache when the pass is over
+    """
+
+    run: Run
+    tables: Inference
+    table: Table
+    axes: Mapping[str, int]
+    held: Mapping[str, int]
+    context: int
+    rows: tuple[Row, ...]
+    timed: Timing | None
 
 
 def cost_of_inference(
@@ -33,7 +52,26 @@ def cost_of_inference(
     sizes: Mapping[str, Any],
     on: Rates | None = None,
 ) -> Cost:
-    """The exact cost of a prompt, or of one step of decoding.
+    """The exact cost of a prompt, or of one step of decoding; what it is given is as for `served`."""
+    own = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
+    run, book, dtype = own.run, own.run.book.name, own.run.dtype
+    found = ledger(run.model, procedure, own.rows, own.axes, by, dtype, None, "", book, own.timed)
+    cache = _cache(own.tables, own.held, own.context, dtype)
+    context = own.context if procedure.name == "decode" else None
+    return replace(found, context=context, cache=cache, last_only="last" in own.table.inputs)
+
+
+def served(
+    model: str | Configuration,
+    procedure: Procedure,
+    price_book: str | Book,
+    lengths: Mapping[str, Any],
+    training: Mapping[str, Any],
+    dtype: str,
+    sizes: Mapping[str, Any],
+    on: Rates | None = None,
+) -> Served:
+    """The pass of a prompt, or of one step of decoding, priced.
 
     lengths   batch_size, seq_len, target_len and context as given; seq_len (of an encoder-decoder: target_len) is the
               prompt, or the new tokens of a sequence in a step, which is 1 where it is not given
@@ -77,10 +115,7 @@ def cost_of_inference(
     table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
     timed = None if on is None else timing(rows, axes, on, dtype, run.book)
-    found = ledger(run.model, procedure, rows, axes, by, dtype, None, "", run.book.name, timed)
-    last_only = "last" in table.inputs
-    cache = _cache(tables, held, context, dtype)
-    return replace(found, context=context if decodes else None, cache=cache, last_only=last_only)
+    return Served(run, tables, table, axes, held, context, rows, timed)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -23,10 +23,10 @@ from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER, step, trained_by
 from learncost.procedures.procedure import procedure as find_procedure
-from learncost.readings.live import Live, levels, live
+from learncost.readings.live import Live, levels, live, moments
 from learncost.schedule.autograd.module import USUAL_MODULE, module_named
 from learncost.schedule.calls import IN_KERNELS
-from learncost.schedule.lifetimes import FEW
+from learncost.schedule.lifetimes import FEW, Walked, every_turn
 
 _Turns: TypeAlias = "tuple[tuple[str, int], ...]"  # sizes that say how many turns repeats have
 
@@ -113,6 +113,12 @@ class Step:
 
     def live(self) -> Live:
         return live(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS)
+
+    def moments(self, turns: Walked = every_turn) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+        """Every line as it runs, with the turns around it and the bytes in memory then, as the table says."""
+        found = moments(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, turns)
+        for line, path, level in found:
+            yield line, path, level + self.beside
 
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The most bytes, as the table says."""

@@ -126,6 +126,11 @@ class Run:
         """The priced lines of one step of a procedure, as polynomials in the axes' sizes."""
         return rows_of(self.model, procedure, book, self.optimizer, plan=self.plan)
 
+    def table(self, procedure: str, book: Book) -> Table:
+        """The step as it is priced: the lines of `rows`, one for one, in the repeats that they stand in."""
+        optimizer = self.optimizer or default_optimizer(book)
+        return _under(self.plan, step(Structure(self.model).model, procedure, optimizer, book.jacobian))
+
     def cost(self, procedure: str, book: Book, by: str = "layer", on: Rates | None = None) -> Cost:
         """The ledger of one step of a procedure, with its time on a device."""
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)

@@ -23,7 +23,7 @@ from learncost.equation.table import walk as each
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules, calls
-from learncost.schedule.lifetimes import Array, Lifetimes, Path
+from learncost.schedule.lifetimes import Array, Lifetimes, Path, Walked, every_turn, some_turns
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,24 @@ def levels(
     return tuple(walk.levels(lambda count: count.with_sizes(sizes), BYTES[dtype], widths or {}))
 
 
+def moments(
+    table: Table,
+    sizes: Mapping[str, int],
+    dtype: str = "fp32",
+    widths: Mapping[str, int] | None = None,
+    rules: Rules = IN_KERNELS,
+    turns: Walked = every_turn,
+) -> Iterator[tuple[Line, tuple[int, ...], int]]:
+    """Every line as it runs, turn by turn, with the numbers of the turns around it and the bytes that are alive then.
+
+    turns  which turns of a repeat are walked; by default all of them
+    """
+    walk = _Walk(table, rules, sizes, turns)
+    found = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
+    for (line, path, _), level in zip(walk.lines, found, strict=True):
+        yield line, tuple(turn for _, turn in path), level
+
+
 def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
     """The turns of a repeat, or None where its size is left out."""
     has_size = count.isdigit() or base(count).partition("/")[0] in sizes
@@ -180,8 +198,14 @@ def _turns(count: str, sizes: Mapping[str, Any]) -> Any:
 class _Walk:
     """The arrays of a table under the rules of a runner, and what they are for."""
 
-    def __init__(self, table: Table, rules: Rules, sizes: Mapping[str, Any]) -> None:
-        lifetimes = Lifetimes(table, calls(table, rules), lambda count: _turns(count, sizes))
+    def __init__(
+        self,
+        table: Table,
+        rules: Rules,
+        sizes: Mapping[str, Any],
+        turns: Walked = some_turns,
+    ) -> None:
+        lifetimes = Lifetimes(table, calls(table, rules), lambda count: _turns(count, sizes), turns)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
         self.arrays = [array for array in lifetimes.arrays if array.over is None]
         for array in self.arrays:

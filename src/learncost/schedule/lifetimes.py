@@ -106,6 +106,9 @@ class Turn:
     times: int | Count = 1
 
 
+Walked: TypeAlias = "Callable[[Repeat, int | None], tuple[Turn, ...]]"  # which turns of a repeat are walked
+
+
 def every_turn(repeat: Repeat, count: int | None) -> tuple[Turn, ...]:
     """All turns, in the order in which they run; of a count that is known."""
     assert count is not None
@@ -140,7 +143,7 @@ class Lifetimes:
         table: Table,
         items: Iterable[Item],
         count: Callable[[str], int | None],
-        turns: Callable[[Repeat, int | None], tuple[Turn, ...]] = some_turns,
+        turns: Walked = some_turns,
         wholes: bool = False,
     ) -> None:
         self.table, self.items, self.count, self.turns, self.wholes = table, tuple(items), count, turns, wholes

@@ -1,0 +1,106 @@
+"""A timeline: slices inside of slices, and what is counted beside them; times are whole nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Slice:
+    """What takes from `start` to `end`, in nanoseconds, and the parts that it consists of.
+
+    kind     what it is: a pass, a block, a layer, a kernel, a line
+    category the pass or the passes that it belongs to
+    facts    what else is known of it, by name
+    """
+
+    name: str
+    kind: str
+    category: str
+    start: int
+    end: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    parts: list[Slice] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """From its start to its end."""
+        return self.end - self.start
+
+    def walk(self) -> Iterator[Slice]:
+        """Itself, then its parts, in the order in which they begin."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number that changes: at each moment, in nanoseconds, its new value."""
+
+    name: str
+    unit: str
+    values: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Process:
+    """What happens side by side with others: its slices, and its counters."""
+
+    name: str
+    slices: tuple[Slice, ...]
+    counters: tuple[Counter, ...] = ()
+
+    def walk(self) -> Iterator[Slice]:
+        """All slices, in the order in which they begin."""
+        for part in self.slices:
+            yield from part.walk()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Processes beside each other, and what must be known to read them."""
+
+    processes: tuple[Process, ...]
+    facts: Mapping[str, str]
+
+
+class Pen:
+    """Draws slices one behind the other. Every end is rounded by itself, so that sums are right to a nanosecond."""
+
+    def __init__(self, at: float = 0.0) -> None:
+        self.at = at
+        self.slices: list[Slice] = []
+        self._open = [self.slices]
+
+    @contextmanager
+    def around(self, name: str, kind: str, category: str, **facts: Any) -> Iterator[Slice]:
+        """A slice of all that is drawn in the block."""
+        made = Slice(name, kind, category, round(self.at), 0, facts)
+        self._open[-1].append(made)
+        self._open.append(made.parts)
+        yield made
+        self._open.pop()
+        made.end = round(self.at)
+
+    def draw(self, length: float, name: str, kind: str, category: str, **facts: Any) -> Slice:
+        """A slice of a length, in nanoseconds."""
+        start, self.at = self.at, self.at + length
+        made = Slice(name, kind, category, round(start), round(self.at), facts)
+        self._open[-1].append(made)
+        return made
+
+
+def changes(values: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Values at moments without those that repeat the one before; of one moment the largest."""
+    found: dict[int, int] = {}
+    for at, value in values:
+        found[at] = max(value, found.get(at, value))
+    kept: list[tuple[int, int]] = []
+    for at, value in found.items():
+        if not kept or kept[-1][1] != value:
+            kept.append((at, value))
+    return tuple(kept)

@@ -1,0 +1,270 @@
+"""Traces: the predicted step slice by slice, in the Trace Event Format and as Perfetto's protobuf."""
+
+import json
+import math
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
+
+import learncost as lc
+from learncost.faces.command import main
+
+ON = "A100-SXM-80GB"
+SMALL = {"n_layer": 3, "seq_len": 32}
+KINDS = [
+    ("gpt2", {}),
+    ("gpt2", {"procedure": "recompute"}),
+    ("gpt2", {"procedure": "pepita"}),
+    ("gpt2", {"procedure": "mempepita", "optimizer": "sgd"}),
+    ("gpt2", {"procedure": "decode", "context": 7, "seq_len": 1}),
+    ("gpt2", {"procedure": "prefill"}),
+    ("gpt2", {"plan": "flash,head", "batch_size": 2}),
+    ("gpt2", {"plan": "at-once", "dtype": "bf16"}),
+    ("llama-3.2-1b", {"lora": "q_proj,v_proj", "precision": "qlora"}),
+    ("t5-small", {"n_layer": None, "target_len": 16}),
+    ("bert-base", {}),
+    ("vit-b-16", {"seq_len": None}),
+    ("whisper-tiny", {"n_layer": None, "seq_len": None, "target_len": 16}),
+    ("mixtral-8x7b", {}),
+    ("gemma-3-1b", {"n_layer": 8}),
+    ("deepseek-v3", {"n_layer": 5}),
+    ("albert-base-v2", {}),
+]
+
+
+def asked(model, more):
+    given = {name: value for name, value in (SMALL | more).items() if value is not None}
+    return lc.trace(model, **given), given
+
+
+def lines(found):
+    return [own for process in found.timeline.processes for own in process.walk() if own.kind == "line"]
+
+
+def check_events(found):
+    """What the Trace Event Format asks for: durations, nesting on every thread, counters that go on in time."""
+    events = json.loads(json.dumps(found.to_dict()))["traceEvents"]
+    assert {event["ph"] for event in events} <= {"X", "C", "M"}
+    threads = defaultdict(list)
+    last = {}
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name")
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "C":
+            (value,) = event["args"].values()
+            assert value > 0
+            key = event["pid"], event["name"]
+            assert event["ts"] > last.get(key, -1)
+            last[key] = event["ts"]
+            continue
+        assert event["dur"] >= 0
+        threads[event["pid"], event["tid"]].append(event)
+    for own in threads.values():
+        around = []
+        for event in own:  # in the order in which they begin, a slice before those inside of it
+            start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+            while around and start >= around[-1] and not (start == end == around[-1]):
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
+    return threads
+
+
+@pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
+def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_ledger(model, more):
+    found, given = asked(model, more)
+    check_events(found)
+    cost = lc.cost(model, **given)
+    assert sum(one.facts["flops"] for one in lines(found)) == cost.total.flops
+    assert sum(one.facts["maccs"] for one in lines(found)) == cost.total.maccs
+    assert sum(one.facts["bytes"] for one in lines(found)) == sum(row.bytes for row in cost.rows)
+    assert all(one.length == one.facts["flops"] for one in lines(found))  # a nanosecond stands for one
+    assert "no device" in found.timeline.facts["length"]
+    by_pass = Counter()
+    for one in lines(found):
+        by_pass[one.category] += one.facts["flops"]
+    assert by_pass == {name: own.flops for name, (_, own) in cost.macro_operations.items() if own.flops} | {
+        name: 0 for name in by_pass if not cost.macro_operations[name][1].flops
+    }
+
+
+@pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
+def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
+    found, given = asked(model, more | {"on": ON})
+    check_events(found)
+    step = lc.cost(model, by="equation", **given)
+    seconds = step.timing.seconds
+    assert math.isclose(
+        sum(one.facts["seconds"] for one in lines(found)) + step.timing.time.step, seconds, rel_tol=1e-9
+    )
+    whole = sum(own.length for own in found.timeline.processes[0].slices)
+    assert abs(whole - seconds * 1e9) <= 1  # of all slices together, in nanoseconds
+    assert all(abs(one.length - one.facts["seconds"] * 1e9) <= 1 for one in lines(found))
+    kernels = [own for own in found.timeline.processes[0].walk() if own.kind == "kernel"]
+    assert all(len(own.parts) > 1 for own in kernels)
+    assert found.timeline.facts["length"] == "seconds, modelled"
+
+
+@pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
+def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
+    found, given = asked(model, more)
+    (counter,) = found.timeline.processes[0].counters
+    levels = [one.facts["memory"] for one in lines(found)]
+    assert max(levels) == max(value for _, value in counter.values)
+    if given.get("procedure") in ("decode", "prefill"):
+        return
+    given = {"optimizer": "adamw", **given}
+    assert max(levels) == lc.memory(model, engine="table", **given).peak
+
+
+def test_blocks_are_counted_as_they_run():
+    found, _ = asked("gpt2", {})
+    blocks = [own.name for own in found.timeline.processes[0].walk() if own.kind == "block"]
+    assert blocks == ["block 0", "block 1", "block 2", "block 2", "block 1", "block 0"]
+    found, _ = asked("deepseek-v3", {"n_layer": 5})  # the first three are dense
+    forward = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    assert forward == [f"block {number}" for number in range(5)]
+    backward = [own.name for own in found.timeline.processes[0].slices[1].walk() if own.kind == "block"]
+    assert backward == forward[::-1]
+    found, _ = asked("t5-small", {"n_layer": None, "target_len": 16})
+    names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    assert names[5:7] == ["encoder block 5", "decoder block 0"]
+    found, _ = asked("gemma-3-1b", {"n_layer": 8})
+    names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    assert names == ["blocks 0 to 5", "block 6", "block 7"]
+
+
+def test_lines_stand_in_layers_of_blocks_of_passes():
+    found, _ = asked("gpt2", {})
+    forward, both, last = found.timeline.processes[0].slices
+    assert (forward.name, both.name, last.name) == ("forward", "backward, weight update", "optimizer step")
+    block = next(own for own in forward.parts if own.name == "block 1")
+    assert [own.name for own in block.parts] == ["norm", "attention", "residual", "norm", "feed_forward", "residual"]
+    scores = next(own for own in block.parts[1].parts if own.name == "R")
+    # 2 M N d: the scores of all heads
+    assert (scores.facts["flops"], scores.facts["equation"]) == (2 * 32 * 32 * 768, "3")
+
+
+def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
+    monkeypatch.setattr("learncost.pictures.predicted.MOST", 300)
+    albert, _ = asked("albert-base-v2", {})
+    (turns,) = {own.facts["turns"] for own in albert.timeline.processes[0].walk() if own.kind == "turn"} - {1}
+    assert turns == 3
+    monkeypatch.setattr("learncost.pictures.predicted.MOST", 10)
+    for on in (None, ON):
+        found, given = asked("gpt2", {"on": on})
+        assert {own.name for own in found.timeline.processes[0].walk() if own.kind == "turn"} == {"3 turns"}
+        assert sum(one.facts["flops"] for one in lines(found)) == lc.cost("gpt2", **given).total.flops
+        check_events(found)
+
+
+def test_a_large_step_without_a_device_stays_within_what_viewers_count_exactly():
+    found = lc.trace("llama-3.1-405b", n_layer=2)
+    (process,) = found.timeline.processes
+    scale = int(found.timeline.facts["nanosecond"].split()[0].replace(",", ""))
+    assert scale > 1
+    assert process.slices[-1].end < 2**53
+    flops = lc.cost("llama-3.1-405b", n_layer=2).total.flops
+    assert abs(process.slices[-1].end * scale - flops) <= scale
+
+
+# Perfetto's protobuf, read by its own classes.
+
+
+def parsed(content):
+    found = perfetto.Trace()
+    assert found.ParseFromString(content) == len(content)
+    return found
+
+
+@given(some.sampled_from(KINDS), some.booleans())
+@settings(max_examples=4, deadline=None)
+def test_perfetto_reads_what_the_json_says(kind, timed):
+    model, more = kind
+    found, _ = asked(model, more | ({"on": ON} if timed else {}))
+    packets = parsed(found.to_bytes(".pftrace")).packet
+    described = {one.track_descriptor.uuid: one.track_descriptor for one in packets if one.HasField("track_descriptor")}
+    assert {own.parent_uuid for own in described.values()} <= {0, *described}
+    around, slices, counted, times = defaultdict(list), [], [], defaultdict(int)
+    for one in packets:
+        if not one.HasField("track_event"):
+            continue
+        event = one.track_event
+        assert event.track_uuid in described
+        assert one.timestamp >= times[event.track_uuid]
+        times[event.track_uuid] = one.timestamp
+        if event.type == perfetto.TrackEvent.TYPE_SLICE_BEGIN:
+            around[event.track_uuid].append((one.timestamp, event))
+        elif event.type == perfetto.TrackEvent.TYPE_SLICE_END:
+            start, begun = around[event.track_uuid].pop()
+            slices.append((begun.name, list(begun.categories), start, one.timestamp))
+        else:
+            assert event.type == perfetto.TrackEvent.TYPE_COUNTER
+            counted.append((one.timestamp, event.counter_value))
+    assert not any(around.values())
+    events = found.to_dict()["traceEvents"]
+    told = [
+        (event["name"], [event["cat"]], round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
+        for event in events
+        if event["ph"] == "X"
+    ]
+    assert sorted(own for own in slices if own[0] != "about this trace") == sorted(told)
+    assert counted == [(round(e["ts"] * 1000), *e["args"].values()) for e in events if e["ph"] == "C"]
+
+
+def test_perfetto_has_all_facts_of_a_slice():
+    found, _ = asked("gpt2", {"on": ON})
+    packets = parsed(found.to_bytes(".pftrace")).packet
+    kinds = {"int_value": int, "double_value": float, "string_value": str}
+    for one in packets:
+        if one.track_event.name == "about this trace":
+            own = {each.name: each.string_value for each in one.track_event.debug_annotations}
+            assert own == found.timeline.facts
+    event = next(one.track_event for one in packets if one.track_event.name == "R")
+    told = next(one for one in lines(found) if one.name == "R").facts
+    for each in event.debug_annotations[1:]:
+        field = each.WhichOneof("value")
+        assert getattr(each, field) == told[each.name]
+        assert isinstance(told[each.name], kinds[field])
+    assert len(event.debug_annotations) == len(told) + 1
+
+
+# The command.
+
+
+def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys):
+    for name in ("trace.json", "trace.pftrace"):
+        path = tmp_path / name
+        assert main(["trace", "gpt2", "--n-layer", "1", "--seq-len", "8", "--on", ON, "-o", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert str(path) in shown.replace("\n", "")
+        assert "perfetto" in shown
+    found = lc.trace("gpt2", n_layer=1, seq_len=8, on=ON)
+    assert json.loads((tmp_path / "trace.json").read_text()) == found.to_dict()
+    assert (tmp_path / "trace.pftrace").read_bytes() == found.to_bytes(".pftrace")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-o", "trace.txt"], "a trace ends in .json or .pftrace, not 'trace.txt'"),
+        (["-o", "no-such/trace.json"], "there is no folder no-such"),
+        (["--on", "no-such"], "no-such"),
+        (["--procedure", "decode", "--lora", "all-linear"], "decode is none"),
+        (["--context", "4"], "context goes with the procedure decode"),
+    ],
+)
+def test_what_cannot_be_is_one_line(flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", "gpt2", "--n-layer", "1", *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

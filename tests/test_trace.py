@@ -136,9 +136,9 @@ def test_blocks_are_counted_as_they_run():
     found, _ = asked("t5-small", {"n_layer": None, "target_len": 16})
     names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
     assert names[5:7] == ["encoder block 5", "decoder block 0"]
-    found, _ = asked("gemma-3-1b", {"n_layer": 8})
+    found, _ = asked("gemma-3-1b", {"n_layer": 14})
     names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
-    assert names == ["blocks 0 to 5", "block 6", "block 7"]
+    assert names == ["blocks 0 to 5", "blocks 6 to 11", "block 12", "block 13"]
 
 
 def test_lines_stand_in_layers_of_blocks_of_passes():

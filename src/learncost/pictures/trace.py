@@ -167,6 +167,15 @@ def trace(
     InputError
         As for `lc.cost`, and for a file that cannot be written.
 
+    Examples
+    --------
+    >>> found = lc.trace("gpt2", n_layer=2, seq_len=64)
+    >>> passes = found.timeline.processes[0].slices
+    >>> [part.name for part in passes]
+    ['forward', 'backward, weight update', 'optimizer step']
+    >>> passes[0].length == lc.cost("gpt2", n_layer=2, seq_len=64).macro_operations["forward"][1].flops
+    True
+
     Commands
     --------
     learncost trace gpt2 --on A100-SXM-80GB -o trace.json

@@ -83,6 +83,8 @@ class Comparison(Shown):
         How many positions the model learns; longer sequences are marked in `crossings`. None where there is no limit.
     left_out
         Procedures that the model cannot be trained by, with the reason.
+    run
+        What was priced: the model and the sizes of all axes.
 
     Examples
     --------
@@ -103,6 +105,7 @@ class Comparison(Shown):
     varied: tuple[str, ...]
     positions: int | None
     left_out: str = ""
+    run: Run | None = None
 
     @property
     def procedures(self) -> tuple[str, ...]:
@@ -226,7 +229,7 @@ def compare(
     varied = _varied(run.model.two_sided, bool(FAMILIES[configuration.family].fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
     found = tuple(_overtaking(run, books, names, varied, learned))
-    return Comparison(run.book.name, costs, found, varied, learned, left_out)
+    return Comparison(run.book.name, costs, found, varied, learned, left_out, run)
 
 
 def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
@@ -266,7 +269,8 @@ def _overtaking(
 ) -> Iterator[Overtaking]:
     for name, book in books.items():
         for quantity in QUANTITIES:
-            counts = {procedure: _in_length(run, procedure, book, quantity, varied) for procedure in names}
+            axes = length_axes(run, varied)
+            counts = {procedure: total_in(run, procedure, book, quantity, axes) for procedure in names}
             for one, two in combinations(counts, 2):
                 signs = stretches(coefficients(counts[one] - counts[two], "L"))
                 cheaper = tuple(
@@ -276,10 +280,15 @@ def _overtaking(
                 yield Overtaking((one, two), name, quantity, cheaper)
 
 
-def _in_length(run: Run, procedure: str, book: Book, quantity: str, varied: tuple[str, ...]) -> Count:
-    """A step's total as a polynomial in the length alone, which is called L."""
-    whole = total(getattr(row, quantity) for row in run.rows(procedure, book))
+def length_axes(run: Run, varied: Iterable[str]) -> tuple[str, ...]:
+    """The axes of the lengths that vary."""
     called = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
-    axes = [called[name] for name in varied]
-    found = whole.rename(dict.fromkeys(axes, "L")).at({a: n for a, n in run.axes.items() if a not in axes} | {"": 0})
+    return tuple(called[name] for name in varied)
+
+
+def total_in(run: Run, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Count:
+    """A step's total, maccs or flops, as a polynomial in one size alone, which all of these axes have, called L."""
+    whole = total(getattr(row, quantity) for row in run.rows(procedure, book))
+    own = tuple(axes)
+    found = whole.rename(dict.fromkeys(own, "L")).at({a: n for a, n in run.axes.items() if a not in own} | {"": 0})
     return found if isinstance(found, Count) else Count({(): found} if found else {})

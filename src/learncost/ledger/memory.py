@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
@@ -18,7 +19,7 @@ from learncost.ledger.sheet import Shown
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
-from learncost.readings.live import Held, Moment
+from learncost.readings.live import Held, Moment, Stay
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_several import Several
@@ -62,7 +63,11 @@ class Memory(Shown):
     witnesses
         The arrays that are alive then, the largest first, with `name`, `shape`, `bytes` and the layer that made them.
     curve
-        The bytes at every line, in the order of the lines; empty for an engine.
+        The bytes at every line, in the order of the lines, and the repeats that it stands in (`loops`); empty where
+        the engine has no account of lines.
+    arrays
+        Every array with the lines of the curve at which it is alive, `first` to `last`, counted from 0; at every line
+        their bytes sum to the curve.
     flash
         Bytes of frozen weights that do not lie in RAM.
     budget
@@ -114,6 +119,7 @@ class Memory(Shown):
     mode: str = ""
     module: str = ""
     rules: Mapping[str, str] = field(default_factory=dict)
+    arrays: tuple[Stay, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
@@ -133,9 +139,16 @@ class Memory(Shown):
             for one in self.witnesses
         ]
         result["curve"] = [
-            {"line": one.line, "layer": one.layer, "macro_operation": one.macro_operation, "bytes": one.bytes}
+            {
+                "line": one.line,
+                "layer": one.layer,
+                "macro_operation": one.macro_operation,
+                "bytes": one.bytes,
+                "turns": prod(turns for *_, turns in one.loops),
+            }
             for one in self.curve
         ]
+        result["arrays"] = [one.to_dict() for one in self.arrays]
         return result
 
 
@@ -299,6 +312,7 @@ def told(step: Step, chosen: Chosen) -> Memory:
         split=taken.split,
         witnesses=taken.witnesses,
         curve=taken.curve,
+        arrays=taken.stays,
         flash=step.flash,
         engine=runner.name,
         convention=(taken.said or runner.convention) + why,

@@ -73,6 +73,7 @@ class Step:
         codes = {one.codes.name for one in stored}
         frozen = [w for w in weights if w not in learning and w not in codes]
         self.quantized = sum(one.bytes(run.axes) for one in stored)
+        self.frozen = frozenset(frozen)
         self.plain_flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
         self.flash = self.plain_flash + self.quantized if in_flash else 0
         self.widths = _widths(structure, table, kind)

@@ -12,7 +12,7 @@ from learncost.equation.count import shape_of
 from learncost.equation.table import Table
 from learncost.ledger.memory_step import Step
 from learncost.plans.planner import chosen
-from learncost.readings.live import Held, Moment
+from learncost.readings.live import Held, Moment, Stay
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 FIXED = "fixed matrices"
@@ -28,7 +28,8 @@ forward pass leaves for the backward pass, and what a line takes beside its resu
 
 @dataclass(frozen=True)
 class Taken:
-    """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known.
+    """What a step takes: the most bytes, when, what they are, and which arrays; the bytes at every line if known, and
+    the arrays over the lines, which sum to them.
 
     said  the convention, where it is another than the runner's
     """
@@ -38,6 +39,7 @@ class Taken:
     split: Mapping[str, int]
     witnesses: tuple[Held, ...]
     curve: tuple[Moment, ...] = ()
+    stays: tuple[Stay, ...] = ()
     said: str = ""
 
 

@@ -7,8 +7,9 @@ for an array (a sum of one term) is the same array. Nothing is assumed to happen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -23,7 +24,8 @@ from learncost.equation.table import walk as each
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules, calls
-from learncost.schedule.lifetimes import Array, Lifetimes, Path, Walked, every_turn, some_turns
+from learncost.schedule.lifetimes import Array, Lifetimes, Walked, every_turn, some_turns
+from learncost.schedule.stretches import stretches
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,50 @@ class Held:
 
 @dataclass(frozen=True)
 class Moment:
-    """One line of the table, and the bytes that are alive while it runs."""
+    """One line of the table, and the bytes that are alive while it runs.
+
+    `loops` are the repeats that it stands in, from the outermost: the number of each, the size that says how often it
+    turns, and how often that is. A line stands once for all turns, with the bytes of the one in which most is alive.
+    """
 
     line: str
     layer: str
     macro_operation: str
     bytes: Any
     block: str | None = None
+    loops: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Stay:
+    """An array, or several alike, over the lines at which it is alive: numbers of moments of a curve, both included.
+
+    Where a line stands for several turns, it is what is alive in the turn in which most is.
+
+    shape   of one of them, and `number`, how many there are: of what every turn keeps, those that are there
+    bytes   of all of them
+    macro_operation, layer, block  of the line that made it; "given" and "" of what came from outside
+    role    as of `Held`
+    part    what it is for, of those that the account of a step has; empty where only a table was read
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    number: int
+    bytes: int
+    first: int
+    last: int
+    macro_operation: str = ""
+    layer: str = ""
+    block: str | None = None
+    role: str = ""
+    part: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        names = ("name", "axes", "shape", "number", "bytes", "first", "last", "macro_operation", "layer", "block")
+        return {name: getattr(self, name) for name in names} | {"part": self.part}
 
 
 @dataclass(frozen=True)
@@ -88,6 +127,15 @@ class Live:
     witnesses: tuple[Held, ...]
     curve: tuple[Moment, ...]
     dtype: str
+    _stays: Callable[[], tuple[Stay, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def stays(self) -> tuple[Stay, ...]:
+        """Every array with the first and the last line of the curve at which it is alive, and its bytes there.
+
+        At every line they sum to the curve. None where sizes were arrays.
+        """
+        return self._stays()
 
     @property
     def kept_bytes(self) -> Any:
@@ -207,6 +255,7 @@ class _Walk:
     ) -> None:
         lifetimes = Lifetimes(table, calls(table, rules), lambda count: _turns(count, sizes), turns)
         self.lines, last = lifetimes.lines, len(lifetimes.lines)
+        self.loops = {number: loop.repeat.count for loop, number in lifetimes.loops.items()}
         self.arrays = [array for array in lifetimes.arrays if array.over is None]
         for array in self.arrays:
             array.first, array.last = max(array.first, 1), last if array.given else min(array.last, last)
@@ -275,22 +324,56 @@ class _Walk:
             peak, worst = rows.max(axis=0), int(rows.reshape(len(levels), -1)[:, 0].argmax())
         alive = held(array for array in self.arrays if array.first <= worst + 1 <= array.last)
         alive.sort(key=lambda array: -int(np.ravel(array.bytes)[0]))
-        return Live(kept_arrays, peak, self.lines[worst][0].name, tuple(alive), _curve(self.lines, levels), dtype)
+        curve, worst_turns = self._curve(levels, sizes)
+        return Live(
+            kept_arrays,
+            peak,
+            self.lines[worst][0].name,
+            tuple(alive),
+            curve,
+            dtype,
+            lambda: tuple(self._stays(worst_turns, sizes, width, widths)),
+        )
+
+    def _curve(self, levels: Sequence[Any], sizes: Mapping[str, Any]) -> tuple[tuple[Moment, ...], tuple[int, ...]]:
+        """A line stands once, with the bytes of that of its turns in which most is alive; and which moment that is,
+        from 1: none where the bytes are arrays."""
+        highest: dict[tuple[tuple[int, ...], int], tuple[int, Any]] = {}
+        for place, ((_, path, number), level) in enumerate(zip(self.lines, levels, strict=True)):
+            key = tuple(loop for loop, _ in path), number
+            if key not in highest:
+                highest[key] = place, level
+            elif not isinstance(level, int):
+                highest[key] = highest[key][0], np.maximum(level, highest[key][1])
+            elif level > highest[key][1]:
+                highest[key] = place, level
+        moments = []
+        for place, level in highest.values():
+            line, path, _ = self.lines[place]
+            loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
+            moments.append(Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block, loops))
+        whole = all(isinstance(level, int) for level in levels)
+        return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if whole else ()
+
+    def _stays(
+        self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
+    ) -> Iterator[Stay]:
+        """The arrays at moments, those of a stack that are there as long as each other together."""
+        groups: dict[Any, list[Array]] = {}
+        for array in self.arrays:
+            for stretch in stretches(array.first, array.last, moments):
+                groups.setdefault((array.stack[0] if array.stack else array, array.axes, *stretch), []).append(array)
+        for (*_, first, last), several in groups.items():
+            last_made = several[-1]
+            number = sum(_at(array.times, sizes) for array in several)
+            size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
+            shape = shape_of(last_made.axes, sizes)
+            made = last_made.macro, last_made.layer, last_made.block
+            yield Stay(_name(last_made), last_made.axes, shape, number, size, first, last, *made, self.role(last_made))
 
 
-def _curve(lines: Iterable[tuple[Line, Path, int]], levels: Iterable[Any]) -> tuple[Moment, ...]:
-    """A line stands once, with the bytes of that of its turns in which most is alive."""
-    highest: dict[tuple[tuple[int, ...], int], tuple[Line, Any]] = {}
-    for (line, path, number), level in zip(lines, levels, strict=True):
-        key = tuple(loop for loop, _ in path), number
-        highest[key] = line, _larger(level, highest[key][1]) if key in highest else level
-    return tuple(
-        Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block) for line, level in highest.values()
-    )
-
-
-def _larger(first: Any, second: Any) -> Any:
-    return max(first, second) if isinstance(first, int) and isinstance(second, int) else np.maximum(first, second)
+def _at(times: int | Count, sizes: Mapping[str, Any]) -> int:
+    return times if isinstance(times, int) else int(times.at(sizes))
 
 
 def _held(

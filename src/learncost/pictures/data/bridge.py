@@ -1,0 +1,153 @@
+"""Why two conventions give different numbers for one step: from one to the other item by item, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
+
+from learncost.equation.errors import InputError, named_one
+from learncost.ledger.conventions import YARDSTICK, Convention, Conventions
+
+SMALL = 0.004
+"""Items below this share of what the drawing reaches over are drawn together."""
+
+CUT = 0.15
+"""Where less than this share of the largest number differs, bars do not begin at 0."""
+
+QUANTITIES = {"flops": "FLOPs", "maccs": "MACCs"}
+PARTS = {"whole": "forward and backward", "forward": "forward"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A term that one convention has and the other has not, or has otherwise: more is positive."""
+
+    what: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A convention's number, as a multiple of that of matrix products alone."""
+
+    price_book: str
+    title: str
+    source: str
+    amount: int
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """The numbers of all price books, and the way from one of them to another.
+
+    Attributes
+    ----------
+    model, batch_size, seq_len, target_len
+        What step it is: one of backpropagation, its optimizer left aside.
+    quantity
+        flops or maccs; `part`, whole (forward and backward) or forward.
+    start, end
+        The two numbers; the items sum to their difference.
+    items
+        From the largest to the smallest, what the one has more or less than the other.
+    bars
+        Every convention that knows the model.
+    refused
+        Why others say nothing of it, by name.
+    """
+
+    model: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    quantity: str
+    part: str
+    start: Bar
+    end: Bar
+    items: tuple[Item, ...]
+    bars: tuple[Bar, ...]
+    refused: dict[str, str]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """From and to where the bars are drawn: from 0, or where the difference is small from close below it."""
+        levels = list(accumulate((item.amount for item in self.items), initial=self.start.amount))
+        low, high = min(levels), max(levels)
+        return (max(0, low - (high - low) // 4), high) if high - low < CUT * high else (0, high)
+
+    @property
+    def drawn(self) -> tuple[Item, ...]:
+        """The items with the small ones together."""
+        low, high = self.reach
+        small = [item for item in self.items if abs(item.amount) < SMALL * (high - low)]
+        if len(small) < 2:
+            return self.items
+        rest = Item(f"{len(small)} smaller ones", sum(item.amount for item in small))
+        return (*(item for item in self.items if item not in small), rest)
+
+    @property
+    def finding(self) -> str:
+        """What the picture shows, in one sentence."""
+        if not self.items:
+            return f"{self.end.price_book} and {self.start.price_book} say the same"
+        ratio = self.end.amount / self.start.amount if self.start.amount else 0.0
+        return f"{self.end.price_book} says {ratio:.3f} times what {self.start.price_book} says"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for the start, each item, and the end."""
+        yield {"what": self.start.price_book, "kind": "total", self.quantity: self.start.amount}
+        for item in self.items:
+            yield {"what": item.what, "kind": "difference", self.quantity: item.amount}
+        yield {"what": self.end.price_book, "kind": "total", self.quantity: self.end.amount}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data."""
+        return asdict(self) | {"drawn": [asdict(item) for item in self.drawn], "reach": list(self.reach)}
+
+
+def bridge(
+    found: Conventions, start: str = YARDSTICK, end: str = "run", quantity: str = "flops", part: str = "whole"
+) -> Bridge:
+    """The way from one price book's number to another's, of an answer of `lc.conventions`.
+
+    Raises `InputError` for a book that does not know the model, and for names that are not known.
+    """
+    named_one("quantity", quantity, QUANTITIES)
+    named_one("part", part, PARTS)
+    books = {one.book.name: one for one in found.conventions}
+    named_one("price book", start, books)
+    named_one("price book", end, books)
+    bars = {name: _bar(found, one, quantity, part) for name, one in books.items() if one.counts is not None}
+    for name in (start, end):
+        if name not in bars:
+            raise InputError(f"price book {name} has no number of {found.model}: {books[name].refused}")
+    amounts: dict[str, int] = {}
+    for name, sign in ((start, -1), (end, 1)):
+        for reason in books[name].reasons:
+            amount = getattr(getattr(reason.amount, part), quantity)
+            amounts[reason.what] = amounts.get(reason.what, 0) + sign * amount
+    items = [Item(what, amount) for what, amount in amounts.items() if amount]
+    return Bridge(
+        model=found.model,
+        batch_size=found.batch_size,
+        seq_len=found.seq_len,
+        target_len=found.target_len,
+        quantity=quantity,
+        part=part,
+        start=bars[start],
+        end=bars[end],
+        items=tuple(sorted(items, key=lambda item: -abs(item.amount))),
+        bars=tuple(bars.values()),
+        refused={name: one.refused for name, one in books.items() if one.counts is None},
+    )
+
+
+def _bar(found: Conventions, one: Convention, quantity: str, part: str) -> Bar:
+    def amount(of: Convention) -> int:
+        return 0 if of.counts is None else int(getattr(getattr(of.counts, part), quantity))
+
+    own, yardstick = amount(one), amount(found[YARDSTICK])
+    return Bar(one.book.name, one.book.title, one.book.source, own, own / yardstick if yardstick else None)

@@ -1,0 +1,236 @@
+"""Memory over a step: the bytes at every line, the arrays that make them, and which lines stand for many turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.memory import Memory
+from learncost.readings.live import Moment, Stay
+
+KINDS = (
+    "weights",
+    "fixed matrices",
+    "master weights",
+    "optimizer state",
+    "batch",
+    "forward",
+    "recomputation",
+    "backward",
+    "error projection",
+    "weight update",
+    "gradients",
+    "optimizer step",
+)
+"""What arrays are, in the order in which they stand on each other: what is there throughout, then what passes made."""
+
+_PARTS = frozenset(("weights", "fixed matrices", "master weights", "optimizer state", "gradients"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the step, and the bytes that are there while it runs: of its turns in the one with most."""
+
+    line: str
+    layer: str
+    block: str | None
+    macro_operation: str
+    bytes: int
+    turns: int
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Lines from `first` to `last` that run in turns; `depth` is 0 of the outermost."""
+
+    first: int
+    last: int
+    turns: int
+    depth: int
+    title: str
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array, or several alike, and the lines at which it is there, both included.
+
+    shape   of one of them, `number` how many there are, `bytes` of all of them
+    kind    one of `KINDS`: what it is, or the pass that made it
+    part    which part of the split it belongs to
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    number: int
+    bytes: int
+    kind: str
+    part: str
+    macro_operation: str
+    layer: str
+    block: str | None
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The memory of a step line by line.
+
+    Attributes
+    ----------
+    model, procedure, plan, engine, dtype, optimizer, batch_size, seq_len, target_len
+        What step it is, and who runs it.
+    convention
+        What is counted, and what is not.
+    peak
+        The most bytes, which is the largest of the lines'; `peak_at` is the number of the line, from 0.
+    lines
+        Every line once, in order.
+    brackets
+        The lines that stand for many turns.
+    arrays
+        All arrays; at every line the bytes of those that are there sum to the line's.
+    """
+
+    model: str
+    procedure: str
+    plan: str
+    engine: str
+    dtype: str
+    optimizer: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    convention: str
+    peak: int
+    peak_at: int
+    lines: tuple[Line, ...]
+    brackets: tuple[Bracket, ...]
+    arrays: tuple[Array, ...]
+
+    def alive(self, place: int) -> tuple[Array, ...]:
+        """The arrays that are there at a line, those of one name together, the largest first."""
+        found: dict[tuple[str, tuple[int, ...], str, str | None], Array] = {}
+        for one in self.arrays:
+            if one.first <= place <= one.last:
+                key = one.name, one.shape, one.layer, one.block
+                found[key] = _together(found[key], one) if key in found else one
+        return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+
+    @cached_property
+    def kinds(self) -> Mapping[str, tuple[int, ...]]:
+        """By kind, the bytes at every line; kinds that never are there are left out."""
+        sums = {kind: [0] * len(self.lines) for kind in KINDS}
+        for one in self.arrays:
+            for place in range(one.first, one.last + 1):
+                sums[one.kind][place] += one.bytes
+        return {kind: tuple(sizes) for kind, sizes in sums.items() if any(sizes)}
+
+    @property
+    def finding(self) -> str:
+        """What the curve shows, in one sentence."""
+        at = self.lines[self.peak_at]
+        doing = at.macro_operation.replace("_", " ")
+        where = f"in the {at.layer.replace('_', ' ')}" if at.layer else f"at {at.line}"
+        return f"Memory is highest {where}, in the {doing}" if doing else f"Memory is highest {where}"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each line, with the bytes of every kind."""
+        for place, line in enumerate(self.lines):
+            yield {"place": place, **asdict(line), **{kind: sizes[place] for kind, sizes in self.kinds.items()}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data."""
+        return asdict(self) | {"kinds": {kind: list(sizes) for kind, sizes in self.kinds.items()}}
+
+
+def curve(found: Memory) -> Curve:
+    """The line-by-line account of an answer of `lc.memory`.
+
+    Raises `InputError` where its runner has no such account.
+    """
+    if not found.curve:
+        raise InputError(f"{found.engine} has no account of every line: take --engine table")
+    peaks = [one.bytes for one in found.curve]
+    return Curve(
+        model=found.model,
+        procedure=found.procedure,
+        plan=found.plan,
+        engine=found.engine,
+        dtype=found.dtype,
+        optimizer=found.optimizer,
+        batch_size=found.batch_size,
+        seq_len=found.seq_len,
+        target_len=found.target_len,
+        convention=found.convention,
+        peak=found.peak,
+        peak_at=peaks.index(max(peaks)),
+        lines=tuple(map(_line, found.curve)),
+        brackets=tuple(_brackets(found.curve)),
+        arrays=tuple(map(_array, found.arrays)),
+    )
+
+
+def _line(one: Moment) -> Line:
+    return Line(one.line, one.layer, one.block, one.macro_operation, one.bytes, prod(turns for *_, turns in one.loops))
+
+
+def _array(one: Stay) -> Array:
+    return Array(
+        one.name.rstrip("*"),
+        one.shape,
+        one.number,
+        one.bytes,
+        _kind(one),
+        one.part,
+        one.macro_operation,
+        one.layer,
+        one.block,
+        one.first,
+        one.last,
+    )
+
+
+def _kind(one: Stay) -> str:
+    if one.part in _PARTS:
+        return one.part
+    return "batch" if one.macro_operation == "given" else one.macro_operation.replace("_", " ")
+
+
+def _together(one: Array, other: Array) -> Array:
+    return Array(
+        one.name,
+        one.shape,
+        one.number + other.number,
+        one.bytes + other.bytes,
+        one.kind,
+        one.part,
+        one.macro_operation,
+        one.layer,
+        one.block,
+        max(one.first, other.first),
+        min(one.last, other.last),
+    )
+
+
+def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
+    """The runs of lines in the same repeat, from the outermost repeats inwards."""
+    for depth in range(max(len(one.loops) for one in moments)):
+        outer = [one.loops[: depth + 1] for one in moments]
+        for loops, several in groupby(range(len(moments)), outer.__getitem__):
+            places = list(several)
+            if len(loops) > depth and (turns := loops[depth][-1]) > 1:
+                said = _said(loops[depth][1], moments[places[0]].block)
+                yield Bracket(places[0], places[-1], turns, depth, f"{said} {turns:,} ×")
+
+
+def _said(count: str, block: str | None) -> str:
+    """What turns, by the size that says how often: in a turn of all layers is one block, else there may be several."""
+    if block is None or count not in ("n_layer", "n_enc", "n_dec"):
+        return "these lines run"
+    return "one block, runs" if block == "decoder" else f"one {block} block, runs"

@@ -1,0 +1,225 @@
+"""How the cost of a step grows with the length, the batch, the depth and the width, by procedure, and where they cross.
+
+The width grows with the feed-forward networks and the number of heads, and the width of a head stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from learncost.books.book import book as find_book
+from learncost.equation.count import total
+from learncost.equation.errors import InputError, named_one
+from learncost.ledger.compare import Cheaper, Comparison, length_axes, total_in
+from learncost.ledger.crossing import coefficients
+from learncost.ledger.run import Run
+from learncost.models.configuration import Configuration
+from learncost.models.model import build
+
+ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "blocks", "width": "width"}
+"""What a step grows along, and the unit."""
+
+REACH = 131_072
+"""Tokens that the curve over the length goes to, where nothing asks for more."""
+
+_WIDE = ("hidden_size", "intermediate_size", "heads", "ffn_dim", "embedding_size")
+"""Sizes whose names end so grow with the width."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The totals of a procedure at every place, and over those of backpropagation: of the first where that is not
+    compared."""
+
+    procedure: str
+    totals: tuple[int, ...]
+    ratios: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """From `at` on, `cheaper` costs less than `dearer`, which was the cheaper one before; beyond the positions that
+    the model learns or not."""
+
+    at: int
+    cheaper: str
+    dearer: str
+    beyond_positions: bool
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Totals of a step over one of its sizes.
+
+    Attributes
+    ----------
+    model, price_book, quantity
+        What step it is, and what is counted.
+    along
+        length, batch, depth or width; `unit`, what the places count.
+    here
+        The place of the step that was asked for.
+    limit
+        Positions that the model learns; None where there is no limit, or where the length is not what grows.
+    places
+        The sizes.
+    series
+        One for each procedure.
+    crossings
+        Where one procedure becomes cheaper than another: of the length, exactly as `lc.compare` finds them.
+    polynomials
+        By procedure the total as a polynomial in the length or the batch, coefficients from the constant one on; empty
+        for depth and width.
+    """
+
+    model: str
+    price_book: str
+    quantity: str
+    along: str
+    unit: str
+    here: int
+    limit: int | None
+    places: tuple[int, ...]
+    series: tuple[Series, ...]
+    crossings: tuple[Crossing, ...]
+    polynomials: Mapping[str, tuple[int, ...]]
+
+    @property
+    def finding(self) -> str:
+        """What the picture shows, in one sentence."""
+        for one in self.crossings:
+            if one.dearer == "bp":
+                beyond = f", beyond the {self.limit:,} that the model learns," if one.beyond_positions else ""
+                return f"From {one.at:,} {self.unit} on{beyond} {one.cheaper} is cheaper than backpropagation"
+        others = [one for one in self.series if one.procedure != "bp" and len(set(one.ratios)) > 1]
+        if self.along == "length" and others:
+            return "No procedure overtakes backpropagation at any length"
+        return f"What a step of {self.model} costs over its {self.along}"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each place and procedure."""
+        for one in self.series:
+            for place, amount, ratio in zip(self.places, one.totals, one.ratios, strict=True):
+                own = {self.along: place, "procedure": one.procedure, "price_book": self.price_book}
+                yield own | {self.quantity: amount, "ratio": ratio}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data."""
+        return asdict(self)
+
+
+def growth(
+    found: Comparison,
+    along: str = "length",
+    quantity: str = "flops",
+    price_book: str = "",
+    places: Iterable[int] | None = None,
+) -> Growth:
+    """How the steps of an answer of `lc.compare` grow.
+
+    places  the sizes; by default powers of two around the step that was asked for
+    Raises `InputError` for names that are not known, and for a model whose depth or width cannot be changed.
+    """
+    named_one("along", along, ALONG)
+    run, book = found.run, price_book or found.price_book
+    if run is None:
+        raise InputError("only an answer of lc.compare grows: this comparison was made otherwise")
+    polynomials: dict[str, tuple[int, ...]] = {}
+    if along in ("length", "batch"):
+        axes = length_axes(run, found.varied) if along == "length" else ("B",)
+        here = run.axes[axes[0]]
+        for name in found.procedures:
+            polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
+        crossings = tuple(_crossings(found, book, quantity)) if along == "length" else ()
+        asked = tuple(places or _powers(here, *_reach(found, crossings, here) if along == "length" else (1, 64 * here)))
+        totals = {name: tuple(_at(own, place) for place in asked) for name, own in polynomials.items()}
+    else:
+        here, several = _sized(run, along, places)
+        asked, crossings = tuple(several), ()
+        totals = {}
+        for name in found.procedures:
+            whole = total(getattr(row, quantity) for row in run.rows(name, find_book(book)))
+            totals[name] = tuple(int(whole.at(sizes)) for sizes in several.values())
+    base = totals.get("bp") or next(iter(totals.values()))
+    return Growth(
+        model=found.first.model,
+        price_book=book,
+        quantity=quantity,
+        along=along,
+        unit=ALONG[along],
+        here=here,
+        limit=found.positions if along == "length" else None,
+        places=asked,
+        series=tuple(
+            Series(name, own, tuple(one / other if other else None for one, other in zip(own, base, strict=True)))
+            for name, own in totals.items()
+        ),
+        crossings=crossings,
+        polynomials=polynomials,
+    )
+
+
+def _at(polynomial: Iterable[int], place: int) -> int:
+    return sum(factor * place**power for power, factor in enumerate(polynomial))
+
+
+def _crossings(found: Comparison, book: str, quantity: str) -> Iterator[Crossing]:
+    for one in found.overtaking:
+        if (one.price_book, one.quantity) == (book, quantity):
+            before: Cheaper = one.cheaper[0]
+            for own in one.crossings:
+                if own.procedure is not None and own.procedure != before.procedure:
+                    (other,) = set(one.procedures) - {own.procedure}
+                    yield Crossing(own.seq_len, own.procedure, other, own.beyond_positions)
+                before = own
+
+
+def _reach(found: Comparison, crossings: Iterable[Crossing], here: int) -> tuple[int, int]:
+    """From and to which length: so that crossings with backpropagation stand well inside, up to a million tokens."""
+    last = max((one.at for one in crossings if "bp" in (one.cheaper, one.dearer) and one.at <= 2**20), default=0)
+    return 16, max(REACH, 4 * here, 4 * last)
+
+
+def _powers(here: int, first: int, last: int) -> list[int]:
+    """Powers of two and the numbers half way between them, and the one that is asked for."""
+    powers = [size for power in range(42) for size in (2**power, 2**power * 3 // 2)]
+    return sorted({here, *(size for size in powers if min(first, here) <= size <= last)})
+
+
+def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dict[int, Mapping[str, int]]]:
+    """The size of the step that was asked for, and the axes at every size; those that the model cannot have are not
+    there."""
+    configuration = run.model.configuration
+    names = _depths(configuration) if along == "depth" else ("hidden_size",)
+    here = sum(configuration.sizes[name] for name in names)
+    if not here:
+        raise InputError(f"{configuration.name} has no {along} that can be changed")
+    own = build(replace(configuration, learned=None), bool(run.model.masks)).table
+    found: dict[int, Mapping[str, int]] = {}
+    for size in places or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
+        try:
+            changed = _scaled(configuration, along, size, here)
+            built = build(replace(changed, learned=None), bool(run.model.masks))
+        except InputError:
+            continue
+        if built.table == own:
+            found[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
+    return here, found
+
+
+def _depths(configuration: Configuration) -> tuple[str, ...]:
+    return tuple(name for name in ("num_hidden_layers", "n_enc", "n_dec") if name in configuration.sizes)
+
+
+def _scaled(configuration: Configuration, along: str, size: int, here: int) -> Configuration:
+    """The configuration with another depth or width. Raises `InputError` where a size would be no whole number."""
+    wide = [name for name in configuration.sizes if name.endswith(_WIDE)]
+    own = _depths(configuration) if along == "depth" else wide
+    sizes = {name: configuration.sizes[name] * size for name in own}
+    if any(value % here for value in sizes.values()) or not all(sizes.values()):
+        raise InputError(f"{configuration.name} has no {along} of {size:,}")
+    return replace(
+        configuration, sizes={**configuration.sizes, **{name: value // here for name, value in sizes.items()}}
+    )

@@ -1,0 +1,112 @@
+"""Learning procedures side by side: their passes, totals, ratios to backpropagation, and the memory of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from learncost.ledger.compare import Comparison
+from learncost.ledger.memory import Memory
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a procedure: how often it runs in a step, and what that costs in all."""
+
+    macro_operation: str
+    passes: int
+    maccs: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """What a step costs by one procedure; `ratio` is to backpropagation, None where that is not compared.
+
+    peak  bytes, of the runner that is named; None where no memory was asked for
+    """
+
+    name: str
+    passes: tuple[Pass, ...]
+    maccs: int
+    flops: int
+    ratio: Mapping[str, float | None]
+    peak: int | None = None
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class Procedures:
+    """Procedures side by side under one price book.
+
+    Attributes
+    ----------
+    model, price_book, batch_size, seq_len, target_len, optimizer
+        What step it is, and what is counted.
+    procedures
+        One for each procedure.
+    left_out
+        Those that the model cannot be trained by, with the reason.
+    """
+
+    model: str
+    price_book: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    optimizer: str
+    procedures: tuple[Procedure, ...]
+    left_out: str = ""
+    conventions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def finding(self) -> str:
+        """What the picture shows, in one sentence."""
+        ratios = {one.name: ratio for one in self.procedures if (ratio := one.ratio["flops"]) is not None}
+        others = {name: ratio for name, ratio in ratios.items() if name != "bp"}
+        if not others:
+            return f"One step of {self.model} by {', '.join(one.name for one in self.procedures)}"
+        least, most = min(others, key=lambda name: others[name]), max(others, key=lambda name: others[name])
+        said = f"{least} takes {others[least]:.2f} times the FLOPs of backpropagation"
+        return said if least == most else f"{said}, {most} {others[most]:.2f} times"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each pass of each procedure, and one for its total."""
+        for one in self.procedures:
+            for own in one.passes:
+                yield {"procedure": one.name, **asdict(own), "peak_bytes": None}
+            total = {"macro_operation": "total", "passes": None, "maccs": one.maccs, "flops": one.flops}
+            yield {"procedure": one.name, **total, "peak_bytes": one.peak}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data."""
+        return asdict(self)
+
+
+def procedures(found: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:
+    """The procedures of an answer of `lc.compare`, with the memory of each where that is given by name."""
+    book, memories = price_book or found.price_book, memories or {}
+    first = found.first
+    several = []
+    for name, cost in found.costs[book].items():
+        passes = tuple(
+            Pass(macro, number, amount.maccs, amount.flops)
+            for macro, (number, amount) in cost.macro_operations.items()
+            if number
+        )
+        ratio = {quantity: found.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
+        memory = memories.get(name)
+        held = (memory.peak, memory.engine) if memory else (None, "")
+        several.append(Procedure(name, passes, cost.total.maccs, cost.total.flops, ratio, *held))
+    return Procedures(
+        model=first.model,
+        price_book=book,
+        batch_size=first.batch_size,
+        seq_len=first.seq_len,
+        target_len=first.target_len,
+        optimizer=next(iter(found.costs[book].values())).optimizer,
+        procedures=tuple(several),
+        left_out=found.left_out,
+        conventions={one.engine: one.convention for one in memories.values()},
+    )

@@ -1,0 +1,176 @@
+"""Every line of a step on a device: what its kernel computes and moves, how fast, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.record import Cost, LedgerRow
+from learncost.ledger.run import shown_layer
+
+
+@dataclass(frozen=True)
+class Point:
+    """A kernel, at the line that most of it is: all its turns in a step together.
+
+    flops, bytes   what it computes, and what it reads and writes
+    intensity      FLOPs a byte; `speed`, FLOPs a second
+    limit          compute, memory or launch
+    inside         the lines that run in it beside its own, as layer.line
+    """
+
+    line: str
+    layer: str
+    block: str | None
+    macro_operation: str
+    equation: str
+    repeat: int
+    flops: int
+    bytes: int
+    seconds: float
+    intensity: float
+    speed: float
+    limit: str
+    inside: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A bandwidth of the device, bytes a second, and its ridge: the FLOPs a byte from which on it computes."""
+
+    name: str
+    bandwidth: float
+    ridge: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The lines of a step on a device.
+
+    Attributes
+    ----------
+    model, procedure, device, dtype, batch_size, seq_len, target_len
+        What step it is, and where it runs.
+    source
+        What the device's rates rest on.
+    seconds, low, high
+        Of a step, and between which it is expected.
+    beside
+        Seconds of a step beside its lines.
+    peak
+        FLOPs a second of the largest products.
+    roofs
+        The bandwidths: of memory first; of a measured device that of its caches too.
+    limits
+        Seconds by what limits them.
+    points
+        One for each kernel, in the order of the step. Lines that compute nothing have intensity 0.
+    """
+
+    model: str
+    procedure: str
+    plan: str
+    device: str
+    dtype: str
+    batch_size: int
+    seq_len: int
+    target_len: int | None
+    source: str
+    seconds: float
+    low: float
+    high: float
+    beside: float
+    peak: float
+    roofs: tuple[Roof, ...]
+    limits: Mapping[str, float]
+    points: tuple[Point, ...]
+
+    @property
+    def finding(self) -> str:
+        """What the picture shows, in one sentence."""
+        doing = {"compute": "computes", "memory": "waits for memory", "launch": "waits for calls"}
+        order = sorted(self.limits, key=lambda name: -self.limits[name])
+        parts = [(share(self.limits[name], self.seconds), doing[name]) for name in order if self.limits[name]]
+        (first, what), *others = parts
+        return f"{first} of the time it {what}" + "".join(f", {part} it {what}" for part, what in others)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each point."""
+        for point in self.points:
+            yield asdict(point) | {"inside": " ".join(point.inside)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data."""
+        return asdict(self)
+
+
+def share(part: float, whole: float) -> str:
+    """A share in percent: whole ones from ten on, one digit more below."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
+
+
+def roofline(found: Cost) -> Roofline:
+    """The roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another one."""
+    timing = found.timing
+    if timing is None or found.by != "equation":
+        raise InputError('a roofline is of every line on a device: take lc.cost(model, by="equation", on=device)')
+    rates = timing.rates
+    peak = max(max(grid.rates) for grid in (*rates.products.values(), rates.inner))
+    memory, cache = rates.bandwidth.values[-1], max(rates.bandwidth.values)
+    bandwidths = {"memory": memory} | ({"cache": cache} if cache > 1.1 * memory else {})
+    return Roofline(
+        model=found.model,
+        procedure=found.procedure,
+        plan=found.plan,
+        device=rates.name,
+        dtype=found.dtype,
+        batch_size=found.batch_size,
+        seq_len=found.seq_len,
+        target_len=found.target_len,
+        source=rates.source,
+        seconds=timing.time.total,
+        low=timing.time.low,
+        high=timing.time.high,
+        beside=timing.time.step,
+        peak=peak,
+        roofs=tuple(Roof(name, own, peak / own) for name, own in bandwidths.items()),
+        limits={str(name): own for name, own in timing.time.bounds.items()},
+        points=tuple(_points(found.rows)),
+    )
+
+
+def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
+    hosts = [row for row in rows if row.time is not None and row.seconds]
+    guests = [(row, _hosts_of(row, hosts)) for row in rows if row.time is not None and row.seconds is None]
+    for row in hosts:
+        own, seconds = row.time, row.seconds
+        assert own is not None
+        assert seconds is not None
+        yield Point(
+            line=row.line,
+            layer=row.layer or "",
+            block=row.block,
+            macro_operation=row.macro_operation,
+            equation=row.equation,
+            repeat=row.repeat,
+            flops=own.flops,
+            bytes=own.bytes,
+            seconds=seconds,
+            intensity=own.flops / own.bytes if own.bytes else 0.0,
+            speed=own.flops / seconds,
+            limit=own.bound,
+            inside=tuple(f"{guest.layer}.{guest.line}" for guest, by in guests if any(one is row for one in by)),
+        )
+
+
+def _hosts_of(guest: LedgerRow, rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The rows in whose kernels one runs that has no time of its own: of its own pass where there are such."""
+    assert guest.time is not None
+    names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.time.inside)}
+    found = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]
+    return [row for row in found if row.macro_operation == guest.macro_operation] or found

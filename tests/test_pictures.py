@@ -1,0 +1,190 @@
+"""The data behind pictures: no picture says another number than the commands do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+import learncost as lc
+from learncost.pictures.data.bridge import bridge
+from learncost.pictures.data.curve import curve
+from learncost.pictures.data.growth import growth
+from learncost.pictures.data.procedures import procedures
+from learncost.pictures.data.roofline import roofline
+
+SMALL = {"seq_len": 32, "num_hidden_layers": 3}
+DECODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "vocab_size": 30,
+}
+
+STEPS = [
+    ("gpt2", {}),
+    ("gpt2", {"procedure": "recompute"}),
+    ("gpt2", {"procedure": "pepita"}),
+    ("gpt2", {"procedure": "mempepita", "mode": "stable"}),
+    ("gpt2", {"plan": "head,at-once", "batch_size": 3}),
+    ("gpt2", {"batch_size": 4, "accumulate": 2}),
+    ("llama-3.1-8b", {"precision": "qlora", "lora": "q_proj,v_proj"}),
+    ("mixtral-8x7b", {"dtype": "bf16"}),
+    ("bert-base", {"dropout": 0.1}),
+    ("t5-small", {"n_enc": 2, "n_dec": 4, "target_len": 9, "num_hidden_layers": None}),
+    ("whisper-tiny", {"seq_len": None, "num_hidden_layers": None, "target_len": 9}),
+    ("vit-base-patch16-224", {"seq_len": None, "num_hidden_layers": 7}),
+    ("gemma-3-1b", {"num_hidden_layers": 26, "seq_len": 16}),
+]
+
+
+@pytest.mark.parametrize(("model", "asked"), STEPS, ids=[f"{name} {asked}" for name, asked in STEPS])
+def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model: str, asked: dict) -> None:
+    sizes = {name: value for name, value in (SMALL | asked).items() if value is not None}
+    answer = lc.memory(model, engine="table", **sizes)
+    found = curve(answer)
+    sums = [
+        sum(one.bytes for one in found.arrays if one.first <= place <= one.last) for place in range(len(found.lines))
+    ]
+    assert sums == [line.bytes for line in found.lines] == [one.bytes for one in answer.curve]
+    assert max(sums) == sums[found.peak_at] == found.peak == answer.peak
+    assert [sum(sizes) for sizes in zip(*found.kinds.values(), strict=True)] == sums
+    parts = Counter[str]()
+    for one in found.alive(found.peak_at):
+        parts[one.part] += one.bytes
+    assert {name: size for name, size in parts.items() if size} == {k: v for k, v in answer.split.items() if v}
+    assert sum(one.bytes for one in found.alive(found.peak_at)) == answer.peak
+    assert json.loads(json.dumps(found.to_dict()))["peak"] == json.loads(answer.show("json"))["peak"]
+
+
+def test_arrays_of_the_peak_are_the_witnesses_found_otherwise() -> None:
+    answer = lc.memory("gpt2", engine="table", **SMALL)
+    found = Counter[str]()
+    for one in curve(answer).alive(curve(answer).peak_at):
+        found[one.name] += one.bytes
+    told = Counter[str]()
+    for one in answer.witnesses:
+        told[one.name.rstrip("*")] += one.bytes
+    assert {name: size for name, size in found.items() if name != "optimizer state"} == dict(told)
+
+
+def test_brackets_say_how_often_lines_run() -> None:
+    found = curve(lc.memory("t5-small", engine="table", seq_len=8, n_enc=2, n_dec=4))
+    assert [one.title for one in found.brackets] == [
+        "one encoder block, runs 2 ×", "one block, runs 4 ×", "one block, runs 4 ×", "one encoder block, runs 2 ×"
+    ]  # fmt: skip
+    for one in found.brackets:
+        assert {line.turns for line in found.lines[one.first : one.last + 1]} == {one.turns}
+    mixed = curve(lc.memory("gemma-3-1b", engine="table", seq_len=8))
+    assert {one.title.partition(" run ")[0] for one in mixed.brackets} == {"these lines"}  # six kinds in a turn
+
+
+def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_is_read() -> None:
+    found = curve(lc.memory("gpt2", engine="table", **SMALL))
+    last = len(found.lines) - 1
+    weights = [one for one in found.arrays if one.kind == "weights"]
+    assert {(one.first, one.last) for one in weights} == {(0, last)}
+    assert sum(one.bytes for one in weights) == 4 * lc.cost("gpt2", **SMALL).parameters
+    head = [place for place, line in enumerate(found.lines) if line.layer == "head"]
+    (scores,) = [one for one in found.arrays if one.name == "P" and one.layer == "head"]
+    assert (scores.shape, scores.bytes) == ((1, 32, 50257), 4 * 32 * 50257)
+    assert scores.first == head[1]
+    assert found.lines[scores.last].macro_operation == "backward"
+
+
+@pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "t5-small"])
+def test_a_roofline_has_every_second_and_every_operation_once(model: str) -> None:
+    answer = lc.cost(model, by="equation", on="A100-SXM-40GB", seq_len=64)
+    found = roofline(answer)
+    assert sum(one.seconds for one in found.points) + found.beside == pytest.approx(found.seconds, rel=1e-12)
+    assert found.seconds == lc.cost(model, on="A100-SXM-40GB", seq_len=64).timing.seconds
+    assert sum(one.flops for one in found.points) == answer.total.flops  # those inside of kernels too
+    for one in found.points:
+        roof = min(found.peak, one.intensity * found.roofs[0].bandwidth)
+        assert 0 <= one.speed <= roof * (1 + 1e-9)
+    inside = [name for one in found.points for name in one.inside]
+    guests = [row for row in answer.rows if row.seconds is None]
+    assert sorted(inside) == sorted(f"{row.layer}.{row.line}" for row in guests)
+    assert sum(found.limits.values()) + found.beside == pytest.approx(found.seconds, rel=1e-12)
+
+
+def test_a_roofline_needs_lines_and_a_device() -> None:
+    with pytest.raises(lc.InputError, match="every line on a device"):
+        roofline(lc.cost("gpt2", seq_len=8, on="A100-SXM-40GB"))
+    with pytest.raises(lc.InputError, match="every line on a device"):
+        roofline(lc.cost("gpt2", seq_len=8, by="equation"))
+
+
+@pytest.mark.parametrize("quantity", ["flops", "maccs"])
+@pytest.mark.parametrize("part", ["whole", "forward"])
+def test_a_bridge_leads_from_any_book_to_any_other_to_the_unit(quantity: str, part: str) -> None:
+    answer = lc.conventions("gpt2", seq_len=48)
+    books = [one.book.name for one in answer.conventions if one.counts]
+    for start, end in zip(books, [*books[1:], books[0]], strict=True):
+        found = bridge(answer, start, end, quantity, part)
+        told = [getattr(getattr(answer[name].counts, part), quantity) for name in (start, end)]
+        assert [found.start.amount, found.end.amount] == told
+        assert found.start.amount + sum(one.amount for one in found.items) == found.end.amount
+        assert sum(one.amount for one in found.drawn) == sum(one.amount for one in found.items)
+        low, high = found.reach
+        assert low <= min(told) <= max(told) <= high
+    with pytest.raises(lc.InputError, match="no number of t5-small"):
+        bridge(lc.conventions("t5-small", seq_len=8), "run", "palm")
+
+
+@pytest.mark.parametrize("along", ["length", "batch", "depth", "width"])
+def test_growth_is_what_the_command_says_at_other_sizes(along: str) -> None:
+    answer = lc.compare("decoder", "bp,pepita", seq_len=16, **DECODER)
+    found = growth(answer, along)
+    flags = {
+        "length": lambda size: {"seq_len": size},
+        "batch": lambda size: {"seq_len": 16, "batch_size": size},
+        "depth": lambda size: {"seq_len": 16, "num_hidden_layers": size},
+        "width": lambda size: {
+            "seq_len": 16, "hidden_size": size, "num_attention_heads": size // 4, "intermediate_size": 20 * size // 12
+        },
+    }[along]  # fmt: skip
+    assert found.here in found.places
+    for place in {found.places[0], found.places[len(found.places) // 2], found.places[-1], found.here}:
+        for own in found.series:
+            told = lc.cost("decoder", own.procedure, **(DECODER | flags(place))).total.flops
+            assert own.totals[found.places.index(place)] == told
+    bp, pepita = found.series
+    assert pepita.ratios == tuple(one / other for one, other in zip(pepita.totals, bp.totals, strict=True))
+
+
+def test_crossings_are_those_of_compare_and_lie_where_the_totals_cross() -> None:
+    answer = lc.compare("gpt2", "bp,pepita")
+    found = growth(answer)
+    (own,) = found.crossings
+    assert (own.at, own.cheaper, own.dearer, own.beyond_positions) == (4229, "pepita", "bp", True)
+    near = growth(answer, places=[own.at - 1, own.at])
+    assert [ratio < 1 for ratio in near.series[1].ratios] == [False, True]
+    assert "4,229" in found.finding
+    assert "beyond the 1,024" in found.finding
+    assert growth(answer, price_book="paper", quantity="maccs").crossings[0].at == 598
+
+
+def test_growth_of_a_model_with_several_kinds_of_blocks_has_the_depths_that_it_can_have() -> None:
+    answer = lc.compare("gemma-3-1b", "bp", seq_len=8)
+    found = growth(answer, "depth", places=[12, 13, 20])
+    assert found.places == (13, 20)  # 12 are two turns of six, and nothing is left for the second repeat
+    for place in found.places:
+        told = lc.cost("gemma-3-1b", seq_len=8, num_hidden_layers=place).total.flops
+        assert found.series[0].totals[found.places.index(place)] == told
+
+
+def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
+    answer = lc.compare("gpt2", **SMALL)
+    peaks = {name: lc.memory("gpt2", name, engine="table", **SMALL) for name in answer.procedures}
+    found = procedures(answer, peaks)
+    assert [one.name for one in found.procedures] == list(answer.procedures)
+    for one in found.procedures:
+        cost = lc.cost("gpt2", one.name, **SMALL)
+        assert sum(own.flops for own in one.passes) == one.flops == cost.total.flops
+        assert one.peak == lc.memory("gpt2", one.name, engine="table", **SMALL).peak
+        assert one.ratio["flops"] == one.flops / found.procedures[0].flops
+    assert {own.macro_operation for own in found.procedures[1].passes} >= {"recomputation"}
+    assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops

@@ -113,6 +113,9 @@ _COMMANDS: Mapping[str, Command] = {
     ),
     "verify": Command("faces.verify:verify", "Run the tables and prove the counts and the gradients."),
     "emit": Command("derivations.emit:emit", "The step as Python source for NumPy, PyTorch or JAX.", ()),
+    "report": Command(
+        "pictures.report:report", "One file to look at: cost, memory, time and formulas, with sliders.", (), False
+    ),
     "errata": Command("faces.errata:errata", "What the publications print wrong, and what it does to a total."),
     "list": Command("faces.lists:listing", "Models, sizes, price books, procedures, layers, words and more."),
 }

@@ -78,8 +78,9 @@ def document(
         given["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     found = cost(**given, **sizes, by="equation")
     lines, monomials = cost_lines(found), Monomials()
+    formulas: dict[str, int] = {}
     controls = sizes_of(found, _builder(given, sizes))
-    rows = [line.to_dict(monomials) for line in lines]
+    rows = [_pooled(line.to_dict(monomials), formulas) for line in lines]
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -93,8 +94,19 @@ def document(
         "errata": _errata(lines),
         "legend": _legend(found, controls),
         "monomials": monomials.to_list(),
+        "mathml": list(formulas),
         **_calls(given, sizes, found),
     }
+
+
+def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
+    """A line with places in place of its MathML, each of which stands once among `formulas`."""
+    places = {
+        name: own | {"mathml": formulas.setdefault(own["mathml"], len(formulas))}
+        for name, own in line["formulas"].items()
+    }
+    written = {"mathml": formulas.setdefault(line["mathml"], len(formulas))} if "mathml" in line else {}
+    return line | {"formulas": places} | written
 
 
 def _builder(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:

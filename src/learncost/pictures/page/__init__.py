@@ -1,0 +1,75 @@
+"""The page of a report and of the explorer: one file, with all that it needs inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from learncost import __version__
+from learncost.pictures.document import as_json
+from learncost.procedures.procedure import PROCEDURES, procedure
+
+SCRIPTS = (
+    "numbers",
+    "polynomials",
+    "time",
+    "view",
+    "icicle",
+    "inspector",
+    "state",
+    "sentence",
+    "page",
+    "start",
+)
+"""The parts of the program, in the order in which they are read; none imports another."""
+
+
+@cache
+def _part(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def script() -> str:
+    """The program of the page."""
+    return "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+
+
+def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None, nonce: str = "") -> str:
+    """The page as HTML, which loads nothing from elsewhere.
+
+    documents  what it shows first, and what can be chosen without a server (`learncost.pictures.document.document`)
+    more       what the explorer adds: `api`, the path that answers; `controls`, by their names the values of choices
+               in the sentence; `fields`, all that may be asked for
+    nonce      of the content security policy, where a server has one
+    """
+    procedures = dict(_titles())
+    procedures |= {name: procedure_title(name) for name in (found["said"]["procedure"] for found in documents)}
+    given = {"documents": list(documents), "procedures": procedures, **(more or {})}
+    data = as_json(given).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
+    parts = {
+        "version": __version__,
+        "title": escape(" and ".join(dict.fromkeys(found["said"]["model"] for found in documents))) + " · learncost",
+        "nonce": f' nonce="{escape(nonce)}"' if nonce else "",
+        "style": _part("style.css"),
+        "data": data,
+        "script": script(),
+    }
+    html = _part("index.html")
+    for name, text in parts.items():  # data and script last: nothing inside of them is replaced
+        html = html.replace("{{" + name + "}}", text)
+    return html
+
+
+@cache
+def _titles() -> Mapping[str, str]:
+    return {name: procedure_title(name) for name in PROCEDURES}
+
+
+def procedure_title(name: str) -> str:
+    """What a procedure is called in a sentence."""
+    from learncost.procedures.procedure import INFERENCE
+
+    return procedure(name, INFERENCE).title.partition(":")[0]

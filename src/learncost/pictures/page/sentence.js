@@ -1,0 +1,159 @@
+// The answer as a sentence, whose values are the controls; below it the exact numbers and what they count.
+"use strict";
+
+function optionsOf(key) {
+  if (GIVEN.controls?.[key]?.length) return GIVEN.controls[key];
+  const model = caseName(page.found, "model");
+  const found = GIVEN.documents.filter((one) => key !== "procedure" || caseName(one, "model") === model);
+  return [...new Map(found.map((one) => [caseName(one, key), one])).keys()];
+}
+
+function titleOf(procedure) {
+  return GIVEN.procedures[procedure] ?? procedure;
+}
+
+/** A choice among several; where there is one, its name. */
+function chooser(key, name, current, titles = (one) => one) {
+  const options = optionsOf(key);
+  if (options.length < 2) return element("b", {}, titles(current));
+  if (GIVEN.controls && key === "model") return modelPicker(current, options, name);
+  if (!options.includes(current)) options.unshift(current);
+  const made = element("select", { "aria-label": name, "data-control": key, onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }) },
+    ...options.map((one) => element("option", { value: one, selected: one === current }, titles(one))));
+  return made;
+}
+
+function modelPicker(current, options, name) {
+  const list = element("datalist", { id: "models" }, ...options.map((one) => element("option", { value: one })));
+  const input = element("input", { type: "text", value: current, list: "models", size: Math.max(4, current.length), "aria-label": name, "data-control": "model", spellcheck: "false", autocomplete: "off",
+    onfocus: (event) => event.target.select(),
+    onchange: (event) => event.target.value.trim() && choose({ model: event.target.value.trim(), at: null }) });
+  return element("span", {}, input, list);
+}
+
+/** A size of the step as a field in the sentence. */
+function sizeField(name, label) {
+  const size = page.found.sizes.find((one) => one.name === name), now = grouped(page.view.names[name]);
+  if (!size.changes && !GIVEN.api) return element("b", {}, now);
+  return element("input", { type: "text", inputmode: "numeric", value: now, size: now.length, "aria-label": label, "data-control": name, autocomplete: "off",
+    onfocus: (event) => event.target.select(),
+    onchange: (event) => choose({ [name]: event.target.value.replace(/[,\s]/g, "") || null }),
+    onkeydown: (event) => stepField(event, name) });
+}
+
+/** Arrow keys go up and down by the next round number. */
+function stepField(event, name) {
+  const ways = { ArrowUp: 1n, ArrowDown: -1n };
+  if (!(event.key in ways)) return;
+  event.preventDefault();
+  const now = page.view.names[name], by = now >= 128n && now % 64n === 0n ? 64n : 1n;
+  const next = now + ways[event.key] * by;
+  if (next >= 1n) choose({ [name]: String(next) }, true);
+}
+
+const plural = (count, one, many = `${one}s`) => (count === 1n ? one : many);
+
+function drawSentence() {
+  const { found, view } = page, { totals, names } = view, said = found.said;
+  const inside = [], put = (...parts) => inside.push(...parts);
+  const model = chooser("model", "Model", caseName(found, "model"));
+  const batch = sizeField("batch_size", "Sequences in a step"), sequences = ` ${plural(names.batch_size, "sequence")}`;
+  if (said.procedure === "decode") {
+    put("One step of ", chooser("procedure", "Procedure", said.procedure, titleOf), " of ", model, " for ", batch, sequences, " with ", sizeField("context", "Tokens in the cache"), ` ${plural(names.context, "token")} in the cache`);
+  } else {
+    const tokens = [sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence")];
+    if (said.two_sided && names.target_len !== undefined) tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
+    const one = said.learns ? "One training step of " : "One pass of ";
+    put(one, model, " on ", batch, sequences, " of ", ...tokens, ` ${plural(names.seq_len, "token")}`, said.learns ? " by " : " for ", chooser("procedure", "Procedure", said.procedure, titleOf));
+  }
+  const facts = [["takes ", element("b", { id: "flops" }, `${words(totals.flops)} FLOPs`)]];
+  if (totals.bytes) facts.push(["moves ", element("b", { id: "bytes" }, bytes(totals.bytes))]);
+  if (found.memory) facts.push(["holds ", element("b", { id: "peak", class: view.peak === null ? "wait" : null }, view.peak === null ? "a peak not known here" : bytes(view.peak)), " at its peak"]);
+  if (totals.seconds) facts.push(["runs about ", element("b", { id: "seconds" }, seconds(totals.seconds)), " ", element("span", { class: "range" }, `(${between(totals.low, totals.high)})`), " on ", deviceField(said)]);
+  put(" ");
+  facts.forEach((fact, place) => put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact));
+  if (!totals.seconds && GIVEN.controls?.on) put(", on ", deviceField(said));
+  put(".");
+  const place = document.getElementById("sentence"), held = document.activeElement?.dataset?.control;
+  place.replaceChildren(...inside);
+  if (held) place.querySelector(`[data-control="${held}"]`)?.focus({ preventScroll: true });
+  document.getElementById("exactly").replaceChildren(...exactly());
+  document.title = `${said.model}: what a step costs · learncost`;
+}
+
+function deviceField(said) {
+  const options = GIVEN.controls?.on ?? [];
+  if (!options.length) return element("b", {}, said.device);
+  const current = page.state.on ?? page.found.asked.on ?? "";
+  return element("select", { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || null }) },
+    element("option", { value: "" }, "no device yet"),
+    ...options.map((one) => element("option", { value: one, selected: one === current }, one === current && said.device ? said.device : one)));
+}
+
+/** The exact numbers, and what they count. */
+function exactly() {
+  const { found, view } = page, said = found.said, { totals } = view;
+  const strong = (text) => element("strong", {}, text);
+  const parts = ["Exactly ", strong(`${grouped(totals.flops)} FLOPs`), " and ", strong(`${grouped(totals.maccs)} MACCs`), `: ${said.convention.replace(/^1 MACC = 2 FLOPs; /, "one multiply–accumulate (MACC) is two FLOPs; ")}. `];
+  parts.push(strong(`${grouped(totals.parameters)} parameters`), `: ${said.counted}. `);
+  parts.push(said.learns ? `Optimizer ${said.optimizer}, ${said.dtype}.` : `In ${said.dtype}.`);
+  if (said.plan) parts.push(` Plan: ${said.plan}.`);
+  if (said.trained !== "all") parts.push(` What learns: ${said.trained}.`);
+  const strip = found.conventions;
+  if (strip?.low) parts.push(` Other price books say ${strip.low} to ${strip.high} times as many: `, element("a", { href: "#conventions", onclick: jump }, "why"), ".");
+  return parts;
+}
+
+function jump(event) {
+  event.preventDefault();
+  document.querySelector(event.currentTarget.getAttribute("href"))?.scrollIntoView();
+}
+
+/** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
+function drawMore() {
+  const { found, view } = page, place = document.getElementById("more");
+  const isOpen = place.querySelector("details")?.open ?? false;
+  const held = document.activeElement?.dataset?.more;
+  const fields = found.sizes.filter((size) => size.changes || GIVEN.api).map((size) => sliderField(size, view));
+  const others = Object.entries(GIVEN.fields ?? {}).filter(([name]) => !sizeKeys(found).includes(name)).map(([name, field]) => otherField(name, field));
+  const inside = element("details", { class: "no-print" }, element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`), element("div", { class: "fields" }, ...fields, ...others));
+  inside.open = isOpen;
+  place.replaceChildren(inside);
+  if (held) place.querySelector(`[data-more="${held}"]`)?.focus({ preventScroll: true });
+}
+
+function sliderField(size, view) {
+  const now = view.names[size.name], id = `size-${size.name}`;
+  const input = element("input", { type: "text", inputmode: "numeric", id, "data-more": size.name, value: grouped(now), title: size.meaning || null, onchange: (event) => choose({ [size.name]: event.target.value.replace(/[,\s]/g, "") || null }) });
+  const most = size.most === null || size.most === undefined ? null : value(size.most, view.names);
+  const steps = stepsOf(size, most > 0n ? most : null);
+  const at = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
+  const slider = size.changes ? element("input", { type: "range", min: 0, max: steps.length - 1, step: 1, value: at, "data-more": `${size.name}-slider`, "aria-label": `${size.name}, ${size.meaning || "a size"}`, "aria-valuetext": grouped(now),
+    oninput: (event) => { input.value = grouped(steps[event.target.value]); choose({ [size.name]: String(steps[event.target.value]) }, true); } }) : null;
+  const follows = size.rule !== null && size.rule !== undefined && page.state[size.name] === undefined ? element("span", { class: "follows" }, `follows: ${said(size.rule)}`) : null;
+  return element("div", { class: "field" }, element("label", { for: id }, size.name.replaceAll("_", " ")), input, slider, follows);
+}
+
+/** Where a slider can stand: powers of two, their halves between, and the document's own value. */
+function stepsOf(size, most) {
+  const own = exact(size.value), heads = /heads|layers|^n_|batch|experts/.test(size.name), top = most ?? own * 64n;
+  const steps = new Set([own]);
+  for (let step = 1n; step <= top; step *= 2n) {
+    steps.add(step);
+    if (!heads && step >= 4n && step + step / 2n <= top) steps.add(step + step / 2n);
+  }
+  if (heads) for (let step = 1n; step <= 16n && step <= top; step += 1n) steps.add(step);
+  for (const [up, down] of [[1n, 2n], [2n, 1n], [3n, 2n], [1n, 4n], [4n, 1n]]) if ((own * up) % down === 0n && (own * up) / down <= top) steps.add((own * up) / down);
+  return [...steps].filter((step) => step >= 1n).sort((one, two) => (one < two ? -1 : 1));
+}
+
+function otherField(name, field) {
+  const current = page.state[name] ?? page.found.asked[name] ?? "", id = `more-${name}`;
+  const change = (event) => choose({ [name]: event.target.type === "checkbox" ? (event.target.checked ? "true" : null) : event.target.value || null });
+  let input;
+  if (field.enum && !field.several) input = element("select", { id, "data-more": name, onchange: change }, element("option", { value: "" }, "default"), ...field.enum.map((one) => element("option", { value: one, selected: one === current }, one)));
+  else if (field.kind === "boolean") input = element("input", { id, type: "checkbox", "data-more": name, checked: current === "true", onchange: change });
+  else input = element("input", { id, type: "text", "data-more": name, value: current, list: field.enum ? `${id}-list` : null, onchange: change });
+  const list = field.enum && field.several ? element("datalist", { id: `${id}-list` }, ...field.enum.map((one) => element("option", { value: one }))) : null;
+  return element("div", { class: "field", title: field.meaning }, element("label", { for: id }, name.replaceAll("_", " ")), input, list);
+}

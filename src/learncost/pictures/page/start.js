@@ -1,0 +1,4 @@
+// What starts when all parts are read.
+"use strict";
+
+start();

@@ -1,0 +1,116 @@
+// What is chosen. It is the address: a link gives the same view. A report chooses among the documents inside of it,
+// the explorer asks its server; either way sizes are answered here first.
+"use strict";
+
+const GIVEN = JSON.parse(document.getElementById("data").textContent);
+const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
+const CASES = ["model", "procedure"];
+
+const page = { state: {}, found: null, view: null, root: null, fixed: null, said: "" };
+
+/** The state that an address says; what is not known is told and ignored. */
+function stateOf(hash) {
+  const state = {}, unknown = [];
+  for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (key in VIEW_KEYS || CASES.includes(key) || knownKeys().has(key)) state[key] = text;
+    else if (key) unknown.push(key);
+  }
+  if (state.show && !(state.show in QUANTITIES)) delete state.show;
+  if (unknown.length) page.said = `The address has ${unknown.join(", ")}, which this page does not know.`;
+  return state;
+}
+
+function knownKeys() {
+  const keys = new Set(Object.keys(GIVEN.controls ?? {}));
+  for (const found of GIVEN.documents) for (const size of found.sizes) keys.add(size.name);
+  for (const size of page.found?.sizes ?? []) keys.add(size.name);
+  return keys;
+}
+
+/** The address of a state: only what differs from the first document as it is. */
+function addressOf(state) {
+  const first = GIVEN.documents[0], usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure };
+  const own = Object.entries(state).filter(([key, own]) => own !== undefined && own !== null && String(own) !== String(usual[key]));
+  return own.length ? `#${new URLSearchParams(own)}` : location.pathname + location.search;
+}
+
+function caseName(found, key) {
+  return key === "model" ? found.asked.model : found.said.procedure;
+}
+
+/** Something else is chosen. While a value is dragged the history keeps one entry. */
+function choose(changes, dragging = false) {
+  const state = { ...page.state, ...changes };
+  for (const key of Object.keys(state)) if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
+  if ("model" in changes && changes.model !== caseName(page.found, "model")) for (const key of sizeKeys(page.found)) if (!(key in changes)) delete state[key];
+  page.state = state;
+  history[dragging ? "replaceState" : "pushState"](null, "", addressOf(state));
+  schedule();
+}
+
+function sizeKeys(found) {
+  return found.sizes.map((size) => size.name);
+}
+
+let scheduled = false, asked = 0;
+
+/** Draw once for many changes, the last of which counts. */
+function schedule() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    render();
+  });
+}
+
+/** The document that a state asks for, among those inside of the page. */
+function documentOf(state) {
+  const matches = (found, key) => state[key] === undefined || caseName(found, key) === state[key];
+  const documents = GIVEN.documents.filter((found) => CASES.every((key) => matches(found, key)));
+  if (documents.length) return documents[0];
+  return GIVEN.documents.find((found) => matches(found, "model")) ?? GIVEN.documents[0];
+}
+
+/** The sizes that a state puts in the place of a document's own. Throws what is wrong with one. */
+function chosenSizes(found, state) {
+  const chosen = {};
+  for (const size of found.sizes) {
+    if (state[size.name] === undefined || state[size.name] === null) continue;
+    const text = String(state[size.name]).replace(/[,\s_]/g, "");
+    if (!/^\d{1,13}$/.test(text) || BigInt(text) < 1n || BigInt(text) > 10n ** 12n) throw new NotWhole(`${size.name} must be a whole number from 1 to ${grouped(10n ** 12n)}, not ${text || "nothing"}`);
+    if (!size.changes && BigInt(text) !== exact(size.value) && !GIVEN.api) throw new NotWhole(`${size.name} is ${grouped(exact(size.value))} in this report; learncost report makes one with another`);
+    chosen[size.name] = BigInt(text);
+  }
+  return chosen;
+}
+
+/** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
+async function ask(state) {
+  const number = ++asked, query = new URLSearchParams();
+  for (const [key, own] of Object.entries(state)) if (!(key in VIEW_KEYS)) query.set(key, String(own).replace(/,(?=\d{3}\b)/g, ""));
+  if (!query.has("model")) query.set("model", caseName(GIVEN.documents[0], "model"));
+  try {
+    const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
+    const found = await answer.json();
+    if (number !== asked) return;
+    if (!answer.ok) return problem(found.error ?? found.message ?? `The server said ${answer.status}.`);
+    GIVEN.documents.unshift(found);
+    GIVEN.documents.length = Math.min(GIVEN.documents.length, 8);
+    page.answered = queryKey(state);
+    render();
+  } catch (error) {
+    if (number === asked) problem(`The server does not answer: ${error.message}`);
+  }
+}
+
+/** What of a state only the server can answer, as a key. */
+function queryKey(state) {
+  return JSON.stringify(Object.entries(state).filter(([key]) => !(key in VIEW_KEYS)).sort());
+}
+
+function problem(text) {
+  const place = document.getElementById("problem");
+  place.hidden = !text;
+  place.textContent = text;
+}

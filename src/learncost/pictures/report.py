@@ -1,0 +1,120 @@
+"""`learncost report`: the page with the documents of models and procedures inside of it, as one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.question import question
+from learncost.ledger.sheet import Readable
+from learncost.pictures.document import document
+from learncost.pictures.page import page
+from learncost.procedures.procedure import PROCEDURES, several
+from learncost.training.files import written
+
+LARGEST = 6_000_000
+"""Bytes of a report at most: what a browser opens from a disk at once."""
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Readable):
+    """A report that was made.
+
+    Attributes
+    ----------
+    html
+        The page.
+    path
+        The file that it was written to; None where it was not.
+    models
+        The models in it.
+    procedures
+        The procedures in it.
+    refused
+        Why a model is not there under a procedure that was not asked for by name.
+    """
+
+    html: str
+    path: Path | None
+    models: tuple[str, ...]
+    procedures: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        size = f"{len(self.html.encode()) / 1000:,.0f} kB"
+        where = f"{self.path}: {size}" if self.path else size
+        told = "".join(f"\nLeft out: {one}" for one in self.refused)
+        return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{told}"
+
+
+@question(document, "price_book batch_size seq_len target_len optimizer dropout dtype context precision plan")
+def report(
+    *models: str,
+    procedure: str | None = None,
+    on: str | None = None,
+    output: str | None = "report.html",
+    **sizes: Any,
+) -> Report:
+    """One file to look at: what a step costs, by layer and line, its memory, its time, and every formula.
+
+    It opens in any browser, without a network; its sliders count exactly.
+
+    Parameters
+    ----------
+    models
+        Presets, or files of configurations. A report of several chooses among them.
+    procedure
+        How they learn, with commas between: {choices}. The default is bp, recompute, pepita and mempepita where a model
+        can learn so. Inference is prefill or decode.
+    on
+        The device whose time and energy are told (`learncost list devices`), or here.
+    output
+        The file to write. The default is report.html.
+    sizes
+        Any size or setting of the models, such as `num_hidden_layers` 4.
+
+    Returns
+    -------
+    Report
+        The page, and where it is.
+
+    Raises
+    ------
+    InputError
+        As for `lc.cost`; for no model at all, and for a file that cannot be written.
+
+    Commands
+    --------
+    learncost report gpt2 --on A100-SXM-40GB -o gpt2.html
+        GPT-2 on a GPU, under four learning procedures.
+    learncost report gpt2 gpt2-medium --procedure bp,pepita
+        Two models to choose between, under two procedures.
+    """
+    if not models:
+        raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
+    names = several(procedure) or tuple(PROCEDURES)
+    found, refused = [], []
+    for model in dict.fromkeys(models):
+        own = []
+        for name in names:
+            try:
+                own.append(document(model, name, on=on, **sizes))
+            except InputError as error:
+                if procedure or name == "bp":
+                    raise
+                refused.append(f"{model} by {name}: {error}")
+        found += own
+    html = page(found)
+    if len(html.encode()) > LARGEST:
+        raise InputError(
+            f"{len(found)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, more than {LARGEST / 1e6:g} MB: "
+            "name fewer models or procedures"
+        )
+    path = None if output is None else Path(output)
+    if path is not None:
+        with written(path) as temporary:
+            temporary.write_text(html, encoding="utf-8")
+    shown = tuple(dict.fromkeys(one["said"]["procedure"] for one in found))
+    return Report(html, path, tuple(dict.fromkeys(models)), shown, tuple(refused))

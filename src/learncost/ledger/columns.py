@@ -31,21 +31,21 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     if target.suffix.lower() == ".parquet" and find_spec("polars") is None:
         raise InputError("Parquet needs polars: pip install 'learncost[sweep]'; or write a .csv")
     if target.is_dir() or not target.resolve().parent.is_dir():
-        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
-        raise InputError(f"cannot write {shown(str(target))}: it {what}")
+        fault = "is a folder" if target.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"cannot write {shown(str(target))}: it {fault}")
     return target
 
 
-def write(found: Sweep, path: str | os.PathLike[str]) -> None:
+def write(sweep: Sweep, path: str | os.PathLike[str]) -> None:
     """Write a sweep to a .csv or .parquet file. An existing one is replaced only by a complete one."""
     target = check_path(path).resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         if target.suffix.lower() == ".parquet":
-            frame(found).write_parquet(partial)
+            frame(sweep).write_parquet(partial)
         else:
             with partial.open("w", encoding="utf-8", newline="") as stream:
-                write_csv(found, stream)
+                write_csv(sweep, stream)
         partial.replace(target)
     except Exception as error:
         # polars tells of a full disk by errors of its own.
@@ -57,13 +57,13 @@ def write(found: Sweep, path: str | os.PathLike[str]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def frame(found: Sweep) -> Any:
+def frame(sweep: Sweep) -> Any:
     """A polars DataFrame of all rows; columns of sizes share their memory between the series."""
     try:
         import polars
     except ImportError:
         raise InputError("a frame needs polars: pip install 'learncost[sweep]'") from None
-    return polars.concat([_part(polars, part, found.configurations) for part in found.parts()], rechunk=False)
+    return polars.concat([_part(polars, part, sweep.configurations) for part in sweep.parts()], rechunk=False)
 
 
 def _part(polars: Any, part: dict[str, Any], count: int) -> Any:
@@ -76,28 +76,28 @@ def _part(polars: Any, part: dict[str, Any], count: int) -> Any:
     return polars.DataFrame(columns)
 
 
-def write_csv(found: Sweep, stream: IO[str]) -> None:
+def write_csv(sweep: Sweep, stream: IO[str]) -> None:
     """Comma-separated values with a heading; counts are whole numbers."""
     polars: Any = import_module("polars") if find_spec("polars") else None
     header = True
-    for part in found.parts():
+    for part in sweep.parts():
         part["exact"] = np.where(part["exact"], "true", "false") if polars is None else part["exact"]
         part = {name: _whole(value) for name, value in part.items()}
         if polars is not None:
-            rows = _part(polars, part, found.configurations)
+            rows = _part(polars, part, sweep.configurations)
             if isinstance(stream, io.TextIOWrapper) and stream.seekable():
                 stream.flush()
                 rows.write_csv(stream.buffer, include_header=header)
             else:
                 # A pipe may close early, which polars does not say in Python's way; so Python writes here itself.
-                for start in range(0, found.configurations, _BLOCK):
+                for start in range(0, sweep.configurations, _BLOCK):
                     stream.write(rows[start : start + _BLOCK].write_csv(include_header=header and start == 0))
         else:
             writer = csv.writer(stream, lineterminator="\n")
             if header:
                 writer.writerow(part)
-            for start in range(0, found.configurations, _BLOCK):
-                stop = min(start + _BLOCK, found.configurations)
+            for start in range(0, sweep.configurations, _BLOCK):
+                stop = min(start + _BLOCK, sweep.configurations)
                 cells = [
                     [value] * (stop - start) if isinstance(value, str) else value[start:stop].tolist()
                     for value in part.values()

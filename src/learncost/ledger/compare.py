@@ -138,15 +138,15 @@ class Comparison(Shown):
             },
             "varied": list(self.varied),
             "positions": self.positions,
-            "overtaking": [found.to_dict() for found in self.overtaking],
+            "overtaking": [overtaking.to_dict() for overtaking in self.overtaking],
             "left_out": self.left_out,
         }
 
     def _one(self, cost: Cost, book: str) -> dict[str, Any]:
-        whole = cost.to_dict()
+        fields = cost.to_dict()
         ratios = {quantity: self.ratio(cost.procedure, book, quantity) for quantity in QUANTITIES}
-        own = ("optimizer", "total", "macro_operations", "training")
-        return {key: whole[key] for key in own if key in whole} | {"ratio_to_bp": ratios}
+        names = ("optimizer", "total", "macro_operations", "training")
+        return {key: fields[key] for key in names if key in fields} | {"ratio_to_bp": ratios}
 
 
 @question()
@@ -216,20 +216,20 @@ def compare(
     """
     names = _names(procedures)
     kind = either(dtype, precision)
-    wanted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
+    adapted = adaptation(train, train_layers, lora, lora_rank, lora_alpha, kind.quantized is not None)
     lengths = (batch_size, seq_len, target_len)
-    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, wanted, plan)
+    run = prepare(model, price_book, *lengths, tokens, optimizer, dropout, kind.name, sizes, names, adapted, plan)
     left_out = ""
     if not names:
-        names, left_out = _possible(run, wanted is not None)
+        names, left_out = _possible(run, adapted is not None)
     books = {book.name: book for book in (run.book, *map(find_book, BESIDE))}
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     configuration = run.model.configuration
     one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
     varied = _varied(run.model.two_sided, bool(FAMILIES[configuration.family].fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
-    found = tuple(_overtaking(run, books, names, varied, learned))
-    return Comparison(run.book.name, costs, found, varied, learned, left_out, run)
+    overtakings = tuple(_overtaking(run, books, names, varied, learned))
+    return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)
 
 
 def _possible(run: Run, adapted: bool) -> tuple[tuple[str, ...], str]:
@@ -271,13 +271,13 @@ def _overtaking(
         for quantity in QUANTITIES:
             axes = length_axes(run, varied)
             counts = {procedure: total_in(run, procedure, book, quantity, axes) for procedure in names}
-            for one, two in combinations(counts, 2):
-                signs = stretches(coefficients(counts[one] - counts[two], "L"))
+            for first, second in combinations(counts, 2):
+                signs = stretches(coefficients(counts[first] - counts[second], "L"))
                 cheaper = tuple(
-                    Cheaper(s.first, {-1: one, 0: None, 1: two}[s.sign], bool(learned and s.first > learned))
+                    Cheaper(s.first, {-1: first, 0: None, 1: second}[s.sign], bool(learned and s.first > learned))
                     for s in signs
                 )
-                yield Overtaking((one, two), name, quantity, cheaper)
+                yield Overtaking((first, second), name, quantity, cheaper)
 
 
 def length_axes(run: Run, varied: Iterable[str]) -> tuple[str, ...]:

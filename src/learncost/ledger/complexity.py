@@ -100,17 +100,17 @@ class Crossing:
         """The length at which both cost the same."""
         if self.divisor == 1:
             return text(self.root)
-        whole = text(self.root)
-        return f"({whole})/{self.divisor}" if len(self.root.terms) > 1 else f"{whole}/{self.divisor}"
+        root_text = text(self.root)
+        return f"({root_text})/{self.divisor}" if len(self.root.terms) > 1 else f"{root_text}/{self.divisor}"
 
     def at(self, sizes: Mapping[str, int]) -> tuple[Fraction, tuple[Stretch, ...]] | None:
         """The length in numbers, and the sign of cheaper less dearer at every whole length; none without the sizes."""
-        own = {letter: size for letter, size in sizes.items() if letter != "n"}
-        if not self.difference.sizes <= {*own, "n"}:
+        others = {letter: size for letter, size in sizes.items() if letter != "n"}
+        if not self.difference.sizes <= {*others, "n"}:
             return None
-        polynomial = self.difference.at(own)
+        polynomial = self.difference.at(others)
         assert isinstance(polynomial, Count)
-        return Fraction(self.root.at(own), self.divisor), stretches(coefficients(polynomial, "n"))
+        return Fraction(self.root.at(others), self.divisor), stretches(coefficients(polynomial, "n"))
 
     @property
     def difference(self) -> Count:
@@ -118,13 +118,13 @@ class Crossing:
 
     def to_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The crossing as the JSON has it."""
-        found = self.at(sizes)
-        signs = None if found is None else [_signs(stretch) for stretch in found[1]]
+        crossing = self.at(sizes)
+        signs = None if crossing is None else [_signs(stretch) for stretch in crossing[1]]
         return {
             "cheaper": self.cheaper.name,
             "dearer": self.dearer.name,
             "below": "never" if self.never else f"n < {self.length}",
-            "length": None if found is None or found[0] <= 0 else float(found[0]),
+            "length": None if crossing is None or crossing[0] <= 0 else float(crossing[0]),
             "stretches": signs,
         }
 
@@ -158,21 +158,21 @@ class Complexity(Shown):
 
     def value(self, count: Count) -> int | Count:
         """A count at the sizes that were given: a whole number where all its letters are."""
-        found: int | Count = count.at(self.sizes)
-        return found
+        evaluated: int | Count = count.at(self.sizes)
+        return evaluated
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as data, for JSON; `at` of a kind is there where all its sizes were given."""
         rows = []
         for kind in self.kinds:
             numbers = {"maccs": self.value(kind.maccs), "parameters": self.value(kind.parameters)}
-            known = all(isinstance(number, int) for number in numbers.values())
-            rows.append({**kind.to_dict(), "at": numbers if known else None})
-        given = {name: self.sizes[letter] for name, letter in LETTERS.items() if letter in self.sizes}
+            has_sizes = all(isinstance(number, int) for number in numbers.values())
+            rows.append({**kind.to_dict(), "at": numbers if has_sizes else None})
+        named_sizes = {name: self.sizes[letter] for name, letter in LETTERS.items() if letter in self.sizes}
         return {
             "schema": 1,
             "letters": {letter: name for name, letter in LETTERS.items()},
-            "sizes": given,
+            "sizes": named_sizes,
             "layers": rows,
             "crossings": [crossing.to_dict(self.sizes) for crossing in self.crossings],
             "source": VASWANI,
@@ -230,9 +230,9 @@ def crossing(cheaper: Kind, dearer: Kind) -> Crossing:
     rising, rest = Count(), Count()
     for monomial, coefficient in (cheaper.maccs - dearer.maccs).terms.items():
         power = monomial.count("n")
-        own = Count.of((name for name in monomial if name != "n"), coefficient)
+        part = Count.of((name for name in monomial if name != "n"), coefficient)
         assert power in (1, 2), "costs grow with the length or with its square"
-        rising, rest = (rising + own, rest) if power == 2 else (rising, rest + own)
+        rising, rest = (rising + part, rest) if power == 2 else (rising, rest + part)
     ((slope, steepness),) = rising.terms.items()
     assert steepness > 0, "attention grows faster"
     root = Count()
@@ -250,7 +250,7 @@ def _all() -> tuple[tuple[Kind, ...], tuple[Crossing, ...]]:
     kinds = {name: _kind(name, table, path) for name, table, path in _KINDS}
     pairs = [*product((_WITHOUT, _ATTENTION), (_RECURRENT, _CONVOLUTION, _SEPARABLE, _FEED_FORWARD))]
     pairs += [(_WITHOUT, _RESTRICTED_WITHOUT), (_ATTENTION, _RESTRICTED)]
-    return tuple(kinds.values()), tuple(crossing(kinds[one], kinds[other]) for one, other in pairs)
+    return tuple(kinds.values()), tuple(crossing(kinds[kind], kinds[other]) for kind, other in pairs)
 
 
 @question()
@@ -306,27 +306,27 @@ def complexity(
     >>> [(kind.name, str(kind.maccs)) for kind in found.kinds][:2]
     [('self-attention', '4 d^2 n + 2 d n^2'), ('self-attention without projections', '2 d n^2')]
     """
-    given = {
+    by_name = {
         "seq_len": seq_len,
         "hidden_size": hidden_size,
         "num_attention_heads": num_attention_heads,
         "kernel_size": kernel_size,
         "window": window,
     }
-    spelling = {name: name for name in given}
+    spelling = {name: name for name in by_name}
     for name, value in sizes.items():
-        own = resolve(name)
-        if own not in given:
-            raise InputError(f"{name} does not apply: the sizes are {', '.join(given)}")
-        if given[own] is not None and str(given[own]) != str(value):
-            raise InputError(f"{name} {shown(value)} contradicts {spelling[own]} {shown(given[own])}")
-        given[own], spelling[own] = value, name
-    known = {
+        canonical = resolve(name)
+        if canonical not in by_name:
+            raise InputError(f"{name} does not apply: the sizes are {', '.join(by_name)}")
+        if by_name[canonical] is not None and str(by_name[canonical]) != str(value):
+            raise InputError(f"{name} {shown(value)} contradicts {spelling[canonical]} {shown(by_name[canonical])}")
+        by_name[canonical], spelling[canonical] = value, name
+    by_letter = {
         LETTERS[name]: check_size(spelling[name].replace("_", "-"), value)
-        for name, value in given.items()
+        for name, value in by_name.items()
         if value is not None
     }
-    if known.get("d", 0) % known.get("h", 1):
-        raise InputError(f"{spelling['hidden_size']} {known['d']} is not a multiple of its {known['h']} heads")
+    if by_letter.get("d", 0) % by_letter.get("h", 1):
+        raise InputError(f"{spelling['hidden_size']} {by_letter['d']} is not a multiple of its {by_letter['h']} heads")
     kinds, crossings = _all()
-    return Complexity(kinds, crossings, known)
+    return Complexity(kinds, crossings, by_letter)

@@ -42,7 +42,7 @@ class Counts:
 
     def __sub__(self, other: Counts) -> Counts:
         pairs = ((self.forward, other.forward), (self.whole, other.whole))
-        return Counts(*(Amount(one.maccs - two.maccs, one.flops - two.flops) for one, two in pairs))
+        return Counts(*(Amount(before.maccs - two.maccs, before.flops - two.flops) for before, two in pairs))
 
     def __bool__(self) -> bool:
         return any((self.forward.maccs, self.forward.flops, self.whole.maccs, self.whole.flops))
@@ -70,11 +70,11 @@ class Convention:
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"price_book": self.book.name, "title": self.book.title, "source": self.book.source}
+        fields: dict[str, Any] = {"price_book": self.book.name, "title": self.book.title, "source": self.book.source}
         if self.counts is None or self.difference is None:
-            return own | {"refused": self.refused}
+            return fields | {"refused": self.refused}
         reasons = [{"what": reason.what, **reason.amount.to_dict()} for reason in self.reasons]
-        return own | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
+        return fields | self.counts.to_dict() | {"difference": self.difference.to_dict(), "reasons": reasons}
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,22 +127,27 @@ class Conventions(Shown):
     mine: Mine | None = None
 
     def __getitem__(self, name: str) -> Convention:
-        return next(one for one in self.conventions if one.book.name == name)
+        return next(convention for convention in self.conventions if convention.book.name == name)
 
     def ratio(self, name: str) -> float | None:
         """FLOPs of forward and backward over those of matrix products alone."""
-        own, yardstick = self[name].counts, self[YARDSTICK].counts
-        if own is None or yardstick is None or not yardstick.whole.flops:
+        counts, yardstick = self[name].counts, self[YARDSTICK].counts
+        if counts is None or yardstick is None or not yardstick.whole.flops:
             return None
-        return float(Fraction(own.whole.flops, yardstick.whole.flops))
+        return float(Fraction(counts.whole.flops, yardstick.whole.flops))
 
     def to_dict(self) -> dict[str, Any]:
         """The conventions as data (schema 1)."""
         names = ("model", "batch_size", "seq_len", "target_len", "parameters", "counted")
-        books = [one.to_dict() | {"ratio": self.ratio(one.book.name)} for one in self.conventions]
-        own = {name: getattr(self, name) for name in names}
-        found = {"schema": SCHEMA, **own, "price_books": books, "counters": [one.to_dict() for one in self.counters]}
-        return found if self.mine is None else {**found, "mine": self.mine.to_dict()}
+        books = [convention.to_dict() | {"ratio": self.ratio(convention.book.name)} for convention in self.conventions]
+        fields = {name: getattr(self, name) for name in names}
+        result = {
+            "schema": SCHEMA,
+            **fields,
+            "price_books": books,
+            "counters": [counter.to_dict() for counter in self.counters],
+        }
+        return result if self.mine is None else {**result, "mine": self.mine.to_dict()}
 
 
 @overload
@@ -218,7 +223,7 @@ def conventions(
         return _of_memory(model, batch_size, mine, {"seq_len": seq_len, "target_len": target_len} | sizes)
     run = prepare(model, YARDSTICK, batch_size, seq_len, target_len, None, None, 0.0, "fp32", sizes, ("bp",))
     plain = run.rows("bp", run.book)
-    found = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
+    others = tuple(_convention(run, book, plain) for book in (run.book, *every().values()) if book is not run.book)
     two_sided = run.model.two_sided
     yardstick = Convention(run.book, _counts(run, plain), Counts(Amount(0, 0), Amount(0, 0)))
     result = Conventions(
@@ -228,7 +233,7 @@ def conventions(
         target_len=run.axes["M"] if two_sided else None,
         parameters=run.model.parameters.at(run.axes),
         counted=run.model.configuration.counted,
-        conventions=(yardstick, *found),
+        conventions=(yardstick, *others),
         counters=counters(run, plain),
     )
     return result if mine is None else replace(result, mine=held_against(run, mine, result))
@@ -243,9 +248,9 @@ def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any])
         raise InputError("--mine is a count of operations: leave --memory out")
     if str(batch_size) != "1":
         raise InputError("--memory is of one sequence: leave --batch-size out")
-    given = {name: value for name, value in sizes.items() if value is not None}
-    runs = () if given else measured_of(model)
-    return Peaks(model, runs) if runs else published_memory(model, **given)
+    settings = {name: value for name, value in sizes.items() if value is not None}
+    runs = () if settings else measured_of(model)
+    return Peaks(model, runs) if runs else published_memory(model, **settings)
 
 
 def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
@@ -253,22 +258,22 @@ def _convention(run: Run, book: Book, plain: tuple[Row, ...]) -> Convention:
         rows = run.rows("bp", book)
     except InputError as error:
         return Convention(book, None, None, refused=str(error))
-    own = _counts(run, rows)
+    counts = _counts(run, rows)
     reasons = []
-    for what, more, less in because(run.model, book, rows, plain):
+    for text, more, less in because(run.model, book, rows, plain):
         if amount := _counts(run, more) - _counts(run, less):
-            reasons.append(Reason(what, amount))
-    return Convention(book, own, own - _counts(run, plain), tuple(reasons))
+            reasons.append(Reason(text, amount))
+    return Convention(book, counts, counts - _counts(run, plain), tuple(reasons))
 
 
 def _counts(run: Run, rows: Iterable[Row]) -> Counts:
-    kept = [row for row in rows if row.macro_operation in PASSES]
-    return Counts(_amount(run, (row for row in kept if row.macro_operation == "forward")), _amount(run, kept))
+    passes = [row for row in rows if row.macro_operation in PASSES]
+    return Counts(_amount(run, (row for row in passes if row.macro_operation == "forward")), _amount(run, passes))
 
 
 def _amount(run: Run, rows: Iterable[Row]) -> Amount:
-    own = tuple(rows)
+    rows_again = tuple(rows)
     return Amount(
-        total(row.maccs for row in own).at(run.axes) if own else 0,
-        total(row.flops for row in own).at(run.axes) if own else 0,
+        total(row.maccs for row in rows_again).at(run.axes) if rows_again else 0,
+        total(row.flops for row in rows_again).at(run.axes) if rows_again else 0,
     )

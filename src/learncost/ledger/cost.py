@@ -106,25 +106,27 @@ def cost(
     """
     find_procedure(procedure, INFERENCE)
     kind = None if dtype is None and precision is None else either(dtype, precision)
-    wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
+    adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
     rates = None
     if on is not None:
         from learncost.devices.rates import rates as attained  # imported where it is needed: start-up counts
 
         rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
-    named = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
         from learncost.ledger.inference import cost_of_inference  # imported where it is needed: start-up counts
 
         check_choice("by", by, BY)
-        if wanted is not None:
+        if adapted is not None:
             raise InputError(f"train and lora say what a training step changes; {procedure} changes nothing")
         if plan:
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        served = cost_of_inference(model, INFERENCE[procedure], price_book, lengths, training, named, by, sizes, rates)
-        return replace(served, dtype=named)
+        served = cost_of_inference(
+            model, INFERENCE[procedure], price_book, lengths, training, type_name, by, sizes, rates
+        )
+        return replace(served, dtype=type_name)
     run = prepare(
         model,
         price_book,
@@ -134,14 +136,14 @@ def cost(
         tokens,
         optimizer,
         dropout,
-        named,
+        type_name,
         sizes,
         (procedure,),
-        wanted,
+        adapted,
         plan,
     )
     check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    found = run.cost(procedure, run.book, by, rates)
-    return replace(found, dtype=named)
+    answer = run.cost(procedure, run.book, by, rates)
+    return replace(answer, dtype=type_name)

@@ -59,25 +59,25 @@ def counters(run: Run, plain: tuple[Row, ...]) -> tuple[Counter, ...]:
     both = _sum(run, (row.flops for row in plain))
     unseen = _sum(run, (row.flops for row in plain if row.kind == "linear"))
     fused = _sum(run, (row.flops for row in run.rows("bp", BOOKS["torch-flop-counter"])))
-    whole = linear + attention
+    products = linear + attention
     norms, biases = 5 * _sum(run, _norms(run)), _sum(run, _biases(run))
 
     def torch(where: str, by_matmul: int, kernel: int) -> Counter:
         return Counter(f"FlopCounterMode, {where}", "torch 2.13.0", "FLOPs", by_matmul, kernel, _TORCH)
 
-    found = [
-        torch("CPU, forward", 2 * whole, 2 * linear),
+    counted = [
+        torch("CPU, forward", 2 * products, 2 * linear),
         torch("CPU, in all", both, unseen),
         torch("CUDA, in all", both, fused),
     ]
     if _experts(run):  # they choose by values, which meta has none of, and their weights are in no nn.Linear
-        return tuple(found)
+        return tuple(counted)
     return (
-        *found,
+        *counted,
         torch("meta, in all", both, both),
-        Counter("fvcore", "3378afe", "MACs", whole + norms, linear + norms, _FVCORE),
-        Counter("ptflops, aten", "0.7.5", "MACs", whole + biases, linear + biases, _PTFLOPS),
-        Counter("calflops", "0.3.2", "MACs", whole, linear, _CALFLOPS),
+        Counter("fvcore", "3378afe", "MACs", products + norms, linear + norms, _FVCORE),
+        Counter("ptflops, aten", "0.7.5", "MACs", products + biases, linear + biases, _PTFLOPS),
+        Counter("calflops", "0.3.2", "MACs", products, linear, _CALFLOPS),
         Counter("thop", "43c064a", "MACs", linear + norms // 5 * 4, linear + norms // 5 * 4, _THOP),
     )
 

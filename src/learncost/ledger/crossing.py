@@ -22,8 +22,8 @@ class Stretch:
 def coefficients(count: Count, length: str) -> tuple[int, ...]:
     """The coefficients of a polynomial in one size, the constant one first."""
     assert count.sizes <= {length}, f"{count} has other sizes than {length}"
-    found = {len(monomial): factor for monomial, factor in count.terms.items()}
-    return tuple(found.get(power, 0) for power in range(max(found, default=0) + 1))
+    factors = {len(monomial): factor for monomial, factor in count.terms.items()}
+    return tuple(factors.get(power, 0) for power in range(max(factors, default=0) + 1))
 
 
 def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) -> tuple[Stretch, ...]:
@@ -34,18 +34,18 @@ def stretches(polynomial: Sequence[int], first: int = 1, last: int = LARGEST) ->
     """
     if len(polynomial) < 2 or first == last:
         return (Stretch(first, last, _sign(_at(polynomial, first))),)
-    found: list[Stretch] = []
+    merged: list[Stretch] = []
     for piece in stretches(_step(polynomial), first, last - 1):
         start, end = piece.first, piece.last + 1
         while start <= end:
             sign = _sign(_at(polynomial, start))
             reach = _reach(polynomial, start, end, sign)
-            if found and found[-1].sign == sign:
-                found[-1] = Stretch(found[-1].first, max(reach, found[-1].last), sign)
-            elif not found or start > found[-1].last:
-                found.append(Stretch(start, reach, sign))
+            if merged and merged[-1].sign == sign:
+                merged[-1] = Stretch(merged[-1].first, max(reach, merged[-1].last), sign)
+            elif not merged or start > merged[-1].last:
+                merged.append(Stretch(start, reach, sign))
             start = reach + 1
-    return tuple(found)
+    return tuple(merged)
 
 
 def _reach(polynomial: Sequence[int], start: int, end: int, sign: int) -> int:

@@ -55,42 +55,42 @@ def values(text: str, name: str) -> NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def grid_of(model: str, given: Mapping[str, Any], grid: bool, skip_invalid: bool) -> Grid:
+def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: bool) -> Grid:
     """Put sizes together to configurations and check them as `configure` and `run_sizes` check one.
 
     `given` has sizes in any spelling, numbers or arrays of them, and settings. Raises `InputError`.
     """
-    settings = {spelling: value for spelling, value in given.items() if spelled(spelling) not in CANONICAL}
-    arrays = {spelling: _array(spelling, given[spelling]) for spelling in given if spelling not in settings}
+    settings = {spelling: value for spelling, value in values.items() if spelled(spelling) not in CANONICAL}
+    arrays = {spelling: _array(spelling, values[spelling]) for spelling in values if spelling not in settings}
     read = _reader(model)
     first = {spelling: int(array[0]) for spelling, array in arrays.items()}
     model_sizes = {s: value for s, value in first.items() if CANONICAL.get(spelled(s)) not in _RUN}
     configuration = read({**settings, **model_sizes}, False)
     spellings = FAMILIES[configuration.family].spellings
-    named: dict[str, NDArray[np.int64]] = {}
+    by_name: dict[str, NDArray[np.int64]] = {}
     for spelling, array in arrays.items():
         name = spellings.get(spelled(spelling), spelled(spelling))
         name = CANONICAL.get(name, name)
-        if name in named:
+        if name in by_name:
             raise InputError(f"{name} is given twice")
-        named[name] = array
-    named.setdefault("batch_size", np.ones(1, dtype=np.int64))
-    columns = _together(named, grid)
+        by_name[name] = array
+    by_name.setdefault("batch_size", np.ones(1, dtype=np.int64))
+    columns = _together(by_name, grid)
     count = len(next(iter(columns.values())))
     columns, fixed = _complete(columns, configuration, count)
     wrong = list(_constraints(configuration, {**configuration.values, **fixed, **columns}))
-    found = _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
-    _hold(found, lambda sizes: read({**settings, **sizes}, True), [name for name in named if name not in _RUN])
-    return found
+    checked = _checked(Grid(configuration, columns, fixed, count), wrong, skip_invalid)
+    _hold(checked, lambda sizes: read({**settings, **sizes}, True), [name for name in by_name if name not in _RUN])
+    return checked
 
 
-def _hold(found: Grid, read: Callable[[Mapping[str, int]], Configuration], given: list[str]) -> None:
+def _hold(combinations: Grid, read: Callable[[Mapping[str, int]], Configuration], names: list[str]) -> None:
     """The first and the last configuration against the one that `configure` makes of what was given."""
-    for i in (0, found.configurations - 1):
-        row = {name: int(column[i]) for name, column in found.columns.items()}
-        wanted = {name: size for name, size in {**found.fixed, **row}.items() if name not in _RUN}
-        assert read({name: row[name] for name in given}).sizes == wanted, (
-            f"a size follows in a way of its own: {wanted}"
+    for i in (0, combinations.configurations - 1):
+        row = {name: int(column[i]) for name, column in combinations.columns.items()}
+        expected = {name: size for name, size in {**combinations.fixed, **row}.items() if name not in _RUN}
+        assert read({name: row[name] for name in names}).sizes == expected, (
+            f"a size follows in a way of its own: {expected}"
         )
 
 
@@ -104,13 +104,13 @@ def _array(name: str, value: Any) -> NDArray[np.int64]:
         value = np.arange(value.start, value.stop, value.step)
     if not isinstance(value, np.ndarray | list | tuple):
         return np.array([check_size(name, value)], dtype=np.int64)
-    wanted = f"{name} must be whole numbers from 1 to {LARGEST:,}, not "
+    rule = f"{name} must be whole numbers from 1 to {LARGEST:,}, not "
     try:
         array = np.asarray(value)
     except ValueError:
-        raise InputError(f"{wanted}{shown(value)}") from None
+        raise InputError(f"{rule}{shown(value)}") from None
     if array.dtype.kind not in "iuf" or array.ndim > 1:
-        raise InputError(f"{wanted}{shown(value)}")
+        raise InputError(f"{rule}{shown(value)}")
     array = np.atleast_1d(array)
     if not array.size:
         raise InputError(f"{name} has no values")
@@ -118,7 +118,7 @@ def _array(name: str, value: Any) -> NDArray[np.int64]:
     if array.dtype.kind == "f":
         wrong |= array != np.floor(array)
     if wrong.any():
-        raise InputError(f"{wanted}{shown(array[wrong][0].item())}")
+        raise InputError(f"{rule}{shown(array[wrong][0].item())}")
     return array.astype(np.int64)
 
 
@@ -128,17 +128,17 @@ _Read = Callable[[Mapping[str, object], bool], Configuration]
 def _reader(model: str) -> _Read:
     """`configure` for one model with any sizes, exact or rounded down; standard input is read once."""
     if model != "-":
-        return lambda given, exact: configure(model, given, exact=exact)
+        return lambda settings, exact: configure(model, settings, exact=exact)
     try:
         text = sys.stdin.read(LARGEST_FILE + 1)
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text, so it is not a configuration") from None
-    return lambda given, exact: configure(model, given, io.StringIO(text), exact)
+    return lambda settings, exact: configure(model, settings, io.StringIO(text), exact)
 
 
-def _together(named: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, NDArray[np.int64]]:
+def _together(arrays: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, NDArray[np.int64]]:
     """All combinations of the values, or arrays of one length side by side; numbers go with either."""
-    many = {name: array for name, array in named.items() if len(array) > 1}
+    many = {name: array for name, array in arrays.items() if len(array) > 1}
     if not grid:
         lengths = {name: len(array) for name, array in many.items()}
         if len(set(lengths.values())) > 1:
@@ -146,13 +146,13 @@ def _together(named: Mapping[str, NDArray[np.int64]], grid: bool) -> dict[str, N
             raise InputError(f"without a grid all arrays need one length, not {text}")
         count = next(iter(lengths.values()), 1)
         _at_most(count)
-        return {name: np.broadcast_to(array, count) for name, array in named.items()}
+        return {name: np.broadcast_to(array, count) for name, array in arrays.items()}
     count = 1
     for array in many.values():
         count *= len(array)
     _at_most(count, "; for columns of a table give grid=False")
     columns, repeats = {}, count
-    for name, array in named.items():
+    for name, array in arrays.items():
         repeats //= len(array)
         columns[name] = np.tile(np.repeat(array, repeats), count // (repeats * len(array)))
     return columns
@@ -204,11 +204,11 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
         for above, below in quotients(rule):
             if not names(above) | names(below) <= sizes.keys():
                 continue
-            one, two = evaluate(above, sizes), evaluate(below, sizes)
+            first, second = evaluate(above, sizes), evaluate(below, sizes)
             yield (
-                np.asarray(one % two != 0),
-                lambda i, one=one, two=two, above=above, below=below, hint=hint: (  # type: ignore[misc]
-                    f"{above} {at(one, i)} is not a multiple of {below} {at(two, i)}{hint}"
+                np.asarray(first % second != 0),
+                lambda i, first=first, second=second, above=above, below=below, hint=hint: (  # type: ignore[misc]
+                    f"{above} {at(first, i)} is not a multiple of {below} {at(second, i)}{hint}"
                 ),
             )
     fixed = evaluate(family.fixed, sizes) if family.fixed else 0
@@ -229,11 +229,11 @@ def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iter
             )
 
 
-def _checked(found: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:
+def _checked(combinations: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:
     """Without the combinations that are wrong, or not at all."""
-    count = found.configurations
+    count = combinations.configurations
     if not any(mask.any() for mask, _ in wrong):
-        return found
+        return combinations
     masks = [np.broadcast_to(mask, count) for mask, _ in wrong]
     bad = np.logical_or.reduce(masks)
     total = int(np.count_nonzero(bad))
@@ -244,5 +244,5 @@ def _checked(found: Grid, wrong: list[_Wrong], skip_invalid: bool) -> Grid:
     if not skip_invalid:
         more = f" ({total:,} of {count:,} combinations are invalid; --skip-invalid leaves them out)"
         raise InputError(text + more)
-    columns = {name: column[~bad] for name, column in found.columns.items()}
-    return Grid(found.configuration, columns, found.fixed, count - total, total)
+    columns = {name: column[~bad] for name, column in combinations.columns.items()}
+    return Grid(combinations.configuration, columns, combinations.fixed, count - total, total)

@@ -53,12 +53,14 @@ def cost_of_inference(
     on: Rates | None = None,
 ) -> Cost:
     """The exact cost of a prompt, or of one step of decoding; what it is given is as for `served`."""
-    own = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
-    run, book, dtype = own.run, own.run.book.name, own.run.dtype
-    found = ledger(run.model, procedure, own.rows, own.axes, by, dtype, None, "", book, own.timed)
-    cache = _cache(own.tables, own.held, own.context, dtype)
-    context = own.context if procedure.name == "decode" else None
-    return replace(found, context=context, cache=cache, last_only="last" in own.table.inputs)
+    model_sizes = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
+    run, book, dtype = model_sizes.run, model_sizes.run.book.name, model_sizes.run.dtype
+    ledger_of_pass = ledger(
+        run.model, procedure, model_sizes.rows, model_sizes.axes, by, dtype, None, "", book, model_sizes.timed
+    )
+    cache = _cache(model_sizes.tables, model_sizes.held, model_sizes.context, dtype)
+    context = model_sizes.context if procedure.name == "decode" else None
+    return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in model_sizes.table.inputs)
 
 
 def served(
@@ -136,9 +138,9 @@ class _Sides:
         return run_sizes(model, self.run.axes["B"], *sides)
 
 
-def _context(sides: _Sides, given: Any, new: int) -> int:
+def _context(sides: _Sides, value: Any, new: int) -> int:
     """The tokens in the cache; by default as many as leave room for the new ones. Refused where these have no room."""
-    if given is None:
+    if value is None:
         try:
             context = sides.of(None)["M"] - new
         except InputError:
@@ -146,7 +148,7 @@ def _context(sides: _Sides, given: Any, new: int) -> int:
         if context < 1:
             raise InputError(f"{new:,} new tokens leave no room for a context in {sides.name}")
         return context
-    context = check_size("context", given)
+    context = check_size("context", value)
     try:
         sides.of(context + new)
     except InputError as error:
@@ -163,18 +165,18 @@ def _with_room(sides: _Sides, prompt: int) -> dict[str, int]:
 
 
 def _cache(tables: Inference, sizes: Mapping[str, int], context: int, dtype: str) -> Cache:
-    tokens = [kept for kept in tables.cache if kept.tokens]
+    tokens = [array for array in tables.cache if array.tokens]
     windows: dict[int, int] = {}
-    for kept in tokens:
-        if kept.window and sizes[kept.positions] < context:
-            window = size_of(kept.window, sizes)
-            windows[window] = windows.get(window, 0) + kept.elements.at(sizes)
-    held = total(Count.of(kept.axes) for kept in tables.cache).at(sizes)
+    for array in tokens:
+        if array.window and sizes[array.positions] < context:
+            window = size_of(array.window, sizes)
+            windows[window] = windows.get(window, 0) + array.elements.at(sizes)
+    elements = total(Count.of(array.axes) for array in tables.cache).at(sizes)
     return Cache(
-        elements=sum(kept.elements.at(sizes) for kept in tokens),
-        source=sum(kept.elements.at(sizes) for kept in tables.cache if not kept.tokens),
+        elements=sum(array.elements.at(sizes) for array in tokens),
+        source=sum(array.elements.at(sizes) for array in tables.cache if not array.tokens),
         windows=tuple(sorted(windows.items())),
-        bytes=held * BYTES[dtype],
+        bytes=elements * BYTES[dtype],
         width=BYTES[dtype],
         remade=tables.remade,
     )

@@ -25,14 +25,14 @@ def lettered(count: Count) -> Count:
     result = Count()
     for monomial, coefficient in count.terms.items():
         axes = list(monomial)
-        made = Count.of((), coefficient)
+        product = Count.of((), coefficient)
         while "h" in axes and "k" in axes:
             axes.remove("h")
             axes.remove("k")
-            made *= Count.of("d")
+            product *= Count.of("d")
         for axis in axes:
-            made *= _AXES[base(axis)]
-        result += made
+            product *= _AXES[base(axis)]
+        result += product
     return result
 
 
@@ -55,21 +55,21 @@ def _written(count: Count, times: str, power: str, number: Callable[[int], str])
     def place(item: tuple[Monomial, int]) -> tuple[bool, int, int]:
         return item[1] < 0, -len(item[0]), item[0].count("n")
 
-    made = ""
+    formula = ""
     for monomial, coefficient in sorted(count.terms.items(), key=place):
         letters = sorted(set(monomial), key=_ORDER.index)
         factors = [name + (f"{power}{monomial.count(name)}" if monomial.count(name) > 1 else "") for name in letters]
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, number(abs(coefficient)))
-        sign = ("- " if made else "-") if coefficient < 0 else ("+ " if made else "")
-        made += (" " if made else "") + sign + times.join(factors)
-    return made or "0"
+        sign = ("- " if formula else "-") if coefficient < 0 else ("+ " if formula else "")
+        formula += (" " if formula else "") + sign + times.join(factors)
+    return formula or "0"
 
 
 def order(count: Count) -> Count:
     """What the growth of a polynomial depends on: coefficients aside, and terms that another one outgrows."""
 
-    def within(one: Monomial, other: Monomial) -> bool:
-        return one != other and all(one.count(name) <= other.count(name) for name in one)
+    def within(monomial: Monomial, other: Monomial) -> bool:
+        return monomial != other and all(monomial.count(name) <= other.count(name) for name in monomial)
 
     return Count({m: 1 for m in count.terms if not any(within(m, other) for other in count.terms)})

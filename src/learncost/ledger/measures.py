@@ -40,7 +40,7 @@ class Measures:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks that the model has, a repeat each: those of an encoder before those of a decoder."""
-        found: list[Block] = []
+        result: list[Block] = []
         repeats = [line for line in self.run.model.table.lines if isinstance(line, Repeat)]
         for repeat in repeats:
             softmaxes = [(line, turns) for line, turns in walk([repeat]) if _chooses(line)]
@@ -48,13 +48,13 @@ class Measures:
             if not kinds:
                 continue
             side = softmaxes[0][0].tag.block if self.run.model.two_sided else ""
-            first = sum(own.number for own in found if own.title.startswith(side or "block"))
+            first = sum(block.number for block in result if block.title.startswith(side or "block"))
             title = f"{side} block".strip()
             if len(repeats) > (2 if side else 1):
                 title += f" {first}" if number == 1 else f"s {first} to {first + number - 1}"
             title += f", the mean of {kinds} kinds" if kinds > 1 else ""
-            found.append(Block(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
-        return tuple(found)
+            result.append(Block(repeat.count, title, "N" if side == "encoder" else "M", number, kinds))
+        return tuple(result)
 
     def rows(self, procedure: str, book: str) -> tuple[Row, ...]:
         """The priced lines of one step."""
@@ -95,8 +95,8 @@ class Measures:
         turns = {count for _, counts in walk([repeat]) for count in counts}
         lines = [line for line, _ in walk([repeat])]
         read = {name for line in lines for name in line.reads}
-        own = [name for name in table.weights if name in read or block.count in table.axes[name]]
-        each = {name: self.at(Count.of(axis for axis in table.axes[name] if axis not in turns)) for name in own}
+        weights = [name for name in table.weights if name in read or block.count in table.axes[name]]
+        each = {name: self.at(Count.of(axis for axis in table.axes[name] if axis not in turns)) for name in weights}
         multiplied = {name for line in lines if isinstance(line, Product) and matrix_maccs(line) for name in line.reads}
         matrices = sum(size for name, size in each.items() if name in multiplied)
         return _mean(matrices, block.kinds), _mean(sum(each.values()), block.kinds)

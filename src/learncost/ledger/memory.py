@@ -135,18 +135,24 @@ class Memory(Shown):
         if self.budget is not None:
             result |= {"budget": self.budget, "fits": dict(self.fits or {})}
         result["witnesses"] = [
-            {"name": one.name, "axes": one.axes, "shape": one.shape, "bytes": one.bytes, "layer": one.layer}
-            for one in self.witnesses
+            {
+                "name": witness.name,
+                "axes": witness.axes,
+                "shape": witness.shape,
+                "bytes": witness.bytes,
+                "layer": witness.layer,
+            }
+            for witness in self.witnesses
         ]
         result["curve"] = [
             {
-                "line": one.line,
-                "layer": one.layer,
-                "macro_operation": one.macro_operation,
-                "bytes": one.bytes,
-                "turns": prod(turns for *_, turns in one.loops),
+                "line": moment.line,
+                "layer": moment.layer,
+                "macro_operation": moment.macro_operation,
+                "bytes": moment.bytes,
+                "turns": prod(turns for *_, turns in moment.loops),
             }
-            for one in self.curve
+            for moment in self.curve
         ]
         result["arrays"] = [one.to_dict() for one in self.arrays]
         return result
@@ -245,45 +251,45 @@ def memory(
     learning = train, train_layers, lora, lora_rank, lora_alpha
     kind = either(dtype, precision)
     named_one("mode", mode, MODES)
-    wanted = adaptation_of(*learning, kind=kind)
+    adapted = adaptation_of(*learning, kind=kind)
 
-    def one(procedure: str, engine: str) -> Memory:
+    def of_one(procedure: str, engine: str) -> Memory:
         runner = named_one("engine", engine or USUAL, runners())
-        own, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
-        run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), wanted, own)
+        chosen_plan, lengths = runner.plan if plan is None else plan, (batch_size, seq_len, target_len)
+        run = prepare(model, "run", *lengths, None, None, dropout, kind.name, sizes, (procedure,), adapted, chosen_plan)
         chosen = optimizer or DEFAULT
         step = Step(run, procedure, kind, chosen, accumulate, False, limit, runner.planner, mode=mode, module=module)
-        found = answered(step, engine, limit)
-        if limit is not None and not any(found.fits.values() if found.fits else ()):
-            raise InputError(_too_little(found, limit))
-        return found
+        answer = answered(step, engine, limit)
+        if limit is not None and not any(answer.fits.values() if answer.fits else ()):
+            raise InputError(_too_little(answer, limit))
+        return answer
 
     names, engines = _names("procedures", procedure), _names("engines", engine)
     if len(names) > 1 and len(engines) > 1:
         raise InputError("several procedures stand side by side, or several engines: give one of the others")
-    found = tuple(one(name, own) for name in names for own in engines)
-    if len(found) == 1:
-        return found[0]
+    answers = tuple(of_one(name, runner_name) for name in names for runner_name in engines)
+    if len(answers) == 1:
+        return answers[0]
     from learncost.ledger.memory_several import Several  # is built on this module
 
-    return Several(found, "engine" if len(engines) > 1 else "procedure")
+    return Several(answers, "engine" if len(engines) > 1 else "procedure")
 
 
-def _names(what: str, text: str) -> tuple[str, ...]:
+def _names(kind: str, text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names):
-        raise InputError(f"{what} must be different names with commas between them, not {text!r}")
+        raise InputError(f"{kind} must be different names with commas between them, not {text!r}")
     return names
 
 
-def _too_little(found: Memory, budget: int) -> str:
+def _too_little(answer: Memory, budget: int) -> str:
     """Why nothing fits: what does not grow with the batch, or what one sequence takes."""
     text = f"budget: {budget:,} bytes are too few for one sequence"
-    fixed = sum(found.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
+    fixed = sum(answer.split.get(part, 0) for part in ("weights", "master weights", "gradients", "optimizer state"))
     if fixed > budget:
         text += f" of one token: weights, gradients and optimizer state alone take {fixed:,}"
-    elif found.batch_size == 1:
-        text += f" of {found.seq_len:,} tokens, which takes {found.peak:,}"
+    elif answer.batch_size == 1:
+        text += f" of {answer.seq_len:,} tokens, which takes {answer.peak:,}"
     return f"{text}; learncost fit says what fits"
 
 
@@ -292,30 +298,30 @@ def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
 
     Raises `InputError` as `runner_of`.
     """
-    found = told(step, chosen := runner_of(step, engine))
+    answer = told(step, chosen := runner_of(step, engine))
     if budget is None:
-        return found
+        return answer
     runner = chosen.runner
     fits = {"batch_size": largest(step, runner, budget), "seq_len": longest(step, runner, budget)}
-    return replace(found, budget=budget, fits=fits)
+    return replace(answer, budget=budget, fits=fits)
 
 
 def told(step: Step, chosen: Chosen) -> Memory:
     """What a step takes as a runner executes it."""
     runner = chosen.runner
-    taken = runner.takes(step, step.sizes())
+    needs = runner.takes(step, step.sizes())
     why = f" PyTorch's autograd, told by default, has no answer here: it {chosen.why}." if chosen.why else ""
     return Memory(
         **_described(step),
-        peak=taken.bytes,
-        moment=taken.moment,
-        split=taken.split,
-        witnesses=taken.witnesses,
-        curve=taken.curve,
-        arrays=taken.stays,
+        peak=needs.bytes,
+        moment=needs.moment,
+        split=needs.split,
+        witnesses=needs.witnesses,
+        curve=needs.curve,
+        arrays=needs.stays,
         flash=step.flash,
         engine=runner.name,
-        convention=(taken.said or runner.convention) + why,
+        convention=(needs.said or runner.convention) + why,
         rules=runner.rules,
         module=step.module if runner.module else "",
     )

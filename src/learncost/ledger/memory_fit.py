@@ -146,7 +146,7 @@ class Fit(Shown):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure and plan."""
         several, stored = len({row.engine for row in self.rows}) > 1, self.flash is not None
-        shown = [
+        all_columns = [
             (True, "procedure", [row.procedure for row in self.rows]),
             (True, "plan", [row.plan for row in self.rows]),
             (several, "run by", [row.engine for row in self.rows]),
@@ -155,8 +155,8 @@ class Fit(Shown):
             (True, "batch", [f"{row.largest:,}" if row.fits else "no" for row in self.rows]),
             (True, "most is", [row.most for row in self.rows]),
         ]
-        columns = tuple(name for wanted, name, _ in shown if wanted)
-        rows = [Row(cells) for cells in zip(*(column for wanted, _, column in shown if wanted), strict=True)]
+        columns = tuple(name for visible, name, _ in all_columns if visible)
+        rows = [Row(cells) for cells in zip(*(column for visible, _, column in all_columns if visible), strict=True)]
         flash = "" if self.flash is None else f" and {said_bytes(self.flash)} of flash"
         title = f"{self.model} in {said_bytes(self.ram)} of RAM{flash}: {self.dtype}, {self.optimizer}, "
         title += f"sequences of {self.seq_len:,} tokens"
@@ -174,11 +174,11 @@ class Fit(Shown):
                 best[row.procedure] = row
         if not best:
             return "Nothing fits. What to change stands below."
-        said = []
+        fitting = []
         for name, row in best.items():
             batch = f"{row.largest:,} sequence" + ("s" if row.largest > 1 else "")
-            said.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
-        return f"What fits at most: {'; '.join(said)}."
+            fitting.append(f"{name} {batch}" + (f" under {row.plan}" if row.plan else ""))
+        return f"What fits at most: {'; '.join(fitting)}."
 
     @property
     def _rule(self) -> str:
@@ -208,7 +208,7 @@ class Fit(Shown):
         for row in self.rows:
             if row.why and not row.plan:
                 whys.setdefault(row.why, {})[row.procedure] = None
-        parts = [f"for {', '.join(own)}, as it {why}" for why, own in whys.items()]
+        parts = [f"for {', '.join(names)}, as it {why}" for why, names in whys.items()]
         if any(row.why and row.plan and row.why not in whys for row in self.rows):
             parts.append("under plans, as it knows none")
         return f" PyTorch's autograd, told by default, has no answer {'; '.join(parts)}." if parts else ""
@@ -285,7 +285,7 @@ def fit(
     >>> [(row.procedure, row.largest) for row in found.rows if row.fits]
     [('inference', 78), ('inference', 86), ('bp', 3), ('bp', 11)]
     """
-    asked = Asked(
+    question = Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
         module_named(module or USUAL_MODULE).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
@@ -298,45 +298,47 @@ def fit(
     from learncost.ledger.memory_lengths import at_lengths, lengths_of  # is built on this module
 
     if (lengths := lengths_of(seq_len)) is not None:
-        return at_lengths(asked, names, lengths)
+        return at_lengths(question, names, lengths)
     rows: list[Fitting] = []
-    said: dict[str, list[str]] = {}
+    unfit: dict[str, list[str]] = {}
     refused: dict[tuple[bool, str], list[str]] = {}
     for name in names:
-        ways, why = asked.ways(name)
+        ways, why = question.ways(name)
         for text in why:
-            own = text.startswith(f"{name} ")  # said of the procedure, by its name
-            refused.setdefault((own, text.removeprefix(f"{name} ")), []).append(name)
+            names_it = text.startswith(f"{name} ")  # said of the procedure, by its name
+            refused.setdefault((names_it, text.removeprefix(f"{name} ")), []).append(name)
         rows += _different(way.fitting for way in ways)
         if ways and not any(way.fitting.fits for way in ways):
-            said.setdefault(_advice(asked, name, ways), []).append(name)
+            unfit.setdefault(_advice(question, name, ways), []).append(name)
     if not rows:
         (of_each, text), refusing = next(iter(refused.items()))
         raise InputError(refusal((of_each, text), refusing[:1]) if of_each else text)
     advice = [] if any(row.fits for row in rows) else ["Nothing fits."]
-    advice += [f"{', '.join(own)} {'does' if len(own) == 1 else 'do'} not fit. {text}" for text, own in said.items()]
-    advice += [f"{refusal(what, own)}." for what, own in refused.items()]
-    run = asked.run(next(name for name in names if name in {row.procedure for row in rows}), "")
+    advice += [
+        f"{', '.join(names)} {'does' if len(names) == 1 else 'do'} not fit. {text}" for text, names in unfit.items()
+    ]
+    advice += [f"{refusal(refusal_key, names)}." for refusal_key, names in refused.items()]
+    run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
-    found = run.model.configuration.name
-    ran = asked.module if any(runners()[row.engine].module for row in rows) else ""
-    given = asked.dtype, asked.optimizer, length, asked.ram, asked.flash, engine
-    return Fit(found, *given, tuple(rows), tuple(advice), ran)
+    model_name = run.model.configuration.name
+    ran = question.module if any(runners()[row.engine].module for row in rows) else ""
+    settings = question.dtype, question.optimizer, length, question.ram, question.flash, engine
+    return Fit(model_name, *settings, tuple(rows), tuple(advice), ran)
 
 
-def refusal(what: tuple[bool, str], procedures: Sequence[str]) -> str:
+def refusal(refused: tuple[bool, str], procedures: Sequence[str]) -> str:
     """Why procedures are refused: what is said of each of them, or of the model."""
-    of_each, text = what
+    of_each, text = refused
     if of_each:
         return f"{', '.join(procedures)}{': each' if len(procedures) > 1 else ''} {text}"
     return f"{', '.join(procedures)}: {text}"
 
 
-def _different(found: Iterable[Fitting]) -> Iterable[Fitting]:
+def _different(fittings: Iterable[Fitting]) -> Iterable[Fitting]:
     """Each row that says something else than those before, whatever its plan is called."""
     rows: dict[Fitting, Fitting] = {}
-    for one in found:
-        rows.setdefault(replace(one, plan="", why=""), one)
+    for fitting in fittings:
+        rows.setdefault(replace(fitting, plan="", why=""), fitting)
     return rows.values()
 
 
@@ -371,34 +373,34 @@ class Asked:
 
     def run(self, procedure: str, plan: str, seq_len: int | None = None) -> Run:
         """A sample, checked and built."""
-        names, wanted = (
+        names, adapted = (
             ((), None)
             if procedure == NAME
             else ((procedure,), adaptation_of(*self.learns, kind=precision_of(self.dtype)))
         )
         lengths = 1, seq_len or self.seq_len, self.target_len
-        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, wanted, plan)
+        return prepare(self.model, "run", *lengths, None, None, 0, self.dtype, self.sizes, names, adapted, plan)
 
     def ways(self, procedure: str) -> tuple[list[Way], list[str]]:
         """A procedure under the plans that are tried, those that come to the same once; and what is refused, why."""
-        found: list[Way] = []
+        different: list[Way] = []
         refused: dict[str, None] = {}
         try:
-            whole = self.run(procedure, "")
+            unplanned = self.run(procedure, "")
         except InputError as error:
-            if precision_of(self.dtype).quantized and all(one is None for one in self.learns):
+            if precision_of(self.dtype).quantized and all(choice is None for choice in self.learns):
                 return [], [str(error)]  # nothing is frozen, but in inference
             raise
         for plan in self.plans(procedure):
-            run = replace(whole, plan=plan)
+            run = replace(unplanned, plan=plan)
             try:
                 way = self._serving(run) if procedure == NAME else self._learning(run, procedure)
             except InputError as error:
                 refused[str(error)] = None
                 continue
-            if not any(way.lines == other.lines for other in found):
-                found.append(way)
-        return found, list(refused)
+            if not any(way.lines == other.lines for other in different):
+                different.append(way)
+        return different, list(refused)
 
     def plans(self, procedure: str) -> tuple[str, ...]:
         if self.plan is not None:
@@ -410,17 +412,17 @@ class Asked:
     def fits(self, procedure: str) -> bool:
         """Whether a sample fits under any plan that is tried, those that need least first; not where it is refused."""
         try:
-            whole = self.run(procedure, "")
+            unplanned = self.run(procedure, "")
         except InputError:
             return False
-        return any(self._fits(replace(whole, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
+        return any(self._fits(replace(unplanned, plan=plan), procedure) for plan in reversed(self.plans(procedure)))
 
     def _fits(self, run: Run, procedure: str) -> bool:
         try:
             if procedure == NAME:
                 return self._serving(run).fitting.fits
-            step, taken = self.step(run, procedure)
-            return self.stored(step.flash) and taken.runner.peak(step, step.sizes()) <= self.ram
+            step, chosen = self.step(run, procedure)
+            return self.stored(step.flash) and chosen.runner.peak(step, step.sizes()) <= self.ram
         except InputError:
             return False
 
@@ -432,16 +434,16 @@ class Asked:
         return step, runner_of(step, self.engine)
 
     def _learning(self, run: Run, procedure: str) -> Way:
-        step, taken = self.step(run, procedure)
-        runner, found = taken.runner, told(step, taken)
-        most = max(found.split, key=lambda part: found.split[part])
+        step, chosen = self.step(run, procedure)
+        runner, answer = chosen.runner, told(step, chosen)
+        most = max(answer.split, key=lambda part: answer.split[part])
         batch = self.stored(step.flash) * largest(step, runner, self.ram)
-        fitting = Fitting(procedure, step.plan, runner.name, found.peak, step.flash, batch, most, taken.why)
+        fitting = Fitting(procedure, step.plan, runner.name, answer.peak, step.flash, batch, most, chosen.why)
         return Way(fitting, (step.table.lines, runner.name), lambda: longest(step, runner, self.ram))
 
     def _serving(self, run: Run) -> Way:
         served = self.serving(run)
-        lines = tuple(one.table.lines for one in served.passes)
+        lines = tuple(inference_pass.table.lines for inference_pass in served.passes)
         if self.engine in ("", TABLE):
             split = served.split()
             most, peak, batch = max(split, key=lambda part: split[part]), served.peak(), served.largest(self.ram)
@@ -453,7 +455,10 @@ class Asked:
                 raise InputError(f"--engine {self.engine} computes in {' or '.join(TYPES)}, with all weights in RAM")
 
             def peak_of(batch: int) -> int:
-                return max(peak_of_pass(one.whole, {**one.sizes, "B": batch}, self.dtype) for one in served.passes)
+                return max(
+                    peak_of_pass(inference_pass.whole, {**inference_pass.sizes, "B": batch}, self.dtype)
+                    for inference_pass in served.passes
+                )
 
             most, peak, batch = "", peak_of(1), largest_batch(peak_of, self.ram)
         batch = self.stored(served.flash) * batch
@@ -474,41 +479,54 @@ class Asked:
             return None if narrow else replace(self, dtype=value)
         if name == "optimizer":
             return None if self.optimizer == value or procedure == NAME else replace(self, optimizer=value)
-        if procedure == NAME or not LEARNING[procedure].differentiates or any(one is not None for one in self.learns):
+        if (
+            procedure == NAME
+            or not LEARNING[procedure].differentiates
+            or any(choice is not None for choice in self.learns)
+        ):
             return None
-        own = ADAPTED.index(name)
-        return replace(self, learns=tuple(value if place == own else one for place, one in enumerate(self.learns)))
+        changed_place = ADAPTED.index(name)
+        return replace(
+            self, learns=tuple(value if place == changed_place else choice for place, choice in enumerate(self.learns))
+        )
 
     def stored(self, frozen: int) -> bool:
         """Whether frozen weights fit the flash."""
         return self.flash is None or frozen <= self.flash
 
 
-def _advice(asked: Asked, procedure: str, ways: Sequence[Way]) -> str:
+def _advice(question: Asked, procedure: str, ways: Sequence[Way]) -> str:
     """What to change where a procedure does not fit: how near its least is, what takes most, and what was tried that
     does fit."""
     least = min((way.fitting for way in ways), key=lambda fitting: fitting.ram)
     under = f" under {least.plan}" if least.plan else ""
-    found = []
-    if asked.flash is not None and least.flash > asked.flash:
-        which = "All" if procedure == NAME else "Frozen"
-        found.append(
-            f"{which} weights take {least.flash:,} bytes, {least.flash / asked.flash:,.2f} of the flash: "
+    sentences = []
+    if question.flash is not None and least.flash > question.flash:
+        subject = "All" if procedure == NAME else "Frozen"
+        sentences.append(
+            f"{subject} weights take {least.flash:,} bytes, {least.flash / question.flash:,.2f} of the flash: "
             "a smaller model or a narrower --dtype."
         )
-    if least.ram > asked.ram:
-        found.append(f"The least{under} is {least.ram:,} bytes, {least.ram / asked.ram:,.2f} of the RAM.")
+    if least.ram > question.ram:
+        sentences.append(f"The least{under} is {least.ram:,} bytes, {least.ram / question.ram:,.2f} of the RAM.")
         if least.most in ADVICE:
-            found.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
+            sentences.append(f"Most of it is {least.most}: {ADVICE[least.most]}.")
     lengths = sorted({way.longest() or 0 for way in ways}, reverse=True)
-    length = next((own for own in lengths if own and replace(asked, seq_len=own).fits(procedure)), 0)
+    length = next(
+        (
+            fitting_length
+            for fitting_length in lengths
+            if fitting_length and replace(question, seq_len=fitting_length).fits(procedure)
+        ),
+        0,
+    )
     changes = [f"--seq-len {length}"] if length else []
     for text, change in CHANGES:
-        if (other := asked.changed(change, procedure)) and other.fits(procedure):
+        if (other := question.changed(change, procedure)) and other.fits(procedure):
             changes.append(text)
         if len(changes) == MOST_CHANGES:
             break
     if changes:
         also = f"; with {' or with '.join(changes[1:])} too" if changes[1:] else ""
-        found.append(f"With {changes[0]} it fits{also}.")
-    return " ".join(found)
+        sentences.append(f"With {changes[0]} it fits{also}.")
+    return " ".join(sentences)

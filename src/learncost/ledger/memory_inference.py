@@ -61,7 +61,7 @@ class Serving:
     @property
     def weights(self) -> int:
         """Bytes of all weights, whichever pass reads them."""
-        return self._bytes_of(self.model.table) + sum(one.bytes(self.model.sizes) for one in self.model.quantized)
+        return self._bytes_of(self.model.table) + sum(weight.bytes(self.model.sizes) for weight in self.model.quantized)
 
     @property
     def flash(self) -> int:
@@ -69,7 +69,7 @@ class Serving:
 
     def _bytes_of(self, table: Table) -> int:
         """Bytes of the weights that are not quantized."""
-        codes = {one.codes.name for one in self.model.quantized}
+        codes = {weight.codes.name for weight in self.model.quantized}
         plain = replace(table, weights=tuple(name for name in table.weights if name not in codes))
         return int(parameters(plain).at(self.model.sizes)) * self.kind.weight
 
@@ -84,36 +84,38 @@ class Serving:
         prompt = self._pass(tables.prefill, sizes)
         if sizes["M"] == 1:
             return (prompt,)
-        own = {**sizes, **tables.lengths(sizes, sizes["M"] - 1, 1)}
-        grows = [kept for kept in tables.cache if kept.tokens]
-        filled = {f"{kept.name}.2" for kept in grows}
+        step_lengths = {**sizes, **tables.lengths(sizes, sizes["M"] - 1, 1)}
+        grows = [array for array in tables.cache if array.tokens]
+        filled = {f"{array.name}.2" for array in grows}
         logits = needed(tables.decode, tuple(name for name in tables.decode.outputs if name not in filled))
-        grown = int(total(kept.elements for kept in grows).at(own)) * self.kind.value
-        whole = planned(tables.decode, self.plan)
-        return prompt, Pass(planned(logits, self.plan), whole, own, grown)
+        grown = int(total(array.elements for array in grows).at(step_lengths)) * self.kind.value
+        table = planned(tables.decode, self.plan)
+        return prompt, Pass(planned(logits, self.plan), table, step_lengths, grown)
 
     def _pass(self, table: Table, sizes: Mapping[str, int]) -> Pass:
-        whole = planned(table, self.plan)
-        return Pass(whole, whole, sizes)
+        planned_table = planned(table, self.plan)
+        return Pass(planned_table, planned_table, sizes)
 
     @property
     def _widths(self) -> dict[str, int]:
         return {"weight": self.kind.weight, "index": INDEX} | quantized_widths(self.model)
 
-    def _resident(self, one: Pass) -> int:
+    def _resident(self, inference_pass: Pass) -> int:
         """Bytes of the weights in RAM beyond those that the table of a pass counts; below 0 where they lie in flash."""
-        return self.weights - self._bytes_of(one.table) - self.flash
+        return self.weights - self._bytes_of(inference_pass.table) - self.flash
 
     @cached_property
     def levels(self) -> tuple[Count, ...]:
         """The bytes in RAM at every line of every pass: polynomials in the batch, of first degree."""
-        found: dict[frozenset[tuple[tuple[str, ...], Any]], Count] = {}
-        for one in self.passes:
-            others = {name: size for name, size in one.sizes.items() if name != "B"}
-            beside = Count.of(("B",), one.grown) + Count.of((), self._resident(one))
-            own = (level + beside for level in levels(one.table, others, _NAMES[self.kind.value], self._widths))
-            found |= {frozenset(level.terms.items()): level for level in own}
-        return tuple(found.values())
+        polynomials: dict[frozenset[tuple[tuple[str, ...], Any]], Count] = {}
+        for inference_pass in self.passes:
+            others = {name: size for name, size in inference_pass.sizes.items() if name != "B"}
+            beside = Count.of(("B",), inference_pass.grown) + Count.of((), self._resident(inference_pass))
+            sums = (
+                level + beside for level in levels(inference_pass.table, others, _NAMES[self.kind.value], self._widths)
+            )
+            polynomials |= {frozenset(level.terms.items()): level for level in sums}
+        return tuple(polynomials.values())
 
     def peak(self, batch: int = 1) -> int:
         """The most bytes in RAM."""
@@ -129,14 +131,19 @@ class Serving:
 
     def split(self) -> dict[str, int]:
         """The peak of one sequence: weights, cache of keys, other values."""
-        found: list[dict[str, int]] = []
-        for one in self.passes:
-            split, known = {"weights": self._resident(one), "cache": one.grown, "values": 0}, one.table.known
-            for held in live(one.table, one.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS).witnesses:
-                cached = held.name in known and known[held.name].role == "cache"
-                split["weights" if held.role == "weight" else "cache" if cached else "values"] += held.bytes
-            found.append(split)
-        return max(found, key=lambda split: sum(split.values()))
+        splits: list[dict[str, int]] = []
+        for inference_pass in self.passes:
+            split, values = (
+                {"weights": self._resident(inference_pass), "cache": inference_pass.grown, "values": 0},
+                inference_pass.table.known,
+            )
+            for witness in live(
+                inference_pass.table, inference_pass.sizes, _NAMES[self.kind.value], self._widths, IN_KERNELS
+            ).witnesses:
+                cached = witness.name in values and values[witness.name].role == "cache"
+                split["weights" if witness.role == "weight" else "cache" if cached else "values"] += witness.bytes
+            splits.append(split)
+        return max(splits, key=lambda split: sum(split.values()))
 
     def longest(self, budget: int) -> int | None:
         """The longest sequence below this one that fits, 0 where none does; None where there is one length, or two."""
@@ -146,8 +153,8 @@ class Serving:
         try:
             while fails - fits > 1:
                 middle = (fits + fails) // 2
-                there = replace(self, seq_len=middle).peak() <= budget
-                fits, fails = (middle, fails) if there else (fits, middle)
+                middle_fits = replace(self, seq_len=middle).peak() <= budget
+                fits, fails = (middle, fails) if middle_fits else (fits, middle)
         except InputError:  # an image has all its patches
             return None
         return fits

@@ -85,12 +85,19 @@ class Lengths(Shown):
         )
         title += " by their tokens, and the longest single sequence"
         learns = () if self.trained == "all" else (f"Learns: {self.trained}.",)
-        told = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
+        sentences = [f"Run by {', '.join(dict.fromkeys(row.engine for row in self.rows))}, as learncost memory tells."]
         if any(row.procedure == "recompute" or "recompute" in row.plan for row in self.rows):
-            told.append("recompute is checkpointing: what a block made is made again in the backward pass, not kept.")
+            sentences.append(
+                "recompute is checkpointing: what a block made is made again in the backward pass, not kept."
+            )
         return (
             Sheet(
-                title, columns, tuple(rows), (*learns, " ".join(told), *self.refused), frozenset({0, 1}), self.answer
+                title,
+                columns,
+                tuple(rows),
+                (*learns, " ".join(sentences), *self.refused),
+                frozenset({0, 1}),
+                self.answer,
             ),
         )
 
@@ -104,61 +111,69 @@ class Lengths(Shown):
         return "" if any(batch for row in self.rows for batch in row.batches) else "Nothing fits at these lengths."
 
 
-def lengths_of(given: object) -> tuple[int, ...] | None:
+def lengths_of(lengths: object) -> tuple[int, ...] | None:
     """Several lengths, from a text with commas or from numbers; None of one length. Raises `InputError`."""
-    several = given.split(",") if isinstance(given, str) else given if isinstance(given, (list, tuple)) else ()
+    several = lengths.split(",") if isinstance(lengths, str) else lengths if isinstance(lengths, (list, tuple)) else ()
     if len(several) < 2:
         return None
-    return tuple(dict.fromkeys(check_size("seq_len", one.strip() if isinstance(one, str) else one) for one in several))
+    return tuple(
+        dict.fromkeys(
+            check_size("seq_len", length.strip() if isinstance(length, str) else length) for length in several
+        )
+    )
 
 
-def at_lengths(asked: Asked, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
+def at_lengths(question: Asked, procedures: Sequence[str], lengths: tuple[int, ...]) -> Lengths:
     """What fits at each of several lengths, under every plan that is tried. Raises `InputError` as `fit`."""
     rows: list[FitAtLengths] = []
     refused: dict[str, list[str]] = {}
     trained = model = ""
     for name in procedures:
-        found: list[FitAtLengths] = []
+        rows_by_lines: list[FitAtLengths] = []
         try:
-            whole = asked.run(name, "", min(lengths))
-            model = whole.model.configuration.name
-            trained = whole.trained if name != NAME else trained
-            for plan in asked.plans(name):
-                run = replace(whole, plan=plan)
-                found.append(_served(asked, run, lengths) if name == NAME else _learned(asked, run, name, lengths))
+            unplanned = question.run(name, "", min(lengths))
+            model = unplanned.model.configuration.name
+            trained = unplanned.trained if name != NAME else trained
+            for plan in question.plans(name):
+                run = replace(unplanned, plan=plan)
+                rows_by_lines.append(
+                    _served(question, run, lengths) if name == NAME else _learned(question, run, name, lengths)
+                )
         except InputError as error:
             refused.setdefault(str(error), []).append(name)
         numbers: dict[object, FitAtLengths] = {}
-        for row in found:
+        for row in rows_by_lines:
             numbers.setdefault((row.batches, row.longest), row)
         rows += numbers.values()
     if not rows:
         raise InputError(next(iter(refused)))
-    said = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
-    return Lengths(model, asked.dtype, asked.optimizer, asked.ram, trained or "all", lengths, tuple(rows), said)
+    sentences = tuple(f"{refusal((False, text), names)}." for text, names in refused.items())
+    return Lengths(
+        model, question.dtype, question.optimizer, question.ram, trained or "all", lengths, tuple(rows), sentences
+    )
 
 
-def _learned(asked: Asked, run: Any, procedure: str, lengths: tuple[int, ...]) -> FitAtLengths:
-    step, taken = asked.step(run, procedure)
-    runner = taken.runner
+def _learned(question: Asked, run: Any, procedure: str, lengths: tuple[int, ...]) -> FitAtLengths:
+    step, chosen = question.step(run, procedure)
+    runner = chosen.runner
     batches: list[int | None] = []
     for length in lengths:
         try:
-            there = step.at(1, length)
+            at_length = step.at(1, length)
         except InputError:  # more than the model has positions for
             batches.append(None)
             continue
-        batches.append(asked.stored(there.flash) * largest(there, runner, asked.ram))
-    most = longest(step, runner, asked.ram) if runner.name == TABLE and asked.stored(step.flash) else None
+        batches.append(question.stored(at_length.flash) * largest(at_length, runner, question.ram))
+    most = longest(step, runner, question.ram) if runner.name == TABLE and question.stored(step.flash) else None
     return FitAtLengths(procedure, run.plan, runner.name, tuple(batches), most)
 
 
-def _served(asked: Asked, run: Any, lengths: tuple[int, ...]) -> FitAtLengths:
-    served = asked.serving(run)
+def _served(question: Asked, run: Any, lengths: tuple[int, ...]) -> FitAtLengths:
+    served = question.serving(run)
     batches: list[int | None] = []
     for length in lengths:
         try:
-            batches.append(asked.stored(served.flash) * replace(served, seq_len=length).largest(asked.ram))
+            batches.append(question.stored(served.flash) * replace(served, seq_len=length).largest(question.ram))
         except InputError:
             batches.append(None)
     return FitAtLengths(NAME, run.plan, TABLE, tuple(batches), None)

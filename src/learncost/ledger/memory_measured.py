@@ -41,10 +41,10 @@ class Measured:
     @cached_property
     def predicted(self) -> Memory:
         """The step as it is predicted."""
-        given = dict(self.step)
-        found = memory(given.pop("model"), **given)
-        assert isinstance(found, Memory)  # one procedure, one engine
-        return found
+        settings = dict(self.step)
+        prediction = memory(settings.pop("model"), **settings)
+        assert isinstance(prediction, Memory)  # one procedure, one engine
+        return prediction
 
     @property
     def shown(self) -> str:
@@ -113,10 +113,10 @@ class Peaks(Shown):
             left = f" Left out: {run.not_in}." if run.not_in else ""
             notes.setdefault(f"{run.source}. Assumed: {'; '.join(run.assumed)}.{left}", []).append(run.name)
         columns = ("", "published", "predicted", "ratio")
-        told = tuple(f"{', '.join(names)}: {text}" for text, names in notes.items())
-        return (Sheet(f"{self.model}, peak memory of training steps on one GPU", columns, rows, told),)
+        sentences = tuple(f"{', '.join(names)}: {text}" for text, names in notes.items())
+        return (Sheet(f"{self.model}, peak memory of training steps on one GPU", columns, rows, sentences),)
 
 
 def measured_of(model: str) -> tuple[Measured, ...]:
     """Those of a model as it is, without other sizes."""
-    return tuple(one for one in measured() if one.step["model"] == model and "hidden_size" not in one.step)
+    return tuple(run for run in measured() if run.step["model"] == model and "hidden_size" not in run.step)

@@ -75,17 +75,17 @@ def _summed(text: str, sizes: Mapping[str, int]) -> int:
 @cache
 def conventions() -> Mapping[str, Convention]:
     """The conventions by their names."""
-    found = {}
+    by_name = {}
     text = (files("learncost.ledger") / "memory_published.toml").read_text(encoding="utf-8")
-    for name, given in tomllib.loads(text).items():
-        stacks, miscounts = given.pop("stacks"), tuple(given.pop("miscounts"))
-        kept = {
-            stack: tuple(Kept(**{**row, "only": tuple(row.get("only", ()))}) for row in own["kept"])
-            for stack, own in stacks.items()
+    for name, entry in tomllib.loads(text).items():
+        stacks, miscounts = entry.pop("stacks"), tuple(entry.pop("miscounts"))
+        arrays = {
+            stack: tuple(Kept(**{**row, "only": tuple(row.get("only", ()))}) for row in table["kept"])
+            for stack, table in stacks.items()
         }
-        moments = {stack: tuple(row["elements"] for row in own["moments"]) for stack, own in stacks.items()}
-        found[name] = Convention(name, miscounts=miscounts, kept=kept, moments=moments, **given)
-    return found
+        moments = {stack: tuple(row["elements"] for row in table["moments"]) for stack, table in stacks.items()}
+        by_name[name] = Convention(name, miscounts=miscounts, kept=arrays, moments=moments, **entry)
+    return by_name
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,18 @@ class PublishedMemory(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
-        own = self.convention
-        told = {"convention": own.name, "source": own.source, "claim": own.claim, "miscounts": list(own.miscounts)}
+        convention = self.convention
+        fields = {
+            "convention": convention.name,
+            "source": convention.source,
+            "claim": convention.claim,
+            "miscounts": list(convention.miscounts),
+        }
         rows = [
             {"procedure": r.procedure, "published": r.published, "mended": r.mended, "exact": r.exact}
             for r in self.rows
         ]
-        return {"model": self.model, "seq_len": self.seq_len, "target_len": self.target_len, **told, "elements": rows}
+        return {"model": self.model, "seq_len": self.seq_len, "target_len": self.target_len, **fields, "elements": rows}
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a procedure; shares are of backpropagation's."""
@@ -126,8 +131,8 @@ class PublishedMemory(Shown):
         for row in self.rows:
             cells = [row.procedure]
             for name in names:
-                own = getattr(row, name)
-                cells += ["-", ""] if own is None else [number(own), f"{100 * own / base[name]:.1f} %"]
+                elements = getattr(row, name)
+                cells += ["-", ""] if elements is None else [number(elements), f"{100 * elements / base[name]:.1f} %"]
             rows.append(Row(tuple(cells)))
         sides = "" if self.target_len is None else f" and {self.target_len:,}"
         title = f"{self.model}, memory for activations of one sequence of {self.seq_len:,}{sides} tokens, in elements"
@@ -135,10 +140,11 @@ class PublishedMemory(Shown):
         return (Sheet(title, columns, tuple(rows), self._notes()),)
 
     def _notes(self) -> tuple[str, ...]:
-        own = self.convention
+        convention = self.convention
         return (
-            f"As published: {own.source}. Their claim: {own.claim}.",
-            f"What it miscounts: {'; '.join(own.miscounts)}. Mended: with the right number of probabilities of both.",
+            f"As published: {convention.source}. Their claim: {convention.claim}.",
+            f"What it miscounts: {'; '.join(convention.miscounts)}. "
+            "Mended: with the right number of probabilities of both.",
             "Exactly: the most that grows with the batch at any line of the step, as learncost memory has it.",
         )
 
@@ -155,25 +161,25 @@ def published_memory(
 
     Raises `InputError` for a model that the convention does not speak of.
     """
-    own = conventions()[convention]
-    given = "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes
-    run = prepare(model, *given, ("bp",))
+    counting = conventions()[convention]
+    settings = "run", 1, seq_len, target_len, None, None, 0, "fp32", sizes
+    run = prepare(model, *settings, ("bp",))
     letters = _letters(run.model, run.axes)  # what the convention does not speak of is said before what cannot learn
-    prepare(model, *given, PROCEDURES)
+    prepare(model, *settings, PROCEDURES)
     rows = []
     for name in PROCEDURES:
-        counted = own.elements(name, letters), own.elements(name, letters, mended=True)
+        counted = counting.elements(name, letters), counting.elements(name, letters, mended=True)
         rows.append(Activations(name, *counted, exact(run.model, name, run.axes)))
     axes, two_sided = run.axes, run.model.two_sided
     first, second = (axes["N"], axes["M"]) if two_sided else (axes["M"], None)
-    return PublishedMemory(run.model.configuration.name, first, second, own, tuple(rows))
+    return PublishedMemory(run.model.configuration.name, first, second, counting, tuple(rows))
 
 
 def exact(model: Model, procedure: str, axes: Mapping[str, int]) -> int:
     """Elements of one sequence that are alive at once at most: what grows with the batch, whatever it is made for."""
     others = {name: size for name, size in axes.items() if name != "B"}
-    found = levels(step(model, procedure, "sgd"), others, "int8")
-    return max(int(level.terms.get(("B",), 0)) for level in found)
+    polynomials = levels(step(model, procedure, "sgd"), others, "int8")
+    return max(int(level.terms.get(("B",), 0)) for level in polynomials)
 
 
 def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
@@ -193,8 +199,8 @@ def _letters(model: Model, axes: Mapping[str, int]) -> dict[str, int]:
     matrices = axes["d"] * axes["h"] * axes["k"] * 4 * attentions
     network = 2 * axes["d"] * axes["f"] * sum(stacks.values())
     reading = Reading(model)
-    own = [reading.matrices(attention=on).at(axes) for on in (True, False)]
-    if own != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
+    counts = [reading.matrices(attention=on).at(axes) for on in (True, False)]
+    if counts != [matrices, network] or axes["d"] != axes["h"] * axes["k"]:
         raise InputError(
             f"{name} has other blocks than the convention counts, four matrices of d x d and two of d x f, {_COUNTED}"
         )

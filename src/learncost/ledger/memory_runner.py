@@ -23,15 +23,15 @@ class Chosen:
     why: str = ""
 
 
-def runner_of(step: Step, named: str = "") -> Chosen:
+def runner_of(step: Step, engine: str = "") -> Chosen:
     """The runner of that name; by default PyTorch's autograd, and the table where that has no answer.
 
     Raises `InputError` for one that is not known, and for what the one that is named does not execute.
     """
-    if named:
-        runner = named_one("engine", named, runners())
+    if engine:
+        runner = named_one("engine", engine, runners())
         if why := runner.refuses(step):
-            raise InputError(f"--engine {named} {why}")
+            raise InputError(f"--engine {engine} {why}")
         return Chosen(runner)
     usual = runners()[USUAL]
     why = usual.refuses(step)
@@ -50,11 +50,11 @@ def largest(step: Step, runner: Runner, budget: int) -> int:
     """
     if step.run.plan != "auto":
         return _largest(step, runner, budget)
-    found, more = 0, _largest(step.at(step.accumulate), runner, budget)
-    while more > found:
-        found = more
-        more = _largest(step.at(found + step.accumulate), runner, budget)
-    return found
+    batch, more = 0, _largest(step.at(step.accumulate), runner, budget)
+    while more > batch:
+        batch = more
+        more = _largest(step.at(batch + step.accumulate), runner, budget)
+    return batch
 
 
 def _largest(step: Step, runner: Runner, budget: int) -> int:
@@ -71,12 +71,12 @@ def largest_batch(peak: Callable[[int], int], room: int) -> int:
     """
     batch = 1
     for _ in range(64):
-        here, more = peak(batch), peak(batch + 1)
-        if here <= room < more:
+        level, more = peak(batch), peak(batch + 1)
+        if level <= room < more:
             return batch
-        if batch == 1 and here > room:
+        if batch == 1 and level > room:
             return 0
-        batch = max(1, batch + int((room - here) // max(1, more - here)))
+        batch = max(1, batch + int((room - level) // max(1, more - level)))
     raise InputError("the largest batch was not found: the peak does not grow with the batch")
 
 
@@ -86,18 +86,18 @@ def longest(step: Step, runner: Runner, budget: int) -> int | None:
     None where there is one length, or two; and of engines whose program is written anew for every length. A planner
     that chooses for every length is asked again for one more than what fits under its last plan.
     """
-    found = _longest(step, runner, budget)
-    if step.run.plan != "auto" or found is None:
-        return found
+    length = _longest(step, runner, budget)
+    if step.run.plan != "auto" or length is None:
+        return length
     for _ in range(PLANS):
         try:
-            more = _longest(step.at(step.run.axes["B"], found + 1), runner, budget)
+            more = _longest(step.at(step.run.axes["B"], length + 1), runner, budget)
         except InputError:
             break
-        if more is None or more <= found:
+        if more is None or more <= length:
             break
-        found = more
-    return found
+        length = more
+    return length
 
 
 def _longest(step: Step, runner: Runner, budget: int) -> int | None:

@@ -46,39 +46,45 @@ class Several(Shown):
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it: by procedure, or by engine, what `Memory` has; and what makes the differences."""
         if self.by == "procedure":
-            return {"procedures": {one.procedure: one.to_dict() for one in self.memories}}
+            return {"procedures": {memory.procedure: memory.to_dict() for memory in self.memories}}
         first, *others = self.memories
         parts = {
             other.engine: [
-                {"part": one.part, "bytes": one.bytes, "rules": {name: list(both) for name, both in one.rules.items()}}
-                for one in differences(other, first)
+                {
+                    "part": difference.part,
+                    "bytes": difference.bytes,
+                    "rules": {name: list(both) for name, both in difference.rules.items()},
+                }
+                for difference in differences(other, first)
             ]
             for other in others
         }
-        engines = {one.engine: one.to_dict() for one in self.memories}
+        engines = {memory.engine: memory.to_dict() for memory in self.memories}
         return {"engines": engines, "differences": {"from": first.engine, "by_engine": parts}}
 
 
-def differences(one: Memory, other: Memory) -> Iterator[Difference]:
+def differences(first: Memory, other: Memory) -> Iterator[Difference]:
     """What makes the difference between the peaks of two runners, part by part; their sum is the difference."""
-    parts = dict.fromkeys(part for found in (one, other) for part, size in found.split.items() if size)
-    told = {"gradients", "activations", "workspace"}
-    apart = told.isdisjoint(one.split) == told.isdisjoint(other.split)
+    parts = dict.fromkeys(part for memory in (first, other) for part, size in memory.split.items() if size)
+    separate = {"gradients", "activations", "workspace"}
+    apart = separate.isdisjoint(first.split) == separate.isdisjoint(other.split)
     if not apart:
         parts = dict.fromkeys((*(part for part in parts if part in EVERYWHERE), ELSE))
     for part in parts:
-        size = _part(one, part) - _part(other, part)
-        about = [RULE_OF[part]] if part in RULE_OF else [rule for rule in one.rules if part not in EVERYWHERE]
-        rules = {rule: (one.rules[rule], other.rules[rule]) for rule in about if one.rules[rule] != other.rules[rule]}
+        size = _part(first, part) - _part(other, part)
+        about = [RULE_OF[part]] if part in RULE_OF else [rule for rule in first.rules if part not in EVERYWHERE]
+        rules = {
+            rule: (first.rules[rule], other.rules[rule]) for rule in about if first.rules[rule] != other.rules[rule]
+        }
         if part == ELSE:  # what the optimizer makes has a part of its own
             rules.pop("new weights and states", None)
-        if one.plan != other.plan and part not in EVERYWHERE:
-            rules["plan"] = one.plan or "none", other.plan or "none"
+        if first.plan != other.plan and part not in EVERYWHERE:
+            rules["plan"] = first.plan or "none", other.plan or "none"
         if size:
             yield Difference(part, size, rules)
 
 
-def _part(found: Memory, part: str) -> int:
+def _part(memory: Memory, part: str) -> int:
     if part != ELSE:
-        return found.split.get(part, 0)
-    return found.peak - sum(found.split.get(name, 0) for name in EVERYWHERE)
+        return memory.split.get(part, 0)
+    return memory.peak - sum(memory.split.get(name, 0) for name in EVERYWHERE)

@@ -70,9 +70,9 @@ class Step:
         self.state = sum(_state(self.optimizer.bytes, shapes[w], w in stacks, kind.states) for w in learning)
         self.master = kind.master * sum(_points(shapes[w]) for w in learning)
         stored = self.model.quantized
-        codes = {one.codes.name for one in stored}
+        codes = {weight.codes.name for weight in stored}
         frozen = [w for w in weights if w not in learning and w not in codes]
-        self.quantized = sum(one.bytes(run.axes) for one in stored)
+        self.quantized = sum(weight.bytes(run.axes) for weight in stored)
         self.frozen = frozenset(frozen)
         self.plain_flash = kind.weight * sum(_points(shapes[w]) for w in frozen) if in_flash else 0
         self.flash = self.plain_flash + self.quantized if in_flash else 0
@@ -133,7 +133,7 @@ class Step:
         levels = (level.with_sizes(sizes) for level in self._levels_of(turns))
         several = min(_solved(level, budget - self.beside) for level in levels)
         if "B" in self._counts and several <= FEW:  # the turns of a batch are counted for more than a few alone
-            several = next((one for one in range(FEW, 0, -1) if self.peak({**sizes, "B": one}) <= budget), 0)
+            several = next((batch for batch in range(FEW, 0, -1) if self.peak({**sizes, "B": batch}) <= budget), 0)
         return several * self.accumulate
 
 
@@ -161,8 +161,8 @@ def _levels(
     """The bytes at every line, each once, as polynomials in all sizes but those of the turns of repeats."""
     table = _under_plan(structure, procedure, mode, plan, gathers)
     widths = _widths(structure, _step(structure, procedure, mode), kind)
-    found = levels(table, dict(turns), _NAMES[kind.value], widths)
-    return tuple({frozenset(level.terms.items()): level for level in found}.values())
+    polynomials = levels(table, dict(turns), _NAMES[kind.value], widths)
+    return tuple({frozenset(level.terms.items()): level for level in polynomials}.values())
 
 
 def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, int]:
@@ -174,17 +174,17 @@ def _widths(structure: Structure, table: Table, kind: Precision) -> dict[str, in
 def _gathering(table: Table) -> Table:
     """A microbatch, whose gradients are added in place to those of the ones before."""
     if any(
-        isinstance(line, Repeat) and any(one.tag.macro == "optimizer_step" for one, _ in walk((line,)))
+        isinstance(line, Repeat) and any(line.tag.macro == "optimizer_step" for line, _ in walk((line,)))
         for line in table.lines
     ):
         raise InputError("accumulate waits for the gradients of all microbatches: leave the plan at-once out")
-    found = accumulated(table).gather
+    accumulation = accumulated(table).gather
 
     def in_place(line: Line) -> tuple[Line, ...]:
-        ends = line.name in found.renewed.values()
+        ends = line.name in accumulation.renewed.values()
         return (replace(line, tag=replace(line.tag, macro="optimizer_step")) if ends else line,)
 
-    return replace(found, lines=each_line(found.lines, in_place))
+    return replace(accumulation, lines=each_line(accumulation.lines, in_place))
 
 
 _NAMES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "int8"}
@@ -211,8 +211,8 @@ def _stacks(table: Table) -> frozenset[str]:
 
 def _state(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
     """An optimizer sees every turn's weight by itself, as a matrix: its first axis by all others."""
-    times, own = (shape[0], shape[1:]) if stacked else (1, shape)
-    matrix = [own[0], _points(own[1:])] if len(own) > 1 else own
+    times, matrix_shape = (shape[0], shape[1:]) if stacked else (1, shape)
+    matrix = [matrix_shape[0], _points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
     return int(times * of(matrix, kind))
 
 

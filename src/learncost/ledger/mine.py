@@ -121,9 +121,9 @@ class Mine:
             "number": self.number.text,
             "value": plain(self.number.value),
             "rounding": plain(self.number.rounding),
-            "matches": [one.to_dict() for one in self.matches],
+            "matches": [match.to_dict() for match in self.matches],
             "nearest": self.nearest.to_dict(),
-            "lines": [{"what": what, "amount": plain(amount)} for what, amount in self.lines],
+            "lines": [{"what": text, "amount": plain(amount)} for text, amount in self.lines],
             "rest": plain(self.rest),
         }
 
@@ -135,44 +135,46 @@ def plain(value: Fraction) -> int | float:
 
 def typed(number: object) -> Typed:
     """A number as people write it: 291.6G, 8.75e11, 875 GFLOPs, 437,472,460,800. Raises `InputError`."""
-    whole = isinstance(number, float) and number.is_integer()
-    text = str(int(number) if whole else number).strip()  # type: ignore[call-overload]
-    found = _WRITTEN.fullmatch(text)
-    if found is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", found[1])) == 0:
+    is_whole = isinstance(number, float) and number.is_integer()
+    text = str(int(number) if is_whole else number).strip()  # type: ignore[call-overload]
+    match = _WRITTEN.fullmatch(text)
+    if match is None or isinstance(number, bool) or Fraction(digits := re.sub(r"[,_]", "", match[1])) == 0:
         raise InputError(f"mine must be a count above 0 such as 291.6G, 8.75e11 or 875 GFLOPs, not {shown(text)}")
-    power = int(found[2] or 0) + _POWERS[found[3].lower()]
+    power = int(match[2] or 0) + _POWERS[match[3].lower()]
     after = len(digits.partition(".")[2])
     value = Fraction(digits) * 10**power
     step = Fraction(10) ** (power - after)
     if step == 1:
         step *= 10 ** (len(digits) - len(digits.rstrip("0")))  # zeros at the end may stand for digits left out
     rounding = step / 2 if step > 1 else Fraction(0)
-    return Typed(text, value, rounding, _UNITS.get((found[4] or "")[:1].lower(), ""))
+    return Typed(text, value, rounding, _UNITS.get((match[4] or "")[:1].lower(), ""))
 
 
 def mine(run: Run, number: object, conventions: Conventions) -> Mine:
     """Which conventions give this number for this step. Raises `InputError`."""
-    own = typed(number)
-    ways = [one for one in said(run, conventions) if one.value and own.unit in ("", one.unit)]
-    exact = [one for one in ways if one.value == own.value]
-    matches = exact or [one for one in ways if abs(one.value - own.value) <= own.rounding]
-    unique = {(one.convention, one.part, one.unit, one.per, one.value): one for one in reversed(_usual(matches))}
+    asked_number = typed(number)
+    ways = [way for way in said(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
+    exact = [way for way in ways if way.value == asked_number.value]
+    matches = exact or [way for way in ways if abs(way.value - asked_number.value) <= asked_number.rounding]
+    unique = {(way.convention, way.part, way.unit, way.per, way.value): way for way in reversed(_usual(matches))}
     if matches:
-        return Mine(own, tuple(reversed(unique.values())), _usual(matches)[0])
-    usual = [one for one in _usual(ways) if not one.without and one.part in ("forward", "forward and backward")]
+        return Mine(asked_number, tuple(reversed(unique.values())), _usual(matches)[0])
+    usual = [way for way in _usual(ways) if not way.without and way.part in ("forward", "forward and backward")]
     if not usual:
-        raise InputError(f"nothing counts {own.unit} of this model")
-    near = sorted(usual, key=lambda one: abs(one.value - own.value))[:TRIED]
-    tries = [(one, _explained(own, one, conventions)) for one in near]
-    left = [abs(own.value - one.value - sum(amount for _, amount in lines)) for one, lines in tries]
-    best = next((place for place, rest in enumerate(left) if rest <= own.rounding), 0)
+        raise InputError(f"nothing counts {asked_number.unit} of this model")
+    near = sorted(usual, key=lambda way: abs(way.value - asked_number.value))[:TRIED]
+    tries = [(way, _explained(asked_number, way, conventions)) for way in near]
+    left = [abs(asked_number.value - way.value - sum(amount for _, amount in lines)) for way, lines in tries]
+    best = next((place for place, rest in enumerate(left) if rest <= asked_number.rounding), 0)
     nearest, lines = tries[best]
-    return Mine(own, (), nearest, lines, own.value - nearest.value - sum(amount for _, amount in lines))
+    return Mine(
+        asked_number, (), nearest, lines, asked_number.value - nearest.value - sum(amount for _, amount in lines)
+    )
 
 
 def _usual(ways: Iterable[Said]) -> list[Said]:
     """What people mean most often first."""
-    return sorted(ways, key=lambda one: sum(_ODD.get(text, 0) for text in (one.part, one.without, one.per)))
+    return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 
 def said(run: Run, conventions: Conventions) -> Iterator[Said]:
@@ -197,15 +199,17 @@ def said(run: Run, conventions: Conventions) -> Iterator[Said]:
         except InputError:
             continue
         for (part, macros), (without, layers) in product(_PARTS.items(), _OUTSIDE.items()):
-            own = [row for row in rows if row.macro_operation in macros and row.layer not in layers]
-            if without and len(own) == len([row for row in rows if row.macro_operation in macros]):
+            part_rows = [row for row in rows if row.macro_operation in macros and row.layer not in layers]
+            if without and len(part_rows) == len([row for row in rows if row.macro_operation in macros]):
                 continue
             if part.endswith("step") and not any(row.macro_operation == "optimizer_step" for row in rows):
                 continue
             for unit in ("MACCs", "FLOPs"):
-                if part.endswith("step") and not _count(run, (row for row in own if row.layer == "optimizer"), unit):
+                if part.endswith("step") and not _count(
+                    run, (row for row in part_rows if row.layer == "optimizer"), unit
+                ):
                     continue
-                value = _count(run, own, unit)
+                value = _count(run, part_rows, unit)
                 for per, scale in scales.items():
                     yield Said(book.name, part, unit, per, without, Fraction(value, scale))
 
@@ -215,18 +219,20 @@ def _count(run: Run, rows: Iterable[Row], unit: str) -> int:
     return int(count.at(run.axes)) if count else 0
 
 
-def _explained(own: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
+def _explained(asked_number: Typed, nearest: Said, conventions: Conventions) -> tuple[tuple[str, Fraction], ...]:
     """The fewest terms of the bridge that take the rest away, or at least half of it each.
 
     A term that the nearest way has is left out again, and one that it lacks is taken in, never the other way round.
     Of the ways to count attention's products it has one, or none of these products.
     """
-    rest = own.value - nearest.value
+    rest = asked_number.value - nearest.value
     pool: dict[str, Fraction] = {}
     without = nearest.kind == "counter" and (nearest.convention.startswith("thop") or "fused" in nearest.convention)
-    for one in sorted(conventions.conventions, key=lambda one: one.book.name != nearest.convention):
-        its_own = one.book.name == nearest.convention
-        for reason in one.reasons:
+    for convention in sorted(
+        conventions.conventions, key=lambda convention: convention.book.name != nearest.convention
+    ):
+        its_own = convention.book.name == nearest.convention
+        for reason in convention.reasons:
             if not its_own and (reason.what.startswith(LEFT_OUT) or (without and reason.what in SCORES)):
                 continue
             amount = reason.amount.forward if nearest.part == "forward" else reason.amount.whole
@@ -248,6 +254,6 @@ def _explained(own: Typed, nearest: Said, conventions: Conventions) -> tuple[tup
             over = abs(rest - sum(amount for _, amount in lines))
             if over < left / 2:
                 best, left = lines, over
-        if left <= own.rounding:
+        if left <= asked_number.rounding:
             break
     return best

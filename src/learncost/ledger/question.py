@@ -40,12 +40,12 @@ class Shared:
     @property
     def choices(self) -> tuple[str, ...]:
         """What it may be, where that is a list."""
-        found = list[str]()
+        names = list[str]()
         for word in self.known.split():
             module, is_registry, name = word.partition(":")
-            known = getattr(import_module(f"learncost.{module}"), name) if is_registry else (word,)
-            found += known() if callable(known) else known
-        return tuple(found)
+            registered = getattr(import_module(f"learncost.{module}"), name) if is_registry else (word,)
+            names += registered() if callable(registered) else registered
+        return tuple(names)
 
 
 _ROWS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
@@ -80,8 +80,8 @@ class Flag:
     @property
     def names(self) -> tuple[str, ...]:
         """What is typed for it, the usual name first; short forms such as -o last."""
-        own = dict.fromkeys((self.about.typed or self.name, *self.about.also))
-        return tuple(name if name.startswith("-") else f"--{name.strip('_').replace('_', '-')}" for name in own)
+        spellings = dict.fromkeys((self.about.typed or self.name, *self.about.also))
+        return tuple(name if name.startswith("-") else f"--{name.strip('_').replace('_', '-')}" for name in spellings)
 
     @property
     def reverses(self) -> bool:
@@ -101,13 +101,13 @@ class Flag:
     def schema(self) -> dict[str, Any]:
         """The property of a JSON schema. Numbers may be texts too, such as 3e11 or 8k."""
         number = self.kind in ("integer", "number")
-        own: dict[str, Any] = {"type": [self.kind, "string"] if number else self.kind}
-        own["description"] = typed(self.meaning)
+        schema: dict[str, Any] = {"type": [self.kind, "string"] if number else self.kind}
+        schema["description"] = typed(self.meaning)
         if self.about.choices:
-            own["examples" if self.about.several else "enum"] = list(self.about.choices)
+            schema["examples" if self.about.several else "enum"] = list(self.about.choices)
         if self.how == "arguments" or self.values > 1:
-            own = {"type": "array", "items": {"type": own["type"]}, "description": own["description"]}
-        return own if self.default in (None, "", Parameter.empty) else own | {"default": self.default}
+            schema = {"type": "array", "items": {"type": schema["type"]}, "description": schema["description"]}
+        return schema if self.default in (None, "", Parameter.empty) else schema | {"default": self.default}
 
 
 def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callable[[Asked], Asked]:
@@ -120,26 +120,41 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
     """
 
     def make(function: Asked) -> Asked:
-        own = list(signature(function).parameters.values())
-        wanted = names.split()
-        more = [one for one in signature(rest).parameters.values() if not wanted or one.name in wanted] if rest else []
-        known = {one.name for one in own}
-        at = next((place for place, one in enumerate(own) if one.kind is Parameter.VAR_KEYWORD), len(own))
-        own[at:at] = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in more if one.name not in known]
-        parameters = {one.name: one for one in own}
-        said = told(rest).parameters if rest else {}
-        others = {name: text for name, text in said.items() if name not in known or name not in FLAGS}
+        accepted = list(signature(function).parameters.values())
+        passed_names = names.split()
+        more = (
+            [
+                parameter
+                for parameter in signature(rest).parameters.values()
+                if not passed_names or parameter.name in passed_names
+            ]
+            if rest
+            else []
+        )
+        parameter_names = {parameter.name for parameter in accepted}
+        at = next(
+            (place for place, parameter in enumerate(accepted) if parameter.kind is Parameter.VAR_KEYWORD),
+            len(accepted),
+        )
+        accepted[at:at] = [
+            parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            for parameter in more
+            if parameter.name not in parameter_names
+        ]
+        parameters = {parameter.name: parameter for parameter in accepted}
+        meanings = told(rest).parameters if rest else {}
+        others = {name: text for name, text in meanings.items() if name not in parameter_names or name not in FLAGS}
         function.__doc__ = _documented(function, parameters, others)
 
         function.__dict__["parameters"] = parameters
 
         @wraps(function)
-        def ask(*args: Any, **given: Any) -> Any:
-            named = {_renamed(name, parameters): _usual(name, value) for name, value in given.items()}
-            if len(named) < len(given):
-                raise InputError(f"{' and '.join(_twice(given, parameters))} are the same: give one of them")
+        def ask(*args: Any, **arguments: Any) -> Any:
+            canonical = {_renamed(name, parameters): _usual(name, value) for name, value in arguments.items()}
+            if len(canonical) < len(arguments):
+                raise InputError(f"{' and '.join(_twice(arguments, parameters))} are the same: give one of them")
             places = (*parameters, *[""] * len(args))
-            return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **named)
+            return function(*(_usual(name, value) for name, value in zip(places, args, strict=False)), **canonical)
 
         return cast("Asked", ask)
 
@@ -152,17 +167,17 @@ def _renamed(name: str, parameters: Mapping[str, Any]) -> str:
     return next((other for other in others if other in parameters), name)
 
 
-def _twice(given: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    names = [_renamed(name, parameters) for name in given]
-    return [name for name in given if names.count(_renamed(name, parameters)) > 1]
+def _twice(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    names = [_renamed(name, parameters) for name in arguments]
+    return [name for name in arguments if names.count(_renamed(name, parameters)) > 1]
 
 
 def _usual(name: str, value: Any) -> Any:
     """A name, or several with commas between, as its registry has it: AdamW is adamw."""
     if not isinstance(value, str) or name not in FLAGS or value == value.lower():
         return value
-    known = {choice.lower(): choice for choice in FLAGS[name].choices}
-    return _ITEM.sub(lambda part: known.get(part[0].strip().lower(), part[0]), value)
+    choices = {choice.lower(): choice for choice in FLAGS[name].choices}
+    return _ITEM.sub(lambda part: choices.get(part[0].strip().lower(), part[0]), value)
 
 
 @dataclass(frozen=True)
@@ -179,8 +194,8 @@ def told(function: Callable[..., Any]) -> Told:
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     paragraphs = (" ".join(part.split()) for part in about.split("\n\n"))
-    said, commands = (tuple(_entries(sections.get(name, ""))) for name in ("Parameters", "Commands"))
-    return Told("\n\n".join(filter(None, paragraphs)), dict(said), commands)
+    meanings, commands = (tuple(_entries(sections.get(name, ""))) for name in ("Parameters", "Commands"))
+    return Told("\n\n".join(filter(None, paragraphs)), dict(meanings), commands)
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
@@ -193,22 +208,32 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
     """Its parameters, and those of another one that it passes on."""
-    own: Mapping[str, Parameter] = getattr(function, "parameters", None) or signature(function).parameters
-    return own
+    parameters: Mapping[str, Parameter] = getattr(function, "parameters", None) or signature(function).parameters
+    return parameters
 
 
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     """The flags and arguments of a question, in the order of its parameters."""
-    said, group, found = told(function).parameters, GROUPS[-1], list[Flag]()
-    for own in _parameters(function).values():
-        about = FLAGS.get(own.name, Shared(group))
-        group, annotation = about.group, str(own.annotation)
+    meanings, group, flags = told(function).parameters, GROUPS[-1], list[Flag]()
+    for parameter in _parameters(function).values():
+        about = FLAGS.get(parameter.name, Shared(group))
+        group, annotation = about.group, str(parameter.annotation)
         values = max(1, annotation.partition("tuple[")[2].partition("]")[0].count(",") + 1)
-        how = _HOW.get(own.kind, "flag")
-        if not found and own.kind is Parameter.POSITIONAL_OR_KEYWORD and own.default is Parameter.empty:
+        how = _HOW.get(parameter.kind, "flag")
+        if not flags and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and parameter.default is Parameter.empty:
             how = "argument"  # that it is about; others have names
-        found.append(Flag(own.name, _kind(annotation), values, own.default, how, said.get(own.name, ""), about))
-    return tuple(found)
+        flags.append(
+            Flag(
+                parameter.name,
+                _kind(annotation),
+                values,
+                parameter.default,
+                how,
+                meanings.get(parameter.name, ""),
+                about,
+            )
+        )
+    return tuple(flags)
 
 
 _HOW: Mapping[Any, str] = {
@@ -241,20 +266,20 @@ def _kind(annotation: str) -> str:
 def _documented(function: Callable[..., Any], parameters: Iterable[str], others: Mapping[str, str]) -> str:
     """The docstring with all parameters, in their order; what it says nothing of is as others or all say it."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
-    said, listed = told(function).parameters, []
+    meanings, listed = told(function).parameters, []
     for name in parameters:
         shared = FLAGS.get(name, Shared(""))
-        meaning = said.get(name) or others.get(name) or shared.meaning
+        meaning = meanings.get(name) or others.get(name) or shared.meaning
         assert meaning, f"{function.__name__} does not say what {name} means"
         if "{choices}" in meaning:
             meaning = meaning.replace("{choices}", ", ".join(shared.choices))
         listed.append(f"{name}\n    {meaning}")
-    own = dict(zip(parts[::2], parts[1::2], strict=True))
-    sections = {"Parameters": "", **own} | {"Parameters": "\n".join(listed)}
+    text_of_section = dict(zip(parts[::2], parts[1::2], strict=True))
+    sections = {"Parameters": "", **text_of_section} | {"Parameters": "\n".join(listed)}
     return "\n\n".join([about, *(f"{name}\n{'-' * len(name)}\n{text.strip()}" for name, text in sections.items())])
 
 
 def typed(text: str) -> str:
     """A text as the command line says it: a name of an argument as its flag, and no backticks."""
-    named = re.sub(r"`([a-z][a-z0-9_]*)`", lambda found: f"--{found[1].replace('_', '-')}", text)
-    return named.replace("`", "")
+    flagged = re.sub(r"`([a-z][a-z0-9_]*)`", lambda match: f"--{match[1].replace('_', '-')}", text)
+    return flagged.replace("`", "")

@@ -47,11 +47,11 @@ def _attention(model: Model, book: Book, rows: tuple[Row, ...], plain: tuple[Row
 
 
 def _grouped(term: Callable[[Row], str], rows: Iterable[Row], plain: Iterable[Row]) -> Iterator[Difference]:
-    own: dict[str, tuple[list[Row], list[Row]]] = {}
-    for place, some in enumerate((rows, plain)):
-        for row in some:
-            own.setdefault(term(row), ([], []))[place].append(row)
-    for name, (more, less) in own.items():
+    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+    for place, group_rows in enumerate((rows, plain)):
+        for row in group_rows:
+            groups.setdefault(term(row), ([], []))[place].append(row)
+    for name, (more, less) in groups.items():
         yield name, tuple(more), tuple(less)
 
 
@@ -118,12 +118,12 @@ def _formula(rows: tuple[Row, ...], plain: tuple[Row, ...]) -> Iterator[Differen
         inside = bool(row.repeat.sizes)
         return ("attention matrices" if row.layer.endswith("attention") else "matrices") if inside else row.layer
 
-    own: dict[str, tuple[list[Row], list[Row]]] = {}
-    for place, some in enumerate((rows, plain)):
-        for row in some:
+    groups: dict[str, tuple[list[Row], list[Row]]] = {}
+    for place, group_rows in enumerate((rows, plain)):
+        for row in group_rows:
             if row.flops or row.maccs:
-                own.setdefault(part(row, place == 0), ([], []))[place].append(row)
-    for name, (more, less) in own.items():
+                groups.setdefault(part(row, place == 0), ([], []))[place].append(row)
+    for name, (more, less) in groups.items():
         yield _named(name, more, less), tuple(more), tuple(less)
 
 

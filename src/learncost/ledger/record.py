@@ -94,8 +94,8 @@ class Cache:
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = {"elements_per_token": self.elements, "bytes_per_token": self.elements * self.width}
         if self.source:
-            own = {"elements_per_source_token": self.source, "bytes_per_source_token": self.source * self.width}
-            result |= own
+            of_source = {"elements_per_source_token": self.source, "bytes_per_source_token": self.source * self.width}
+            result |= of_source
         if self.windows:
             result["windows"] = [{"window": window, "elements_per_token": part} for window, part in self.windows]
         return result | {"bytes": self.bytes} | ({"remade": True} if self.remade else {})

@@ -66,20 +66,20 @@ def rules(
     """
     if isinstance(model, Configuration) and model.learned is not None:
         raise InputError(f"rules of thumb are of models that learn as a whole: {model.name} does not")
-    made = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
-    measures = Measures(made)
-    per_step = made.axes["B"] * made.axes["M"]
-    tokens_in_all = per_step if made.tokens is None else made.tokens
-    found = [*_training(measures, tokens_in_all), *_blocks(measures), *_ratios(measures), *_products(measures)]
-    two_sided = made.model.two_sided
+    prepared = prepare(model, "matmul", batch_size, seq_len, target_len, tokens, None, 0.0, "fp32", sizes, ())
+    measures = Measures(prepared)
+    per_step = prepared.axes["B"] * prepared.axes["M"]
+    tokens_in_all = per_step if prepared.tokens is None else prepared.tokens
+    cases_of_rules = [*_training(measures, tokens_in_all), *_blocks(measures), *_ratios(measures), *_products(measures)]
+    two_sided = prepared.model.two_sided
     return Rules(
-        model=made.model.configuration.name,
-        batch_size=made.axes["B"],
-        seq_len=made.axes["N" if two_sided else "M"],
-        target_len=made.axes["M"] if two_sided else None,
+        model=prepared.model.configuration.name,
+        batch_size=prepared.axes["B"],
+        seq_len=prepared.axes["N" if two_sided else "M"],
+        target_len=prepared.axes["M"] if two_sided else None,
         tokens=tokens_in_all,
         parameters=measures.parameters,
-        rules=(*(rule for key, cases in found if (rule := _rule(key, cases)).cases), *_gpt3()),
+        rules=(*(rule for key, cases in cases_of_rules if (rule := _rule(key, cases)).cases), *_gpt3()),
     )
 
 
@@ -134,8 +134,11 @@ def _blocks(measures: Measures) -> _Found:
         yield key, cases
     yield "block_parameters", [_block_parameters(measures, block) for block in measures.blocks]
     crossing = thumbs()["overtakes"].at(h=axes["d"])
-    own = {**{block.title: measures.overtaking(block) for block in measures.blocks}, _ALL: measures.overtaking()}
-    yield "overtakes", [Case(title, crossing, exact, "matmul") for title, exact in own.items() if exact is not None]
+    crossings = {**{block.title: measures.overtaking(block) for block in measures.blocks}, _ALL: measures.overtaking()}
+    yield (
+        "overtakes",
+        [Case(title, crossing, exact, "matmul") for title, exact in crossings.items() if exact is not None],
+    )
 
 
 def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tuple[Part, ...]:
@@ -144,8 +147,8 @@ def _block_parts(measures: Measures, thumb: Thumb, block: Block, key: str) -> tu
     letters = {"b": axes["B"], "s": axes[block.axis], "h": axes["d"]}
     procedure, keep = ("recompute" if key == "block_recomputed" else "bp"), (forward if key == "block" else _always)
 
-    def exact(wanted: Callable[[Row], bool]) -> Number:
-        return measures.flops(procedure, "matmul", lambda row: keep(row) and wanted(row), block)
+    def exact(selects: Callable[[Row], bool]) -> Number:
+        return measures.flops(procedure, "matmul", lambda row: keep(row) and selects(row), block)
 
     def rest(row: Row) -> bool:
         return not (attends(row.layer) or _is_network(row) or row.layer == "cross_attention")
@@ -222,10 +225,10 @@ def _products(measures: Measures) -> _Found:
     wide = {**axes, **{axis: max(1, 8192 * axes[axis] // width) for axis in ("d", *grown)}}
     cases = []
     for sizes, title in ((axes, f"width {width:,}"), (wide, "width 8,192")):
-        own = Measures(replace(measures.run, axes=sizes))
-        for block in own.blocks:
-            once = own.flops("bp", "run", lambda row: forward(row) and row.kind == "elementwise", block)
-            other = own.flops("bp", "run", lambda row: forward(row) and row.kind != "elementwise", block)
+        at_length = Measures(replace(measures.run, axes=sizes))
+        for block in at_length.blocks:
+            once = at_length.flops("bp", "run", lambda row: forward(row) and row.kind == "elementwise", block)
+            other = at_length.flops("bp", "run", lambda row: forward(row) and row.kind != "elementwise", block)
             rule = thumbs()["elementwise"].at(h=sizes["d"])
             cases.append(Case(f"{block.title}, {title}", rule, Fraction(once) / other, "run"))
     yield "elementwise", cases

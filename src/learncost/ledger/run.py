@@ -56,9 +56,9 @@ _SHOWN = {
 
 @lru_cache(maxsize=64)
 def _priced(structure: Structure, name: str, book: str, optimizer: str, mode: str, plan: str) -> tuple[Row, ...]:
-    found = find_book(book)
-    table = _under(plan, step(structure.model, name, optimizer, found.jacobian, mode))
-    return price(table, {}, found).rows
+    price_book = find_book(book)
+    table = _under(plan, step(structure.model, name, optimizer, price_book.jacobian, mode))
+    return price(table, {}, price_book).rows
 
 
 def _under(plan: str, table: Table) -> Table:
@@ -76,20 +76,20 @@ def rows_of(
 
     optimizer  where it is None, the book's (`default_optimizer`)
     """
-    found = find_book(book)
-    optimizer = optimizer or default_optimizer(found)
+    priced_by = find_book(book)
+    optimizer = optimizer or default_optimizer(priced_by)
     if find_procedure(name).compares and not model.learns:
         step(model, name, optimizer)  # refuses with its own message
-    if found.rule == "formula":
+    if priced_by.rule == "formula":
         if plan:
-            raise InputError(f"price book {found.name} is a formula of whole models; a plan rewrites their lines")
+            raise InputError(f"price book {priced_by.name} is a formula of whole models; a plan rewrites their lines")
         from learncost.books.formula import priced as by_formula  # imported where it is needed: start-up counts
 
-        return by_formula(model, found, name)
-    if BOOKS.get(found.name) is found:
-        return _priced(Structure(model), name, found.name, optimizer, mode, plan)
-    table = _under(plan, step(model, name, optimizer, found.jacobian, mode))
-    return price(table, {}, found).rows  # a book of the caller's own
+        return by_formula(model, priced_by, name)
+    if BOOKS.get(priced_by.name) is priced_by:
+        return _priced(Structure(model), name, priced_by.name, optimizer, mode, plan)
+    table = _under(plan, step(model, name, optimizer, priced_by.jacobian, mode))
+    return price(table, {}, priced_by).rows  # a book of the caller's own
 
 
 def possible(priced: Callable[[str], object]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -145,8 +145,8 @@ class Run:
 
             timed = timing(rows, self.axes, on, self.dtype, book)
         optimizer = self.optimizer or default_optimizer(book)
-        found = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
-        return replace(found, trained=trained, plan=self.plan)
+        answer = ledger(model, chosen, rows, self.axes, by, self.dtype, self.tokens, optimizer, book.name, timed)
+        return replace(answer, trained=trained, plan=self.plan)
 
 
 def prepare(
@@ -191,8 +191,8 @@ def prepare(
     if wanted is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
-        if own := next((name for name in names if find_procedure(name).part), None):
-            raise InputError(f"{own} says itself what learns: leave train and lora out")
+        if learning_part := next((name for name in names if find_procedure(name).part), None):
+            raise InputError(f"{learning_part} says itself what learns: leave train and lora out")
         from learncost.models.adaptation import adapted, said
 
         built = adapted(built, chosen)
@@ -205,23 +205,23 @@ def prepare(
     return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 
 
-def adaptation_of(*given: object, kind: Precision | None = None) -> Adaptation | None:
+def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation | None:
     """What learns, where anything is said about it.
 
     given  train, train_layers, lora, lora_rank, lora_alpha
     kind   the precision
     """
-    if all(value is None for value in given):
+    if all(value is None for value in choices):
         return None
     from learncost.models.adaptation import adaptation  # imported where it is needed: start-up counts
 
-    train, layers, lora, rank, alpha = given
+    train, layers, lora, rank, alpha = choices
     return adaptation(train, layers, lora, rank, alpha, kind is not None and kind.quantized is not None)
 
 
-def lengths_of(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
     """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
-    found, sizes = {**given, "batch_size": 1 if given["batch_size"] is None else given["batch_size"]}, dict(sizes)
+    found, sizes = {**lengths, "batch_size": 1 if lengths["batch_size"] is None else lengths["batch_size"]}, dict(sizes)
     defaults = {"batch_size": 1}
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in found]:
         name, value = resolve(spelling), sizes.pop(spelling)
@@ -245,12 +245,12 @@ def ledger(
     timed: Timing | None = None,
 ) -> Cost:
     """Priced rows, put together as asked and evaluated."""
-    whole = Price(book, tuple(rows), axes, dtype)
+    price = Price(book, tuple(rows), axes, dtype)
     passes = chosen.passes_over(model)
-    if any(row.macro_operation == "recomputation" for row in whole.rows):
+    if any(row.macro_operation == "recomputation" for row in price.rows):
         passes["recomputation"] = 1  # a plan's, where the procedure has none
     macros = {name: (passes[name], Amount(0, 0)) for name in MACRO_OPERATIONS}
-    for (name,), part in whole.by("macro_operation").items():
+    for (name,), part in price.by("macro_operation").items():
         macros[name] = (passes[name], Amount(part.maccs, part.flops))
     two_sided = model.two_sided
     return Cost(
@@ -263,9 +263,9 @@ def ledger(
         parameters=model.parameters.at(axes),
         active_parameters=active_parameters(model.table).at(axes) + model.configuration.unread,
         trained_parameters=parameters(replace(model.table, weights=model.learning)).at(axes),
-        total=Amount(whole.maccs, whole.flops),
+        total=Amount(price.maccs, price.flops),
         macro_operations=macros,
-        rows=_rows(whole, by, passes, timed),
+        rows=_rows(price, by, passes, timed),
         by=by,
         dtype=dtype,
         optimizer=optimizer,
@@ -287,35 +287,35 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def lines_by(whole: Price, by: str, timed: Timing | None = None) -> list[tuple[dict[str, Any], list[Row]]]:
+def lines_by(price: Price, by: str, timed: Timing | None = None) -> list[tuple[dict[str, Any], list[Row]]]:
     """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order."""
     groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
-    for priced in whole.rows:
-        own = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in _FIELDS[by])
+    for priced in price.rows:
+        group = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in _FIELDS[by])
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
         turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
-        groups.setdefault((own, kernel + turns), []).append(priced)
+        groups.setdefault((group, kernel + turns), []).append(priced)
     order = {name: i for i, name in enumerate(MACRO_OPERATIONS)}
-    named = [(dict(zip(_FIELDS[by], key, strict=True)), rows) for (key, _), rows in groups.items()]
-    return sorted(named, key=lambda one: order[one[0]["macro_operation"]])
+    fields_and_rows = [(dict(zip(_FIELDS[by], key, strict=True)), rows) for (key, _), rows in groups.items()]
+    return sorted(fields_and_rows, key=lambda pair: order[pair[0]["macro_operation"]])
 
 
-def _rows(whole: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
+def _rows(price: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
     result = []
-    for named, rows in lines_by(whole, by, timed):
-        part = Price(whole.book, tuple(rows), whole.sizes, whole.dtype)
+    for fields_of_row, rows in lines_by(price, by, timed):
+        part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
-            layer=named.get("layer"),
-            block=named.get("block"),
-            repeat=_repeat(part, passes[named["macro_operation"]]) if "layer" in named else 1,
-            macro_operation=named["macro_operation"],
+            layer=fields_of_row.get("layer"),
+            block=fields_of_row.get("block"),
+            repeat=_repeat(part, passes[fields_of_row["macro_operation"]]) if "layer" in fields_of_row else 1,
+            macro_operation=fields_of_row["macro_operation"],
             maccs=part.maccs,
             flops=part.flops,
             bytes=part.bytes,
-            line=named.get("line", ""),
-            equation=named.get("equation", ""),
-            kind=named.get("kind", ""),
+            line=fields_of_row.get("line", ""),
+            equation=fields_of_row.get("equation", ""),
+            kind=fields_of_row.get("kind", ""),
             outside_paper=any(row.outside_paper for row in part.rows),
             time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
         )

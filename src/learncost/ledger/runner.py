@@ -89,7 +89,7 @@ def refusal(step: Step, dtypes: Collection[str]) -> str:
 
 def held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
     """Arrays of one kind together: how many, and their bytes."""
-    counted = sorted(Counter(rooms).items(), key=lambda one: -one[0][0] * one[1])
+    counted = sorted(Counter(rooms).items(), key=lambda counted_room: -counted_room[0][0] * counted_room[1])
     return tuple(Held(line, (), (number, size), number * size) for (size, line), number in counted)
 
 
@@ -110,9 +110,9 @@ def given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
         [name for name in table.inputs if table.values[name].role == role] for role in ("state", "projection")
     )
     others = [name for name in table.inputs if name not in (*states, *fixed)]
-    found = {
+    parts = {
         "weights": bytes_of(table, table.weights, sizes, lambda _: width),
         "optimizer state": bytes_of(table, states, sizes, lambda _: width),
         "batch": bytes_of(table, others, sizes, lambda name: 8 if name in table.indices else width),
     }
-    return found | ({FIXED: bytes_of(table, fixed, sizes, lambda _: width)} if fixed else {})
+    return parts | ({FIXED: bytes_of(table, fixed, sizes, lambda _: width)} if fixed else {})

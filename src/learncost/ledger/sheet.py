@@ -60,19 +60,19 @@ class Shown(Readable):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """What is shown, one below the other, where there are as many columns."""
-        made: tuple[Sheet, ...] = self._by("sheets")(self, width)
-        return made
+        result: tuple[Sheet, ...] = self._by("sheets")(self, width)
+        return result
 
     def _by(self, name: str) -> Any:
         return getattr(import_module(self.room), name, None) if self.room else None
 
     def _tables(self) -> tuple[Sheet, ...]:
-        own = self._by("tables")
-        return own(self) if own else self.sheets(_ENDLESS)
+        make = self._by("tables")
+        return make(self) if make else self.sheets(_ENDLESS)
 
     def _csv(self) -> str:
-        own = self._by("records")
-        return _records(own(self)) if own else "\n".join(sheet.csv() for sheet in self._tables())
+        make = self._by("records")
+        return _records(make(self)) if make else "\n".join(sheet.csv() for sheet in self._tables())
 
     def show(self, format: str = "table") -> str:
         """The answer as table, json, csv, md, latex or html."""
@@ -196,7 +196,7 @@ class Sheet:
         """The columns of each block; the first column is in all of them."""
         blocks = [[0]]
         for place in range(1, len(widths)):
-            needed = sum(widths[own] + len(_GAP) for own in blocks[-1]) + widths[place]
+            needed = sum(widths[column] + len(_GAP) for column in blocks[-1]) + widths[place]
             if needed > width and len(blocks[-1]) > 1:
                 blocks.append([0])
             blocks[-1].append(place)
@@ -235,23 +235,23 @@ class Sheet:
         """The sheet as one self-contained piece of HTML."""
 
         def cells(kind: str, row: Sequence[str], depth: int = 0) -> str:
-            made = []
+            html_cells = []
             for place, cell in enumerate(row):
                 align = "left" if place in self.left else "right"
                 indent = f";padding-left:{1.5 * depth + 0.5}em" if depth and place == 0 else ""
-                made.append(f'<{kind} style="text-align:{align}{indent}">{escape(cell)}</{kind}>')
-            return f"<tr>{''.join(made)}</tr>"
+                html_cells.append(f'<{kind} style="text-align:{align}{indent}">{escape(cell)}</{kind}>')
+            return f"<tr>{''.join(html_cells)}</tr>"
 
         body = []
         for row in self.rows:
             line = cells("td", row.cells, row.depth)
             body.append(line.replace("<tr>", '<tr style="font-weight:bold">') if row.style == "bold" else line)
         notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
-        told = f"<div>{escape(self.answer)}</div>" if self.answer else ""
-        table = f"<div>{escape(self.title)}{told}</div>"
+        answer = f"<div>{escape(self.answer)}</div>" if self.answer else ""
+        table = f"<div>{escape(self.title)}{answer}</div>"
         if self.columns:
             table = (
-                f'<table><caption style="text-align:left">{escape(self.title)}{told}</caption>'
+                f'<table><caption style="text-align:left">{escape(self.title)}{answer}</caption>'
                 f"<thead>{cells('th', self.columns)}</thead><tbody>{''.join(body)}</tbody></table>"
             )
         return f'<div class="learncost">{table}<div style="font-size:smaller">{notes}</div></div>'
@@ -293,8 +293,8 @@ class Sheet:
 def _latex_line(cells: Iterable[str]) -> str:
     special = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "×": r"$\times$"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    made = ("".join(special.get(character, character) for character in cell) for cell in cells)
-    return " & ".join(made) + r" \\"
+    escaped = ("".join(special.get(character, character) for character in cell) for cell in cells)
+    return " & ".join(escaped) + r" \\"
 
 
 def styled(lines: Iterable[tuple[str, str]]) -> Iterator[Text]:
@@ -359,5 +359,5 @@ def joules_of(joules: float) -> str:
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    scale, unit = next((own for own in units if value >= 0.9995 * own[0]), units[-1])
+    scale, unit = next((candidate for candidate in units if value >= 0.9995 * candidate[0]), units[-1])
     return f"{significant(value / scale)} {unit}" if value >= scale / 1000 else ""

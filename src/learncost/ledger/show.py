@@ -37,13 +37,13 @@ def _fitting(cost: Cost, width: int) -> Sheet:
     moved = ("bytes",) if any(row.bytes for row in cost.rows) else ()  # formulas know nothing of bytes
     timed = _timed(cost)
     for columns in ((*moved, "share"), moved, ()):
-        found = _sheet(cost, (*columns, *timed), number)
-        if found.width <= width:
-            return found
+        sheet = _sheet(cost, (*columns, *timed), number)
+        if sheet.width <= width:
+            return sheet
     for columns in ((*moved, "share"), moved):
-        found = _sheet(cost, (*columns, *timed), rounded)
-        if found.width <= width:
-            return found
+        sheet = _sheet(cost, (*columns, *timed), rounded)
+        if sheet.width <= width:
+            return sheet
     return _sheet(cost, timed, rounded)
 
 
@@ -78,11 +78,11 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
     two_sided = cost.target_len is not None
 
     def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
-        own = tuple(parts)
-        maccs, flops, moved = (sum(getattr(row, field) for row in own) for field in ("maccs", "flops", "bytes"))
+        rows_again = tuple(parts)
+        maccs, flops, moved = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops", "bytes"))
         share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops else ""
-        extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, own)
-        star = "*" if depth and any(row.outside_paper for row in own) else ""
+        extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, rows_again)
+        star = "*" if depth and any(row.outside_paper for row in rows_again) else ""
         cells = (f"{name}{star}", written(maccs), written(flops), *(extra[column] for column in more))
         rows.append(Row(cells, style, depth))
 
@@ -157,11 +157,11 @@ def _cache_notes(cost: Cost, cache: Cache) -> Iterator[str]:
     if cache.source:
         text += f"; {cache.source:,} elements a token of the encoder"
     tokens = cost.context if cost.context is not None else cost.target_len or cost.seq_len
-    held = f"{tokens:,} token{'' if tokens == 1 else 's'}"
+    filled = f"{tokens:,} token{'' if tokens == 1 else 's'}"
     if cache.source:
-        held += f" and {cost.seq_len:,} of the encoder"
+        filled += f" and {cost.seq_len:,} of the encoder"
     each = f" in each of {cost.batch_size:,} sequences" if cost.batch_size > 1 else ""
-    yield f"{text}. With {held}{each} it holds {cache.bytes:,} bytes."
+    yield f"{text}. With {filled}{each} it holds {cache.bytes:,} bytes."
     if cache.remade:
         yield "Every step of decode makes keys and values of all the cache's tokens anew: nothing is absorbed."
 
@@ -195,7 +195,7 @@ def _timing_notes(timing: Timing) -> Iterator[str]:
     text = (
         f"Time on {rates.name}: {seconds_of(time.total)} a step, from {seconds_of(time.low)} to {seconds_of(time.high)}"
     )
-    parts = ", ".join(f"{seconds_of(own)} by {name}" for name, own in time.bounds.items() if own)
+    parts = ", ".join(f"{seconds_of(seconds)} by {name}" for name, seconds in time.bounds.items() if seconds)
     yield f"{text}; bound {parts}."
     how = "operator by operator, as PyTorch does it with autograd" if rates.operators else "by kernels, in place"
     yield f"It runs {how}. Rates: {rates.source}."
@@ -222,8 +222,8 @@ def learning(cost: Cost) -> str:
 
 def convention(price_book: str) -> str:
     """What stands under every table of counts."""
-    known = BOOKS if price_book in BOOKS else every()
-    meaning = f" - {known[price_book].title}" if price_book in known else ""
+    books = BOOKS if price_book in BOOKS else every()
+    meaning = f" - {books[price_book].title}" if price_book in books else ""
     return f"1 MACC = 2 FLOPs; price book: {price_book}{meaning}"
 
 
@@ -237,12 +237,12 @@ def _flat(cost: Cost) -> Sheet:
     rows, timed = [], _timed(cost)
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]
-        named = ["" if value is None else str(value) for value in values]
+        texts = ["" if value is None else str(value) for value in values]
         star = "*" if row.outside_paper else ""
-        named[0] = words(named[0]) + star
+        texts[0] = words(texts[0]) + star
         more = _timed_cells(cost, (row,))
         cells = (*map(number, (row.maccs, row.flops, row.bytes)), *(more[name] for name in timed))
-        rows.append(Row((*named, *cells)))
+        rows.append(Row((*texts, *cells)))
     blank = ("",) * (len(fields) - 1)
     moved, more = sum(row.bytes for row in cost.rows), _timed_cells(cost, cost.rows)
     cells = (*map(number, (cost.total.maccs, cost.total.flops, moved)), *(more[name] for name in timed))

@@ -25,8 +25,8 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
         for procedure, cost in costs.items():
             macros: dict[str, tuple[int | str, Amount]] = {**cost.macro_operations, "total": ("", cost.total)}
             for macro, (passes, amount) in macros.items():
-                own = {"price_book": book, "procedure": procedure, "macro_operation": macro, "passes": passes}
-                yield own | amount.to_dict()
+                fields = {"price_book": book, "procedure": procedure, "macro_operation": macro, "passes": passes}
+                yield fields | amount.to_dict()
 
 
 def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
@@ -41,9 +41,9 @@ def sheets(comparison: Comparison, width: int = WIDTH) -> tuple[Sheet, ...]:
 def _macro_operations(comparison: Comparison, width: int) -> Sheet:
     """Counts exactly where they fit, else in millions, and so on, with three digits after the point."""
     for power in (0, 6, 9, 12, 15, 18):
-        found = _counts(comparison, power)
-        if found.width <= width:
-            return found
+        sheet = _counts(comparison, power)
+        if sheet.width <= width:
+            return sheet
     return _counts(comparison, None)
 
 
@@ -80,10 +80,10 @@ def _counts(comparison: Comparison, power: int | None) -> Sheet:
 
 def _optimizers(comparison: Comparison) -> str:
     """The optimizer, and the books that have another one."""
-    own = comparison.first.optimizer
-    found = {name: next(iter(costs.values())).optimizer for name, costs in comparison.costs.items()}
-    others = (f"; under {name} {one}" for name, one in found.items() if one != own)
-    return f"Optimizer: {own}{''.join(others)}"
+    optimizer = comparison.first.optimizer
+    by_book = {name: next(iter(costs.values())).optimizer for name, costs in comparison.costs.items()}
+    others = (f"; under {name} {another}" for name, another in by_book.items() if another != optimizer)
+    return f"Optimizer: {optimizer}{''.join(others)}"
 
 
 def _ratios(comparison: Comparison) -> Sheet:
@@ -98,36 +98,38 @@ def _ratios(comparison: Comparison) -> Sheet:
 
 
 def _crossings(comparison: Comparison) -> Sheet:
-    pairs = dict.fromkeys(found.procedures for found in comparison.overtaking)
+    pairs = dict.fromkeys(overtaking.procedures for overtaking in comparison.overtaking)
     rows = []
     for pair in pairs:
-        own = [found for found in comparison.overtaking if found.procedures == pair]
-        said = {_said(found) for found in own}
-        rows.append(Row((f"{pair[0]}, {pair[1]}", said.pop() if len(said) == 1 else "")))
-        if said:
-            for found in own:
-                label = f"{found.price_book}, {found.quantity.upper()[:-1]}s"
-                rows.append(Row((label, _said(found)), depth=1))
+        of_pair = [overtaking for overtaking in comparison.overtaking if overtaking.procedures == pair]
+        sentences = {_said(overtaking) for overtaking in of_pair}
+        rows.append(Row((f"{pair[0]}, {pair[1]}", sentences.pop() if len(sentences) == 1 else "")))
+        if sentences:
+            for overtaking in of_pair:
+                label = f"{overtaking.price_book}, {overtaking.quantity.upper()[:-1]}s"
+                rows.append(Row((label, _said(overtaking)), depth=1))
     notes = []
-    if comparison.positions and any(c.beyond_positions for found in comparison.overtaking for c in found.crossings):
+    if comparison.positions and any(
+        c.beyond_positions for overtaking in comparison.overtaking for c in overtaking.crossings
+    ):
         notes.append(f"* beyond the {comparison.positions:,} positions that the model learns.")
     lengths = " = ".join(name.replace("_", "-") for name in comparison.varied)
     heading = f"The cheaper one at every sequence length from 1 to 10^12 ({lengths}, all else as above)"
     return Sheet(heading, ("", ""), tuple(rows), tuple(notes), frozenset({0, 1}))
 
 
-def _said(found: Overtaking) -> str:
-    start = found.cheaper[0].procedure
-    if not found.crossings:
+def _said(overtaking: Overtaking) -> str:
+    start = overtaking.cheaper[0].procedure
+    if not overtaking.crossings:
         return "never: both cost the same" if start is None else f"never: {start} is cheaper at every length"
     parts = []
-    for one, following in zip(found.cheaper, (*found.cheaper[1:], None), strict=True):
-        name = one.procedure or "both the same"
-        star = "*" if one.beyond_positions else ""
+    for stretch, following in zip(overtaking.cheaper, (*overtaking.cheaper[1:], None), strict=True):
+        name = stretch.procedure or "both the same"
+        star = "*" if stretch.beyond_positions else ""
         last = "" if following is None else following.seq_len - 1
         if following is None:
-            parts.append(f"{name} from {one.seq_len:,}{star}")
-        elif one.seq_len == last:
+            parts.append(f"{name} from {stretch.seq_len:,}{star}")
+        elif stretch.seq_len == last:
             parts.append(f"{name} at {last:,}{star}")
         else:
             parts.append(f"{name} to {last:,}")

@@ -25,8 +25,8 @@ def records(complexity: Complexity) -> Iterator[dict[str, Any]]:
 
 def sheets(complexity: Complexity, width: int = WIDTH) -> tuple[Sheet, ...]:
     """Costs in letters; attention product by product; where costs cross; the numbers, where sizes are given."""
-    own = (_costs(complexity), _heads(complexity), _crossings(complexity))
-    return (*own, _numbers(complexity)) if complexity.sizes else own
+    tables = (_costs(complexity), _heads(complexity), _crossings(complexity))
+    return (*tables, _numbers(complexity)) if complexity.sizes else tables
 
 
 def _name(kind: Kind) -> tuple[str, int]:
@@ -63,8 +63,8 @@ def _heads(complexity: Complexity) -> Sheet:
         each = f"{text(step.maccs)}/h" if step.heads else "-"
         rows.append(Row((step.text, each, text(step.maccs))))
     shared = [step.maccs for step in kind.steps if step.heads]
-    whole = sum(shared, Count())
-    rows.append(Row(("total", f"({text(whole)})/h", text(kind.maccs)), "bold"))
+    product_sum = sum(shared, Count())
+    rows.append(Row(("total", f"({text(product_sum)})/h", text(kind.maccs)), "bold"))
     columns = ("self-attention", "a head", "all heads")
     return Sheet("Multi-head self-attention, product by product", columns, tuple(rows), (), frozenset({0, 1, 2}))
 
@@ -76,8 +76,8 @@ def _crossings(complexity: Complexity) -> Sheet:
         other = _other(crossing)
         length = "never" if crossing.never else f"n < {crossing.length}"
         rows.append(Row((name, other, length, _at(crossing, complexity))))
-    known = any(row.cells[3] for row in rows)
-    columns = ("self-attention", "costs less than", "for lengths", "at these sizes")[: 4 if known else 3]
+    has_numbers = any(row.cells[3] for row in rows)
+    columns = ("self-attention", "costs less than", "for lengths", "at these sizes")[: 4 if has_numbers else 3]
     rows = [Row(row.cells[: len(columns)]) for row in rows]
     notes = ("Exact for every n; never, where that is not above 0.",)
     return Sheet("Where self-attention costs less", columns, tuple(rows), notes, frozenset(range(4)))
@@ -89,10 +89,10 @@ def _other(crossing: Crossing) -> str:
 
 def _at(crossing: Crossing, complexity: Complexity) -> str:
     """The last whole length at which the one costs less, at the sizes that are given."""
-    found = crossing.at(complexity.sizes)
-    if found is None:
+    stretches_at = crossing.at(complexity.sizes)
+    if stretches_at is None:
         return ""
-    cheaper = [stretch for stretch in found[1] if stretch.sign < 0]
+    cheaper = [stretch for stretch in stretches_at[1] if stretch.sign < 0]
     return f"n <= {number(cheaper[-1].last)}" if cheaper else "never"
 
 
@@ -104,13 +104,13 @@ def _numbers(complexity: Complexity) -> Sheet:
 
 
 def _at_sizes(complexity: Complexity, written: Callable[[int], str], notes: tuple[str, ...]) -> Sheet:
-    def shown(count: Count) -> str:
+    def filled(count: Count) -> str:
         value = complexity.value(count)
         return written(value) if isinstance(value, int) else text(value, written)
 
     rows = []
     for kind in complexity.kinds:
         name, depth = _name(kind)
-        rows.append(Row((name, shown(kind.maccs), shown(kind.parameters)), "", depth))
-    given = ", ".join(f"{letter} = {size:,}" for letter, size in complexity.sizes.items())
-    return Sheet(f"At {given}", ("layer", "MACCs", "parameters"), tuple(rows), notes)
+        rows.append(Row((name, filled(kind.maccs), filled(kind.parameters)), "", depth))
+    sizes = ", ".join(f"{letter} = {size:,}" for letter, size in complexity.sizes.items())
+    return Sheet(f"At {sizes}", ("layer", "MACCs", "parameters"), tuple(rows), notes)

@@ -17,9 +17,9 @@ SHOWN = 8
 """Witnesses in the table; --json has them all."""
 
 
-def sheets(found: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:
+def sheets(answer: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:
     """A step by itself, or several beside each other."""
-    return (_alone(found) if isinstance(found, Memory) else _beside(found),)
+    return (_alone(answer) if isinstance(answer, Memory) else _beside(answer),)
 
 
 def _alone(memory: Memory) -> Sheet:
@@ -29,64 +29,68 @@ def _alone(memory: Memory) -> Sheet:
         if size:
             rows.append(Row((name, "", number(size), size_of(size)), depth=1))
     rows.append(Row(("alive then", "number x bytes" if _executed(memory) else "shape", "", ""), "bold"))
-    held = [one for one in memory.witnesses if one.bytes]
-    for one in held[:SHOWN]:
-        shape = " x ".join(map(str, one.shape))
-        rows.append(Row((one.name.rstrip("*"), shape, number(one.bytes), size_of(one.bytes)), depth=1))
-    if rest := sum(one.bytes for one in held[SHOWN:]):
-        rows.append(Row((f"{len(held) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
-    macros = dict.fromkeys(one.macro_operation for one in memory.curve)
+    witnesses = [witness for witness in memory.witnesses if witness.bytes]
+    for witness in witnesses[:SHOWN]:
+        shape = " x ".join(map(str, witness.shape))
+        rows.append(Row((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
+    if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
+        rows.append(Row((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
+    macros = dict.fromkeys(moment.macro_operation for moment in memory.curve)
     if macros:
         rows.append(Row(("highest in", "line", "", ""), "bold"))
     for macro in macros:
-        top = max((one for one in memory.curve if one.macro_operation == macro), key=lambda one: one.bytes)
+        top = max(
+            (moment for moment in memory.curve if moment.macro_operation == macro), key=lambda moment: moment.bytes
+        )
         rows.append(Row((macro.replace("_", " "), top.line, number(top.bytes), size_of(top.bytes)), depth=1))
     return Sheet(title(memory), ("", "", "bytes", ""), tuple(rows), _notes(memory), frozenset({0, 1}), _fits(memory))
 
 
-def _beside(found: Several) -> Sheet:
+def _beside(several: Several) -> Sheet:
     """The peaks of several procedures, or runners, and what they hold, side by side; with a budget what fits."""
-    memories, by_engine = found.memories, found.by == "engine"
+    memories, by_engine = several.memories, several.by == "engine"
     first = memories[0]
-    parts = dict.fromkeys(part for one in memories for part, size in one.split.items() if size)
-    named = [one.engine for one in memories] if by_engine else [called(one) for one in memories]
-    rows = [Row(("under", *(one.plan or "no plan" for one in memories)))] if by_engine else []
+    parts = dict.fromkeys(part for memory in memories for part, size in memory.split.items() if size)
+    headings = [memory.engine for memory in memories] if by_engine else [called(memory) for memory in memories]
+    rows = [Row(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
     rows += [] if by_engine else [Row(("run by", *map(run_by, memories)))]
-    rows.append(Row(("at the peak", *(size_of(one.peak) for one in memories)), "bold"))
-    told = [[size_of(one.split[part]) if part in one.split else "" for one in memories] for part in parts]
-    rows += [Row((part, *sizes), depth=1) for part, sizes in zip(parts, told, strict=True)]
+    rows.append(Row(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
+    cells = [[size_of(memory.split[part]) if part in memory.split else "" for memory in memories] for part in parts]
+    rows += [Row((part, *sizes), depth=1) for part, sizes in zip(parts, cells, strict=True)]
     if first.budget is not None:
-        own = (f"{(one.fits or {}).get('batch_size') or 0:,}" for one in memories)
-        rows.append(Row((f"sequences in {said_bytes(first.budget)}", *own), "bold"))
+        batches = (f"{(memory.fits or {}).get('batch_size') or 0:,}" for memory in memories)
+        rows.append(Row((f"sequences in {said_bytes(first.budget)}", *batches), "bold"))
     if by_engine:
         rows.append(Row(("rules", *("" for _ in memories)), "bold"))
-        rows += [Row((rule, *(one.rules[rule] for one in memories)), depth=1) for rule in first.rules]
-        notes = [_why(one, first) for one in memories[1:]] + [f"{one.engine}: {one.convention}" for one in memories]
+        rows += [Row((rule, *(memory.rules[rule] for memory in memories)), depth=1) for rule in first.rules]
+        notes = [_why(memory, first) for memory in memories[1:]] + [
+            f"{memory.engine}: {memory.convention}" for memory in memories
+        ]
     else:
-        notes = [one.convention for one in memories]
+        notes = [memory.convention for memory in memories]
     return Sheet(
         title(first, with_procedure=by_engine, with_runner=not by_engine),
-        ("", *named),
+        ("", *headings),
         tuple(rows),
         tuple(dict.fromkeys(notes)),
     )
 
 
-def _why(one: Memory, other: Memory) -> str:
+def _why(memory: Memory, other: Memory) -> str:
     """What makes the difference between two runners, and by which rules."""
     from learncost.ledger.memory_several import differences
 
-    found = sorted(differences(one, other), key=lambda difference: -abs(difference.bytes))
-    if not found:
-        return f"{one.engine} takes what {other.engine} takes."
+    parts = sorted(differences(memory, other), key=lambda difference: -abs(difference.bytes))
+    if not parts:
+        return f"{memory.engine} takes what {other.engine} takes."
     texts = []
-    for part in found:
+    for part in parts:
         rules = [f"{name}: {mine}, not {theirs}" for name, (mine, theirs) in part.rules.items()]
         sign = "+" if part.bytes > 0 else "-"
         texts.append(f"{part.part} {sign} {size_of(abs(part.bytes))}" + (f" ({'; '.join(rules)})" if rules else ""))
-    more = one.peak - other.peak
+    more = memory.peak - other.peak
     much = f"{size_of(abs(more))} {'more' if more > 0 else 'less'} than" if more else "as much as"
-    return f"{one.engine} takes {much} {other.engine}: {', '.join(texts)}."
+    return f"{memory.engine} takes {much} {other.engine}: {', '.join(texts)}."
 
 
 def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True) -> str:
@@ -131,8 +135,8 @@ def _fits(memory: Memory) -> str:
     if memory.budget is None:
         return ""
     batch, length = ((memory.fits or {}).get(name) for name in ("batch_size", "seq_len"))
-    many, own = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
-    text = f"In {said_bytes(memory.budget)} {many} {own} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
+    many, batch_text = "fit" if (batch or 0) > 1 else "fits", f"{batch:,}" if batch else "no"
+    text = f"In {said_bytes(memory.budget)} {many} {batch_text} {_sequences(batch or 1)} of {memory.seq_len:,} tokens"
     if length is not None:
         text += f"; of {memory.batch_size:,} {_sequences(memory.batch_size)}, {length:,} tokens each"
     if not batch:

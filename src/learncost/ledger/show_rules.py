@@ -22,8 +22,8 @@ def records(rules: Rules) -> Iterator[dict[str, Any]]:
     """A row a case; numbers in full."""
     for rule in rules.to_dict()["rules"]:
         for case in rule["cases"]:
-            own = {name: case[name] for name in ("subject", "price_book", "rule", "exact", "relative_error")}
-            yield {"key": rule["key"], "formula": rule["formula"], **own, "source": rule["source"]}
+            fields = {name: case[name] for name in ("subject", "price_book", "rule", "exact", "relative_error")}
+            yield {"key": rule["key"], "formula": rule["formula"], **fields, "source": rule["source"]}
 
 
 def title(rules: Rules) -> str:
@@ -59,8 +59,8 @@ def _table(rule: Rule, written: Callable[[Number], str]) -> Sheet:
 
 def _number(value: Number) -> str:
     if value == int(value):
-        whole = int(value)
-        return number(whole) if abs(whole) < 10**12 else rounded(whole)
+        rounded_down = int(value)
+        return number(rounded_down) if abs(rounded_down) < 10**12 else rounded(rounded_down)
     return f"{float(value):,.5g}" if abs(float(value)) < 10**4 else f"{float(value):,.1f}"
 
 

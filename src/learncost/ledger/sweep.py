@@ -134,17 +134,17 @@ class Sweep(Shown):
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """The first rows; `frame` and `write` have all."""
         columns = {name: values[:SHOWN] for name, values in self.columns.items()}
-        whole = zip(*(values.tolist() for values in columns.values()), strict=True)
-        rows = tuple(Cells(tuple(map(_cell, row))) for row in whole)
+        cells = zip(*(values.tolist() for values in columns.values()), strict=True)
+        rows = tuple(Cells(tuple(map(_cell, row))) for row in cells)
         notes = (f"{len(self) - SHOWN:,} more rows.",) if len(self) > SHOWN else ()
         left = frozenset(place for place, name in enumerate(columns) if name in ("procedure", "price_book"))
         return (Sheet(f"{self.model}: {len(self):,} rows", tuple(columns), rows, notes, left),)
 
     def to_dict(self) -> dict[str, Any]:
         """The columns as lists; counts are whole numbers."""
-        whole = {"parameters", "maccs", "flops"}
+        whole_numbers = {"parameters", "maccs", "flops"}
         columns = {
-            name: [int(value) for value in column.tolist()] if name in whole else column.tolist()
+            name: [int(value) for value in column.tolist()] if name in whole_numbers else column.tolist()
             for name, column in self.columns.items()
         }
         return {"schema": 1, "model": self.model, "fixed": dict(self.fixed), "dropped": self.dropped, **columns}
@@ -240,24 +240,32 @@ def sweep(
         raise InputError(f"by must be one of {', '.join(BY)}, not {by!r}")
     probability = check_probability("dropout", dropout)
     lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
-    found = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
-    built = build(found.configuration, dropout=probability > 0)
+    combinations = grid_of(model, {**sizes, **{k: v for k, v in lengths.items() if v is not None}}, grid, skip_invalid)
+    built = build(combinations.configuration, dropout=probability > 0)
     left_out = ""
     if procedure in (ALL, [ALL]):
         names, refused = possible(lambda name: rows_of(built, name, books[0], optimizer))
         left_out = f"left out: {' and '.join(refused)}; {next(iter(refused.values()))}" if refused else ""
-    wanted = _wanted(built, names, books, optimizer, by)
+    series_asked = _wanted(built, names, books, optimizer, by)
     unread = Count.of((UNREAD,)) if built.configuration.unread else Count()
-    counts = [parameters(built.table) + unread, *(count for _, _, _, pair in wanted for count in pair)]
-    values, bounds = evaluate(counts, found, built, progress)
+    counts = [parameters(built.table) + unread, *(count for _, _, _, pair in series_asked for count in pair)]
+    values, bounds = evaluate(counts, combinations, built, progress)
     series = tuple(
         Series(name, book, macro, values[i], values[i + 1], (bounds[i] < EXACT) & (bounds[i + 1] < EXACT))
-        for i, (name, book, macro, _) in zip(itertools.count(1, 2), wanted, strict=False)
+        for i, (name, book, macro, _) in zip(itertools.count(1, 2), series_asked, strict=False)
     )
-    known = bounds[0] < EXACT
-    if not known.all():
-        series = tuple(replace(one, exact=one.exact & known) for one in series)
-    return Sweep(built.configuration.name, found.columns, found.fixed, values[0], series, found.dropped, left_out)
+    is_exact = bounds[0] < EXACT
+    if not is_exact.all():
+        series = tuple(replace(series, exact=series.exact & is_exact) for series in series)
+    return Sweep(
+        built.configuration.name,
+        combinations.columns,
+        combinations.fixed,
+        values[0],
+        series,
+        combinations.dropped,
+        left_out,
+    )
 
 
 _Wanted = tuple[str, str, str | None, tuple[Count, Count]]
@@ -271,31 +279,31 @@ def _wanted(model: Model, names: Sequence[str], books: Sequence[str], optimizer:
         if by == "total":
             result.append((name, book, None, _summed(rows)))
         else:
-            own = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
-            result += [(name, book, macro, _summed(part)) for macro, part in own.items()]
+            by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
+            result += [(name, book, macro, _summed(part)) for macro, part in by_macro.items()]
     return result
 
 
 def _summed(rows: Iterable[Row]) -> tuple[Count, Count]:
-    own = tuple(rows)
-    return total(row.maccs for row in own), total(row.flops for row in own)
+    rows_again = tuple(rows)
+    return total(row.maccs for row in rows_again), total(row.flops for row in rows_again)
 
 
 def evaluate(
-    counts: Sequence[Count], found: Grid, model: Model, progress: Callable[[int, int], None] | None = None
+    counts: Sequence[Count], combinations: Grid, model: Model, progress: Callable[[int, int], None] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The values of polynomials for every configuration, and bounds: a value is exact where its bound is below 2^53.
 
     All partial sums are whole numbers of at most the bound, the sum with absolute coefficients. Below 2^53 none is
     ever rounded, in whatever order a library sums, and once a sum has reached 2^53 rounding cannot take it back.
     """
-    columns, constants = _axes(found, model)
+    columns, constants = _axes(combinations, model)
     partly = [count if count.sizes <= columns.keys() else count.at(constants) for count in counts]
     polynomials = [value if isinstance(value, Count) else Count.of((), value) for value in partly]
     monomials = sorted({monomial for count in polynomials for monomial in count.terms})
     # Every monomial is an earlier one times a size; prefixes that no polynomial has are made on the way.
     prefixes = sorted({m[:i] for m in monomials for i in range(1, len(m) + 1)})
-    size = found.configurations
+    size = combinations.configurations
     values = np.zeros((len(polynomials), size))
     signed = any(coefficient < 0 for count in polynomials for coefficient in count.terms.values())
     bounds = np.zeros_like(values) if signed else values
@@ -303,24 +311,29 @@ def evaluate(
     products = {monomial: np.empty_like(term) for monomial in prefixes} | {(): np.ones_like(term)}
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)
-        one = slice(0, stop - start)
+        chunk = slice(0, stop - start)
         for monomial in prefixes:
             column = columns[monomial[-1]][start:stop]
-            np.multiply(products[monomial[:-1]][one], column, out=products[monomial][one])
+            np.multiply(products[monomial[:-1]][chunk], column, out=products[monomial][chunk])
         for i, count in enumerate(polynomials):
             for monomial, coefficient in count.terms.items():
-                np.multiply(products[monomial][one], float(coefficient), out=term[one])
-                values[i, start:stop] += term[one]
+                np.multiply(products[monomial][chunk], float(coefficient), out=term[chunk])
+                values[i, start:stop] += term[chunk]
                 if signed:
-                    bounds[i, start:stop] += np.abs(term[one])
+                    bounds[i, start:stop] += np.abs(term[chunk])
         if progress is not None:
             progress(stop, size)
     return values, bounds
 
 
-def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
+def _axes(combinations: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
     """The axes of the tables: those that differ between configurations as arrays, the others as numbers."""
-    sizes = {**model.configuration.values, **found.fixed, **found.columns, "B": found.columns["batch_size"]}
+    sizes = {
+        **model.configuration.values,
+        **combinations.fixed,
+        **combinations.columns,
+        "B": combinations.columns["batch_size"],
+    }
     sizes["M"] = sizes["target_len" if model.two_sided else "seq_len"]
     sizes["N"] = sizes["seq_len"]
     values: dict[str, Any] = {axis: expression.evaluate(rule, sizes) for axis, rule in model.rules.items()}
@@ -328,7 +341,7 @@ def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], di
     for count in model.sizes.keys() - model.rules.keys():
         name = next((size for size, symbol in SYMBOLS.items() if symbol == count), None)
         values[count] = model.sizes[count] if name is None else sizes[name]
-        if name is None and found.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
+        if name is None and combinations.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
             raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
     if model.configuration.unread:
         values[UNREAD] = expression.evaluate(FAMILIES[model.configuration.family].unread, sizes)
@@ -343,13 +356,13 @@ def _axes(found: Grid, model: Model) -> tuple[dict[str, NDArray[np.float64]], di
     return columns, constants
 
 
-def _chosen(given: str | Iterable[str], known: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
+def _chosen(names_asked: str | Iterable[str], choices: Mapping[str, Any], check: Callable[[str], str]) -> list[str]:
     """Names, given as one, as text with commas, as many, or as "all"; each once, an unknown one refused."""
-    names = given.split(",") if isinstance(given, str) else list(given)
+    names = names_asked.split(",") if isinstance(names_asked, str) else list(names_asked)
     if names == [ALL]:
-        return list(known)
+        return list(choices)
     if not names:
-        raise InputError(f"nothing is chosen of {', '.join(known)}")
+        raise InputError(f"nothing is chosen of {', '.join(choices)}")
     return list(dict.fromkeys(check(name.strip() if isinstance(name, str) else name) for name in names))
 
 

@@ -75,8 +75,8 @@ class Rule:
 
     def to_dict(self) -> dict[str, Any]:
         """The rule as the JSON has it."""
-        own = {name: getattr(self.thumb, name) for name in ("key", "title", "formula", "source", "because")}
-        return {**own, "letters": dict(self.thumb.letters), "cases": [case.to_dict() for case in self.cases]}
+        fields = {name: getattr(self.thumb, name) for name in ("key", "title", "formula", "source", "because")}
+        return {**fields, "letters": dict(self.thumb.letters), "cases": [case.to_dict() for case in self.cases]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,8 +124,8 @@ class Rules(Shown):
     def to_dict(self) -> dict[str, Any]:
         """All rules as the JSON has them (schema 1)."""
         names = ("model", "batch_size", "seq_len", "target_len", "tokens", "parameters")
-        own = {name: getattr(self, name) for name in names}
-        return {"schema": 1, **own, "rules": [rule.to_dict() for rule in self.rules]}
+        fields = {name: getattr(self, name) for name in names}
+        return {"schema": 1, **fields, "rules": [rule.to_dict() for rule in self.rules]}
 
 
 @cache

@@ -83,8 +83,8 @@ class Timing:
         """What lines take: a kernel's time stands whole at its main line, the others have none of their own."""
         mine = [(self.kernels[row.place], 1.0) for row in rows if row.place in self.kernels and not self.inside(row)]
         others = tuple(dict.fromkeys(filter(None, map(self.inside, rows))))
-        found = _together(mine, others)
-        return replace(found, seconds=None) if others and not mine else found
+        joined_time = _together(mine, others)
+        return replace(joined_time, seconds=None) if others and not mine else joined_time
 
     def of(self, rows: Iterable[Row]) -> RowTime:
         """What rows take together, that are all of a layer or a kind: of kernels that are not theirs alone the share of
@@ -101,7 +101,7 @@ class Timing:
             "low": self.time.low,
             "high": self.time.high,
             "seconds_beside_lines": self.time.step,
-            "seconds_by_bound": {str(name): own for name, own in self.time.bounds.items()},
+            "seconds_by_bound": {str(name): bound_seconds for name, bound_seconds in self.time.bounds.items()},
         }
         if self.joules is not None:
             low, usual, high = self.joules
@@ -127,14 +127,14 @@ def timing(rows: Sequence[Row], sizes: Mapping[str, int], rates: Rates, dtype: s
     """The time of rows that a book priced on a device. Raises `InputError`, also for a book of what does not run."""
     if book.rule == "formula" or book.jacobian:
         raise InputError(f"time is of what runs, which price book {book.name} is not about: take run or matmul")
-    found = time(rows, sizes, rates, dtype)
+    predicted = time(rows, sizes, rates, dtype)
     kernels: dict[int, Kernel] = {}
     shares: dict[int, float] = {}
-    for part in found.parts:
+    for part in predicted.parts:
         lines, main = [rows[place] for place in part.rows], rows[part.main]
         flops = [int(row.flops.at(sizes)) for row in lines]
         kernel = Kernel(main, part.total, str(part.bound), part.visible * sum(flops), part.moved)
         kernels |= {row.place: kernel for row in lines}
-        for row, own in zip(lines, flops, strict=True):
-            shares[row.place] = own / sum(flops) if any(flops) else float(row is main)
-    return Timing(rates, found, kernels, shares)
+        for row, row_flops in zip(lines, flops, strict=True):
+            shares[row.place] = row_flops / sum(flops) if any(flops) else float(row is main)
+    return Timing(rates, predicted, kernels, shares)

@@ -39,12 +39,12 @@ class Adaptation:
     def __str__(self) -> str:
         blocks = f" of layers {self.layers}" if self.layers else ""
         path = f"LoRA of rank {self.rank} and alpha {self.alpha:g} on {', '.join(self.lora)}{blocks}"
-        named = ", ".join(self.train)
+        weights_text = ", ".join(self.train)
         if self.lora:
-            return f"{path}; {named}" if self.train else path
+            return f"{path}; {weights_text}" if self.train else path
         if self.layers:
-            return f"layers {self.layers}; {named}" if self.train else f"layers {self.layers}"
-        return named or "all"
+            return f"layers {self.layers}; {weights_text}" if self.train else f"layers {self.layers}"
+        return weights_text or "all"
 
 
 def adaptation(
@@ -66,9 +66,9 @@ def adaptation(
     if quantizes and lora is None and (rank is not None or alpha is not None):
         lora = "all-linear"
     if lora is None and (rank is not None or alpha is not None):
-        given = "lora_rank" if rank is not None else "lora_alpha"
+        argument = "lora_rank" if rank is not None else "lora_alpha"
         raise InputError(
-            f"{given} belongs to low-rank paths: say with lora where they are, such as lora = 'all-linear'"
+            f"{argument} belongs to low-rank paths: say with lora where they are, such as lora = 'all-linear'"
         )
     chosen = _listed("train", train)
     if len(chosen) > 1 and ({"all", "none"} & set(chosen)):
@@ -85,10 +85,10 @@ def _listed(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     items = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
-    found = [item.strip() if isinstance(item, str) else "" for item in items]
-    if not found or not all(found):
+    names = [item.strip() if isinstance(item, str) else "" for item in items]
+    if not names or not all(names):
         raise InputError(f"{name} must be names with commas between them, not {shown(value)}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def _layers_text(value: object) -> str:
@@ -140,33 +140,33 @@ _Run = tuple[int, int, frozenset[str]]
 """From a turn to a turn of the repeats, counted through all of them: what learns there."""
 
 
-def adapted(model: Model, wanted: Adaptation | Learned) -> Model:
+def adapted(model: Model, learned: Adaptation | Learned) -> Model:
     """The model in which only what is asked for learns: its table rewritten, its `trained` weights named.
 
     Weights of split repeats are named apart by layers: `attn.WQ@0-9` and `attn.WQ@10-11`. Raises `InputError`.
     """
     model = replace(model, table=flat(model.table, model.sizes))
     parts = Parts(model)
-    projections = parts.projections(wanted.paths if isinstance(wanted, Learned) else wanted.lora)
-    table = with_lora(model.table, projections, wanted.alpha / wanted.rank)
+    projections = parts.projections(learned.paths if isinstance(learned, Learned) else learned.lora)
+    table = with_lora(model.table, projections, learned.alpha / learned.rank)
     paths = frozenset(table.weights) - frozenset(model.table.weights)
     learning: frozenset[str]
     runs: list[_Run]
-    if isinstance(wanted, Learned):
-        learning = paths | {name for name, _ in wanted.weights}
-        runs = _runs(wanted, paths)
+    if isinstance(learned, Learned):
+        learning = paths | {name for name, _ in learned.weights}
+        runs = _runs(learned, paths)
     else:
-        learning = paths | _selected(parts, wanted)
-        whole = ((0, sum(map(parts.turns, repeats(model.table)))),)
-        runs = [(a, b, learning) for a, b in parts.stretches(wanted.layers) or whole]
+        learning = paths | _selected(parts, learned)
+        all_turns = ((0, sum(map(parts.turns, repeats(model.table)))),)
+        runs = [(a, b, learning) for a, b in parts.stretches(learned.layers) or all_turns]
     built = _apart(model, table, parts, learning, runs, paths)
-    return replace(built, sizes={**model.sizes, RANK: wanted.rank} if paths else model.sizes)
+    return replace(built, sizes={**model.sizes, RANK: learned.rank} if paths else model.sizes)
 
 
-def _runs(wanted: Learned, paths: frozenset[str]) -> list[_Run]:
+def _runs(learned: Learned, paths: frozenset[str]) -> list[_Run]:
     """Turns with the same weights in one run."""
-    turns: dict[int, set[str]] = {turn: set(paths) for turn in wanted.path_turns}
-    for name, turn in wanted.weights:
+    turns: dict[int, set[str]] = {turn: set(paths) for turn in learned.path_turns}
+    for name, turn in learned.weights:
         if turn is not None:
             turns.setdefault(turn, set()).add(name)
     runs: list[_Run] = []
@@ -184,60 +184,66 @@ def _apart(
     """The model with its repeats split where their turns learn other weights. `table` has the paths in every turn."""
     reach = Reach(frozenset(table.weights))
     reach.needs(table.lines, set(learning))
-    whole, trained, before = table, set(learning - sliced(table)), 0
+    split_table, trained, before = table, set(learning - sliced(table)), 0
     for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
         turns = parts.turns(repeat)
-        here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
-        stacks = here & sliced(table)
-        inside = [(max(a - before, 0), min(b - before, turns - 1), own) for a, b, own in runs]
+        learning_here = learning & ({outer for _, outer in repeat.each} | {*repeat.shared})
+        stacks = learning_here & sliced(table)
+        inside = [(max(a - before, 0), min(b - before, turns - 1), weights) for a, b, weights in runs]
         # Weights that all turns share learn wherever they are read.
-        inside = [(a, b, (own | (here - stacks)) & here) for a, b, own in inside if a <= b and own & here]
-        if not inside and here - stacks:
-            inside = [(0, turns - 1, here - stacks)]
+        inside = [
+            (a, b, (weights | (learning_here - stacks)) & learning_here)
+            for a, b, weights in inside
+            if a <= b and weights & learning_here
+        ]
+        if not inside and learning_here - stacks:
+            inside = [(0, turns - 1, learning_here - stacks)]
         before += turns
         every = any(name in reach.needed for name in repeat.shared)
         alone = any(carry.initial not in reach.needed for carry in repeat.carry)
         pieces = [
-            (Part(a, b, repeat if own & paths or not here & paths else plain), own)
-            for a, b, own in _pieces(turns, inside, every, alone)
+            (Part(a, b, repeat if weights & paths or not learning_here & paths else plain), weights)
+            for a, b, weights in _pieces(turns, inside, every, alone)
         ]
         if len(pieces) > 1 or (alone and turns == 1 and pieces[0][1]):
-            whole = split(whole, repeat, (part for part, _ in pieces))
-            trained |= {f"{name}{part.mark}" for part, own in pieces for name in own & stacks}
+            split_table = split(split_table, repeat, (part for part, _ in pieces))
+            trained |= {f"{name}{part.mark}" for part, weights in pieces for name in weights & stacks}
             continue
-        ((part, own),) = pieces
-        trained |= own & stacks
-        body = part.body if own else plain
-        whole = replace(whole, lines=tuple(body if line is repeat else line for line in whole.lines))
-    read = {name for line in whole.lines for name in line.reads}  # paths may be in no layer of a repeat
-    known = whole.values
-    whole = replace(whole, weights=tuple(n for n in whole.weights if n in read or (known[n].group or n) not in paths))
+        ((part, weights),) = pieces
+        trained |= weights & stacks
+        body = part.body if weights else plain
+        split_table = replace(split_table, lines=tuple(body if line is repeat else line for line in split_table.lines))
+    read = {name for line in split_table.lines for name in line.reads}  # paths may be in no layer of a repeat
+    values = split_table.values
+    split_table = replace(
+        split_table, weights=tuple(n for n in split_table.weights if n in read or (values[n].group or n) not in paths)
+    )
     return replace(
         model,
-        table=whole,
-        masks=masks_of(whole),
-        trained=tuple(name for name in whole.weights if name in trained),
+        table=split_table,
+        masks=masks_of(split_table),
+        trained=tuple(name for name in split_table.weights if name in trained),
     )
 
 
-def said(model: Model, wanted: Adaptation | Learned) -> str:
+def said(model: Model, learned: Adaptation | Learned) -> str:
     """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
     read = [name for line in model.table.lines for name in line.reads]
     looked_up = {name for name in Parts(model).embeddings if read.count(name) > 1}
     both = "; head and embedding are one matrix, which learns in both places" if looked_up & {*model.learning} else ""
-    return f"{wanted}{both}"
+    return f"{learned}{both}"
 
 
-def _selected(parts: Parts, wanted: Adaptation) -> set[str]:
+def _selected(parts: Parts, asked_for: Adaptation) -> set[str]:
     """The weights of the model itself that learn, in the layers that do.
 
     Where layers are given, what stands outside of them learns only if `train` names it.
     """
     everything = set(parts.table.weights)
-    if not wanted.train:
-        return set() if wanted.lora else everything & parts.in_blocks if wanted.layers else everything
-    chosen = {weight for name in wanted.train for weight in parts.named(name)}
-    if wanted.layers and not wanted.lora and wanted.train != ("none",) and not chosen & parts.in_blocks:
+    if not asked_for.train:
+        return set() if asked_for.lora else everything & parts.in_blocks if asked_for.layers else everything
+    chosen = {weight for name in asked_for.train for weight in parts.named(name)}
+    if asked_for.layers and not asked_for.lora and asked_for.train != ("none",) and not chosen & parts.in_blocks:
         chosen |= parts.in_blocks
     return chosen
 
@@ -256,6 +262,6 @@ def _pieces(turns: int, inside: Iterable[_Run], every: bool, alone: bool) -> tup
     nothing: frozenset[str] = frozenset()
 
     def learns(turn: int) -> frozenset[str]:
-        return next((own for low, high, own in inside if low <= turn <= high), nothing)
+        return next((weights for low, high, weights in inside if low <= turn <= high), nothing)
 
     return tuple((a, b - 1, learns(a)) for a, b in pairwise(sorted(cuts)))

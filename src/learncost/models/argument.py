@@ -46,12 +46,12 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
         raise InputError(f"a model is a preset's name, a path or a generic name, not {shown(model)}")
     if model == "-":
         return _nested(Argument(model, "standard input", read_stream(stdin or sys.stdin), "standard input"))
-    known = model.lower()
-    if known in GENERIC:
-        return Argument(known, "generic", {"model_type": known})
-    if found := preset(known):
-        source = f"preset {found.name}"
-        return Argument(found.name if known not in preset_names() else known, source, found.values, source)
+    name = model.lower()
+    if name in GENERIC:
+        return Argument(name, "generic", {"model_type": name})
+    if known_preset := preset(name):
+        source = f"preset {known_preset.name}"
+        return Argument(known_preset.name if name not in preset_names() else name, source, known_preset.values, source)
     everything = (*preset_names(), *GENERIC)
     if looks_like_path(model):
         last = model.replace("\\", "/").rstrip("/").rpartition("/")[2]
@@ -74,8 +74,8 @@ def layer_or_model(name: str) -> Layer | str:
 
     Raises `InputError` where it is neither's.
     """
-    if known := usual_names().get(plain(name)):
-        return named(known)
+    if layer_name := usual_names().get(plain(name)):
+        return named(layer_name)
     if name.endswith(NOTATION):
         return read_layer(Path(name))
     if name == "-" or name.lower() in GENERIC or preset(name) or looks_like_path(name):
@@ -86,14 +86,16 @@ def layer_or_model(name: str) -> Layer | str:
     )
 
 
-def _nested(found: Argument) -> Argument:
+def _nested(argument: Argument) -> Argument:
     """The `text_config` of a model of several modalities, whose own type is not one that can be counted.
 
     A class that is named beside it is that of the whole and says nothing about the text model.
     """
-    inner = found.values.get("text_config")
-    if not isinstance(inner, Mapping) or found.values.get("model_type") in family_names():
-        return found
-    where = f"{found.where}: text_config"
-    part = f"the text model of {shown(found.values.get('model_type'))} alone"
-    return Argument(found.name, f"{found.source} (its text_config)", {"architectures": None, **inner}, where, part)
+    inner = argument.values.get("text_config")
+    if not isinstance(inner, Mapping) or argument.values.get("model_type") in family_names():
+        return argument
+    where = f"{argument.where}: text_config"
+    part = f"the text model of {shown(argument.values.get('model_type'))} alone"
+    return Argument(
+        argument.name, f"{argument.source} (its text_config)", {"architectures": None, **inner}, where, part
+    )

@@ -62,7 +62,7 @@ def plan(configuration: Configuration) -> Plan:
     composition = _Composition(family, values, head.get("lines", ""))
     lines = composition.lines()
     every = dict.fromkeys((*family.inputs, *head.get("inputs", "").split()))
-    inputs = [name for one in every for name in composition.stacks.get(one, [one])]
+    inputs = [name for stack in every for name in composition.stacks.get(stack, [stack])]
     read = {name for line in lines for name in names_of(line)}
     header = Header(
         family.name.replace("-", "_"),
@@ -70,8 +70,8 @@ def plan(configuration: Configuration) -> Plan:
         tuple(name for name in family.shared if name in read),
         split_names(composition.filled(head["outputs"])),
     )
-    called = dict.fromkeys(call.layer for call in calls_of(lines))
-    layers = tuple(_planned(name, family.layers[name], values) for name in called if name in family.layers)
+    layer_names = dict.fromkeys(call.layer for call in calls_of(lines))
+    layers = tuple(_planned(name, family.layers[name], values) for name in layer_names if name in family.layers)
     return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks))
 
 
@@ -81,19 +81,19 @@ def making(configuration: Configuration, wanted: Iterable[str]) -> tuple[Header,
     composition, wanted = _Composition(family, configuration.values, ""), tuple(wanted)
     texts = [text for names, text in family.made.items() if set(names.split()) & set(wanted)]
     lines = parse_lines([line for text in texts for line in composition.filled(text).splitlines()])
-    known: set[str] = set()
-    given: dict[str, None] = {}
+    made_names: set[str] = set()
+    read_names: dict[str, None] = {}
     for line in lines:
-        given |= dict.fromkeys(name for name in names_of(line) if name not in known)
-        known.update(makes(line))
-    outputs = tuple(name for name in wanted if name in known)
-    return Header(f"{family.name.replace('-', '_')}_positions", tuple(given), (), outputs), lines
+        read_names |= dict.fromkeys(name for name in names_of(line) if name not in made_names)
+        made_names.update(makes(line))
+    outputs = tuple(name for name in wanted if name in made_names)
+    return Header(f"{family.name.replace('-', '_')}_positions", tuple(read_names), (), outputs), lines
 
 
 def _planned(name: str, layer: BaseLayer, values: Mapping[str, Any]) -> PlannedLayer:
-    chosen = [one for one in layer.rewritings if not one.when or evaluate(one.when, values)]
-    made = tuple((one.name, json.dumps(_evaluated(one.argument, values))) for one in chosen)
-    return PlannedLayer(name, layer.base, made, layer.dropped, layer.padded)
+    chosen = [rewriting for rewriting in layer.rewritings if not rewriting.when or evaluate(rewriting.when, values)]
+    rewritings = tuple((rewriting.name, json.dumps(_evaluated(rewriting.argument, values))) for rewriting in chosen)
+    return PlannedLayer(name, layer.base, rewritings, layer.dropped, layer.padded)
 
 
 def _evaluated(argument: Any, values: Mapping[str, Any]) -> Any:
@@ -166,21 +166,21 @@ class _Composition:
 
     def slots(self, text: str) -> set[str]:
         """The slots that a text has, those inside of them included."""
-        found: set[str] = set()
+        slots_seen: set[str] = set()
         left = [text]
         while left:
-            new = set(_SLOT.findall(left.pop())) - found
-            found |= new
+            new = set(_SLOT.findall(left.pop())) - slots_seen
+            slots_seen |= new
             left += [inner for name in new if name != "head" for inner in self.family.slots[name].texts.values()]
-        return found - {"head"}
+        return slots_seen - {"head"}
 
     def repeats(self, head: str, body: str, side: str) -> list[Block]:
         """The repeats that stand for the blocks of one stack."""
 
         def block(**more: Any) -> Block:
-            (found,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
-            assert isinstance(found, Block)
-            return found
+            (parsed,) = parse_lines([self.filled(head), *self.filled(body, **more).splitlines()])
+            assert isinstance(parsed, Block)
+            return parsed
 
         varying = [n for n in sorted(self.slots(body)) if "i" in names(self.family.slots[n].choose or "0")]
         if not varying:
@@ -197,8 +197,8 @@ class _Composition:
             return [self.segment([("", blocks[every[0]])], side)]
         result = []
         for place, (pattern, turns) in enumerate(segments(every), 1):
-            own = [(self.own_name(kind), blocks[kind]) for kind in pattern]
-            result.append(self.segment(own, side, (f"{SYMBOLS.get(size, size)}_{place}", turns)))
+            named_blocks = [(self.own_name(kind), blocks[kind]) for kind in pattern]
+            result.append(self.segment(named_blocks, side, (f"{SYMBOLS.get(size, size)}_{place}", turns)))
         return result
 
     def own_name(self, kind: tuple[str, ...]) -> str:
@@ -213,15 +213,15 @@ class _Composition:
         self.blocks.append(side)
         lines: list[Parsed] = []
         each: list[tuple[str, str]] = []
-        for name, one in blocks:
+        for name, block in blocks:
             names: dict[str, str] = {}
-            for inside, stack in one.each:
-                if any(inside in names_of(line) for line in one.lines):
-                    own = (f"{inside}_{name}", f"{stack}_{name}") if name else (inside, stack)
-                    names[inside] = own[0]
-                    self.stacks.setdefault(stack, []).append(own[1])
-                    each.append(own)
-            lines += (self.named(line, name, names) for line in one.lines)
+            for inside, stack in block.each:
+                if any(inside in names_of(line) for line in block.lines):
+                    pair = (f"{inside}_{name}", f"{stack}_{name}") if name else (inside, stack)
+                    names[inside] = pair[0]
+                    self.stacks.setdefault(stack, []).append(pair[1])
+                    each.append(pair)
+            lines += (self.named(line, name, names) for line in block.lines)
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
     def counted(self, block: Block, count: tuple[str, int] | None = None) -> str:
@@ -233,11 +233,16 @@ class _Composition:
         """A line of a block: its own weights have the block's name before theirs, and slices are called by `names`."""
         if isinstance(line, Block):
             symbol = self.counted(line)
-            return replace(line, count=symbol, lines=tuple(self.named(own, name, names) for own in line.lines))
+            return replace(line, count=symbol, lines=tuple(self.named(inner, name, names) for inner in line.lines))
         if isinstance(line, Line):
             return line.renamed(names)
-        own = (one if one in self.family.shared else f"{name}.{one}" if name else one for one in line.weights)
-        return replace(line, weights=tuple(own), arguments=tuple(names.get(one, one) for one in line.arguments))
+        weights = (
+            weight if weight in self.family.shared else f"{name}.{weight}" if name else weight
+            for weight in line.weights
+        )
+        return replace(
+            line, weights=tuple(weights), arguments=tuple(names.get(argument, argument) for argument in line.arguments)
+        )
 
 
 def segments(kinds: list[Any]) -> list[tuple[list[Any], int]]:

@@ -79,8 +79,8 @@ class Configuration:
     def values(self) -> dict[str, Any]:
         """What the family's expressions may read; optional sizes that nobody gave are 0."""
         optional = dict.fromkeys(FAMILIES[self.family].optional, 0) if self.family in FAMILIES else {}
-        own = {"head": self.head, "pooler": self.pooler, "tied": self.tied, "positions": self.positions}
-        return {**optional, **self.settings, **self.sizes, **own}
+        choices = {"head": self.head, "pooler": self.pooler, "tied": self.tied, "positions": self.positions}
+        return {**optional, **self.settings, **self.sizes, **choices}
 
 
 def adds_paths(configuration: Configuration) -> bool:
@@ -106,21 +106,21 @@ def configure(
     argument = find(model, stdin)
     flags = {spelling: Given(spelling, value) for spelling, value in (overrides or {}).items()}
     family = _family(
-        next((given for spelling, given in flags.items() if spelled(spelling) == "model_type"), None)
+        next((flag for spelling, flag in flags.items() if spelled(spelling) == "model_type"), None)
         or Given("model_type", argument.values.get("model_type"), argument.where)
     )
     in_file = {spelling: Given(spelling, value, argument.where) for spelling, value in argument.values.items()}
-    given = _collect(family, in_file, False)
-    given.update(_collect(family, flags, True))
-    named = _architecture(family, given)
-    settings = _settings(family, given)
-    sizes = _sizes(family, given, settings, argument.name, exact)
-    values = {**dict.fromkeys(family.optional, 0), **settings, **sizes, "labelled": "num_labels" in given}
-    _refuse_unsupported(family, given, values)
-    architecture = named or _usual_architecture(family, values)
+    collected = _collect(family, in_file, False)
+    collected.update(_collect(family, flags, True))
+    architecture_named = _architecture(family, collected)
+    settings = _settings(family, collected)
+    sizes = _sizes(family, collected, settings, argument.name, exact)
+    values = {**dict.fromkeys(family.optional, 0), **settings, **sizes, "labelled": "num_labels" in collected}
+    _refuse_unsupported(family, collected, values)
+    architecture = architecture_named or _usual_architecture(family, values)
     tied = bool(settings.get("tie_word_embeddings")) and " head(" in family.heads[architecture.head].get("lines", "")
     positions = str(evaluate(family.positions, values)) if family.positions else "none"
-    found = Configuration(
+    configuration = Configuration(
         name=argument.name,
         family=family.name,
         sizes=sizes,
@@ -131,25 +131,27 @@ def configure(
         head=architecture.head,
         pooler=architecture.pooler,
         counted="; ".join(filter(None, (architecture.counted, argument.part, TIED if tied else ""))),
-        dropout={key: given[key].probability() if key in given else p for key, p in family.dropout.items()},
+        dropout={key: collected[key].probability() if key in collected else p for key, p in family.dropout.items()},
         source=argument.source,
         two_sided=family.two_sided,
-        derived={name: rule for name, rule in family.derived.items() if not _says(given.get(name))},
+        derived={name: rule for name, rule in family.derived.items() if not _says(collected.get(name))},
     )
-    if not (unread := evaluate(family.unread, found.values) if family.unread else 0):
-        return found
-    return replace(found, unread=unread, counted=f"{found.counted}; {unread:,} of the parameters are never read")
+    if not (unread := evaluate(family.unread, configuration.values) if family.unread else 0):
+        return configuration
+    return replace(
+        configuration, unread=unread, counted=f"{configuration.counted}; {unread:,} of the parameters are never read"
+    )
 
 
-def _family(given: Given) -> Family:
-    if given.value is None:
-        raise InputError(f"{given.label} is missing; it must be one of {', '.join(FAMILIES)}")
-    if not isinstance(given.value, str) or given.value not in FAMILIES:
+def _family(model_type: Given) -> Family:
+    if model_type.value is None:
+        raise InputError(f"{model_type.label} is missing; it must be one of {', '.join(FAMILIES)}")
+    if not isinstance(model_type.value, str) or model_type.value not in FAMILIES:
         raise InputError(
-            f"{given.label} {shown(given.value)} is unknown{nearest(given.value, FAMILIES)}"
+            f"{model_type.label} {shown(model_type.value)} is unknown{nearest(model_type.value, FAMILIES)}"
             f"; known ones are {', '.join(FAMILIES)}"
         )
-    return FAMILIES[given.value]
+    return FAMILIES[model_type.value]
 
 
 def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[str, Given]:
@@ -158,40 +160,40 @@ def _collect(family: Family, values: Mapping[str, Given], strict: bool) -> dict[
     Files are read leniently, because Hugging Face's hold dozens of keys that say nothing about the structure.
     """
     collected: dict[str, Given] = {}
-    for spelling, given in _flat(family, values):
-        if spelling == "id2label" and isinstance(given.value, dict):  # one name for each class: their number
-            spelling, given = "num_labels", Given(f"{spelling}'s length", len(given.value), given.where)
+    for spelling, entry in _flat(family, values):
+        if spelling == "id2label" and isinstance(entry.value, dict):  # one name for each class: their number
+            spelling, entry = "num_labels", Given(f"{spelling}'s length", len(entry.value), entry.where)
         canonical = _canonical(family, spelling)
         if canonical is None:
             if strict:
                 raise InputError(_no_such_key(family, spelling))
             continue
         earlier = collected.get(canonical)
-        if earlier is not None and earlier.value != given.value:
+        if earlier is not None and earlier.value != entry.value:
             # Older GPT files repeat the positions as n_ctx, which transformers does not read.
             if "n_ctx" not in (earlier.spelling, spelling) or strict:
                 raise InputError(
-                    f"{given.label} = {shown(given.value)} contradicts {earlier.spelling} = {shown(earlier.value)}"
+                    f"{entry.label} = {shown(entry.value)} contradicts {earlier.spelling} = {shown(earlier.value)}"
                 )
             if spelling == "n_ctx":
                 continue
-        collected[canonical] = given
+        collected[canonical] = entry
     return collected
 
 
 def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
     """The keys, both of a list of two and, under `key.inner`, those of nested objects that the family knows so."""
-    for spelling, given in values.items():
-        if spelling in family.pairs and isinstance(given.value, list | tuple) and len(given.value) == 2:
-            for name, value in zip((spelling, family.pairs[spelling]), given.value, strict=True):
-                yield name, Given(spelling, value, given.where)
+    for spelling, entry in values.items():
+        if spelling in family.pairs and isinstance(entry.value, list | tuple) and len(entry.value) == 2:
+            for name, value in zip((spelling, family.pairs[spelling]), entry.value, strict=True):
+                yield name, Given(spelling, value, entry.where)
             continue
-        yield spelling, given
-        if isinstance(given.value, dict):
-            inside = {f"{spelling}.{inner}": value for inner, value in given.value.items()}
-            found = _flat(family, {name: Given(name, value, given.where) for name, value in inside.items()})
-            known = family.spellings.keys() | family.refused.keys()
-            yield from ((name, one) for name, one in found if name in known and one.value is not None)
+        yield spelling, entry
+        if isinstance(entry.value, dict):
+            inside = {f"{spelling}.{inner}": value for inner, value in entry.value.items()}
+            nested = _flat(family, {name: Given(name, value, entry.where) for name, value in inside.items()})
+            spellings = family.spellings.keys() | family.refused.keys()
+            yield from ((name, entry) for name, entry in nested if name in spellings and entry.value is not None)
 
 
 def _canonical(family: Family, spelling: str) -> str | None:
@@ -200,49 +202,49 @@ def _canonical(family: Family, spelling: str) -> str | None:
     size = CANONICAL.get(name, name)
     if size in family.sizes:
         return size
-    known = SETTINGS.get(name, name)
-    own = known in family.settings or name in family.dropout or name in family.refused
-    return known if own or known in ("model_type", "architecture", "pruned_heads") else None
+    setting_name = SETTINGS.get(name, name)
+    is_setting = setting_name in family.settings or name in family.dropout or name in family.refused
+    return setting_name if is_setting or setting_name in ("model_type", "architecture", "pruned_heads") else None
 
 
 def _no_such_key(family: Family, spelling: str) -> str:
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
-    known = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]
-    known += [*family.sizes, *family.settings, *family.spellings, "batch_size", "seq_len", "target_len"]
-    return f"unknown size or setting {shown(spelling)}{nearest(spelling, known)}"
+    spellings = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]
+    spellings += [*family.sizes, *family.settings, *family.spellings, "batch_size", "seq_len", "target_len"]
+    return f"unknown size or setting {shown(spelling)}{nearest(spelling, spellings)}"
 
 
-def _says(given: Given | None) -> bool:
-    return given is not None and given.value is not None
+def _says(entry: Given | None) -> bool:
+    return entry is not None and entry.value is not None
 
 
-def _settings(family: Family, given: Mapping[str, Given]) -> dict[str, Any]:
+def _settings(family: Family, entries: Mapping[str, Given]) -> dict[str, Any]:
     """The family's settings: given ones checked, then defaults. Null, or -1 for a number, turns off what can be."""
     settings = {}
     for name, default in family.settings.items():
-        one = given.get(name)
+        entry = entries.get(name)
         off = (None, -1) if type(default) is int else (None,)
-        if one is None or (one.value in off and name in family.nullable):
-            value = default if one is None else type(default)()
+        if entry is None or (entry.value in off and name in family.nullable):
+            value = default if entry is None else type(default)()
             settings[name] = family.activations[value] if name == "activation" else value
         else:
-            settings[name] = setting(one, name, default, family.activations)
+            settings[name] = setting(entry, name, default, family.activations)
     return settings
 
 
 def _sizes(
-    family: Family, given: Mapping[str, Given], settings: Mapping[str, Any], name: str, exact: bool
+    family: Family, entries: Mapping[str, Given], settings: Mapping[str, Any], name: str, exact: bool
 ) -> dict[str, int]:
     """Return the family's sizes in its order: given ones checked, then defaults, then what follows from them."""
     sizes: dict[str, int] = {size: value for size, value in family.sizes.items() if isinstance(value, int)}
     for size in family.sizes:
-        if size not in given:
+        if size not in entries:
             continue
-        if given[size].value is None and size in family.derived.keys() | family.optional:
+        if entries[size].value is None and size in family.derived.keys() | family.optional:
             continue  # null says nothing, and these have no default that it could take away
-        null = family.nulls.get(size) if given[size].value is None else None
-        sizes[size] = evaluate(null, sizes) if null else given[size].size()
+        null = family.nulls.get(size) if entries[size].value is None else None
+        sizes[size] = evaluate(null, sizes) if null else entries[size].size()
     missing = [s for s in family.sizes if s not in sizes and s not in family.derived.keys() | family.optional]
     if missing:
         flags = " ".join(f"--{size.replace('_', '-')} N" for size in missing)
@@ -268,25 +270,28 @@ def in_order(family: Family) -> list[str]:
     return order
 
 
-def _architecture(family: Family, given: Mapping[str, Given]) -> Architecture | None:
+def _architecture(family: Family, entries: Mapping[str, Given]) -> Architecture | None:
     """The class that `architectures` names first, if it names one."""
-    by_name = {name: one for one in family.architectures for name in (one.name, *one.also)}
-    wanted = given.get("architecture")
-    name = wanted.value if wanted else None
+    by_name = {
+        name: architecture for architecture in family.architectures for name in (architecture.name, *architecture.also)
+    }
+    wanted_entry = entries.get("architecture")
+    name = wanted_entry.value if wanted_entry else None
     if isinstance(name, list):
         name = name[0] if name else None
-    if wanted is None or name is None:
+    if wanted_entry is None or name is None:
         return None
     if isinstance(name, str) and name and name in by_name:
         return by_name[name]
-    known = [architecture.name for architecture in family.architectures if architecture.name]
-    hint = f"; supported are {', '.join(known)}" if known else ""
-    one = next(
-        (own for own in known if isinstance(name, str) and own.lower() == name.lower()), known[0] if known else ""
+    supported = [architecture.name for architecture in family.architectures if architecture.name]
+    hint = f"; supported are {', '.join(supported)}" if supported else ""
+    example = next(
+        (candidate for candidate in supported if isinstance(name, str) and candidate.lower() == name.lower()),
+        supported[0] if supported else "",
     )
     raise InputError(
-        f"{wanted.label} {shown(name)} is not supported for {family.name}"
-        + (f"{hint}: give --architecture {one} to count that" if known else "")
+        f"{wanted_entry.label} {shown(name)} is not supported for {family.name}"
+        + (f"{hint}: give --architecture {example} to count that" if supported else "")
     )
 
 
@@ -296,13 +301,13 @@ def _usual_architecture(family: Family, values: Mapping[str, Any]) -> Architectu
     return family.architectures[place]
 
 
-def _refuse_unsupported(family: Family, given: Mapping[str, Given], values: Mapping[str, Any]) -> None:
+def _refuse_unsupported(family: Family, entries: Mapping[str, Given], values: Mapping[str, Any]) -> None:
     for key, supported in family.refused.items():
         if isinstance(supported, str) and supported.startswith("="):
             supported = evaluate(supported[1:], values)
-        if key in given and given[key].value not in (supported, None):
+        if key in entries and entries[key].value not in (supported, None):
             raise InputError(
-                f"{given[key].label} = {shown(given[key].value)} is not supported, only {shown(supported)} is"
+                f"{entries[key].label} = {shown(entries[key].value)} is not supported, only {shown(supported)} is"
             )
-    if "pruned_heads" in given and given["pruned_heads"].value:
-        raise InputError(f"{given['pruned_heads'].label} is not supported: every block has all its heads")
+    if "pruned_heads" in entries and entries["pruned_heads"].value:
+        raise InputError(f"{entries['pruned_heads'].label} is not supported: every block has all its heads")

@@ -42,14 +42,14 @@ def evaluate(text: str, values: Mapping[str, Any], exact: bool = True) -> Any:
     except InputError:
         raise
     except (ArithmeticError, TypeError, ValueError):  # a configuration's values that make no sense together
-        given = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(names(text)) if name in values)
-        raise InputError(f"{text} has no value where {given}") from None
+        numbers = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(names(text)) if name in values)
+        raise InputError(f"{text} has no value where {numbers}") from None
 
 
 def quotients(text: str) -> tuple[tuple[str, str], ...]:
     """Numerators and denominators of an expression, as text."""
-    found = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
-    return tuple((ast.unparse(node.left), ast.unparse(node.right)) for node in found)
+    divisions = [n for n in ast.walk(_parsed(text)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    return tuple((ast.unparse(node.left), ast.unparse(node.right)) for node in divisions)
 
 
 Tree: TypeAlias = "int | str | list[Any]"
@@ -109,15 +109,15 @@ def _expanded(groups: Any) -> list[Any]:
     return result
 
 
-def _least(one: Any, two: Any) -> Any:
+def _least(left: Any, right: Any) -> Any:
     """The smaller of two, element by element where one is an array: one is at most two in 0 or 1 of the cases."""
-    if isinstance(one, int | float) and isinstance(two, int | float):
-        return min(one, two)
-    return one * (one <= two) + two * (one > two)
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return min(left, right)
+    return left * (left <= right) + right * (left > right)
 
 
-def _most(one: Any, two: Any) -> Any:
-    return one + two - _least(one, two)
+def _most(left: Any, right: Any) -> Any:
+    return left + right - _least(left, right)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -141,8 +141,8 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda one, many: one in many,
-    ast.NotIn: lambda one, many: one not in many,
+    ast.In: lambda item, many: item in many,
+    ast.NotIn: lambda item, many: item not in many,
 }
 
 
@@ -186,8 +186,8 @@ class _Evaluation:
         rest = above % below
         if isinstance(rest, int) and rest and self.exact:
             raise NotWholeError(ast.unparse(left), ast.unparse(right), (above, below))
-        whole = above // below
-        return max(whole, 1) if isinstance(whole, int) and not self.exact else whole
+        quotient = above // below
+        return max(quotient, 1) if isinstance(quotient, int) and not self.exact else quotient
 
     def _entry(self, value: ast.expr, index: int) -> Any:
         entries = self.of(value)

@@ -159,7 +159,9 @@ class Family:
     @property
     def says_words(self) -> str:
         """The class whose one head is over the vocabulary, as every procedure and formula takes it; "" without one."""
-        lines = {own.name: self.heads[own.head].get("lines", "") for own in self.architectures}
+        lines = {
+            architecture.name: self.heads[architecture.head].get("lines", "") for architecture in self.architectures
+        }
         return next((name for name, text in lines.items() if " head(" in text and text.count("loss(") == 1), "")
 
     @property
@@ -197,10 +199,10 @@ def _read(name: str) -> dict[str, Any]:
     return _over(base, table)
 
 
-def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged key by key, everything else is replaced; `~key` takes the base's key away."""
     merged = dict(base)
-    for key, value in own.items():
+    for key, value in changes.items():
         if key.startswith("~"):
             merged.pop(key[1:])
         elif isinstance(value, dict) and isinstance(merged.get(key), dict):
@@ -214,12 +216,12 @@ def _family(name: str, table: dict[str, Any]) -> Family:
     prefix = table.pop("prefix", "")
     chosen: dict[str, Any] = {
         "architectures": tuple(
-            Architecture(prefix + own, **{**values, "also": tuple(values.get("also", ()))})
-            for own, values in table.pop("architectures").items()
+            Architecture(prefix + class_name, **{**values, "also": tuple(values.get("also", ()))})
+            for class_name, values in table.pop("architectures").items()
         ),
-        "layers": {own: _layer(own, values) for own, values in table.pop("layers").items()},
-        "slots": {own: _slot(values) for own, values in table.pop("slots", {}).items()},
-        "modules": {own: tuple(weights) for own, weights in table.pop("modules", {}).items()},
+        "layers": {layer_name: _layer(layer_name, values) for layer_name, values in table.pop("layers").items()},
+        "slots": {slot_name: _slot(values) for slot_name, values in table.pop("slots", {}).items()},
+        "modules": {module_name: tuple(weights) for module_name, weights in table.pop("modules", {}).items()},
         "activations": {**ACTIVATIONS, **table.pop("activations", {})},
     }
     sizes = {**dict.fromkeys((*table.pop("required", ()), *table.get("optional", ()))), **table.pop("sizes")}
@@ -228,7 +230,9 @@ def _family(name: str, table: dict[str, Any]) -> Family:
         chosen[key] = tuple(table.pop(key, ()))
     for key in ("optional", "nullable"):
         chosen[key] = frozenset(table.pop(key, ()))
-    heads = {own: {key: _text(text) for key, text in head.items()} for own, head in table.pop("heads").items()}
+    heads = {
+        head_name: {key: _text(text) for key, text in head.items()} for head_name, head in table.pop("heads").items()
+    }
     return Family(name=name, settings=table.pop("settings", {}), heads=heads, **chosen, **table)
 
 
@@ -239,10 +243,10 @@ def _place(size: str) -> int:
 
 def _layer(name: str, values: Mapping[str, Any]) -> BaseLayer:
     rewritings = []
-    for given in values.get("rewrite", ()):
-        given = dict(given)
-        when = given.pop("when", "")
-        ((kind, argument),) = given.items()
+    for rewriting in values.get("rewrite", ()):
+        rewriting = dict(rewriting)
+        when = rewriting.pop("when", "")
+        ((kind, argument),) = rewriting.items()
         rewritings.append(Rewriting(kind, argument, when))
     dropped = tuple(values.get("dropped", ()))
     return BaseLayer(values.get("base", name), tuple(rewritings), dropped, values.get("padded", False))

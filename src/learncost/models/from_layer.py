@@ -18,10 +18,10 @@ def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
                 training's input `X.F` for X
     """
     projected = tuple(projected)
-    made = {*layer.table.inputs, *defined(layer.table.lines)}
+    names = {*layer.table.inputs, *defined(layer.table.lines)}
     for name in projected:
-        if name not in made:
-            raise InputError(f"{layer.name} has no {name!r} to add an error to; it has {', '.join(sorted(made))}")
+        if name not in names:
+            raise InputError(f"{layer.name} has no {name!r} to add an error to; it has {', '.join(sorted(names))}")
     configuration = Configuration(
         name=layer.name,
         family="layer",

@@ -58,20 +58,20 @@ def from_module(module: Any) -> Configuration:
     family = values.get("model_type")
     if family not in FAMILIES:
         raise InputError(f"{kind} is of the model type {shown(family)}, which is unknown{nearest(family, FAMILIES)}")
-    known = [architecture.name for architecture in FAMILIES[family].architectures]
-    if kind not in known:
-        raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(known)}){_inside(module)}")
+    classes = [architecture.name for architecture in FAMILIES[family].architectures]
+    if kind not in classes:
+        raise InputError(f"{kind} is not a class that is known for {family} ({', '.join(classes)}){_inside(module)}")
     plain, paths = parameters_of(module)
     theirs = sum(parameter.size for parameter in plain)
     model = _built(values, kind)
-    own = model.parameters.at(model.sizes)
-    if own != theirs and model.configuration.tied:  # peft's modules_to_save gives a tied head a matrix of its own
+    ours = model.parameters.at(model.sizes)
+    if ours != theirs and model.configuration.tied:  # peft's modules_to_save gives a tied head a matrix of its own
         apart = _built({**values, "tie_word_embeddings": False}, kind)
         model = apart if apart.parameters.at(apart.sizes) == theirs else model
-        own = model.parameters.at(model.sizes)
-    if own != theirs:
+        ours = model.parameters.at(model.sizes)
+    if ours != theirs:
         raise InputError(
-            f"{kind} has {theirs:,} parameters, and its config describes {own:,} ({theirs - own:+,}): "
+            f"{kind} has {theirs:,} parameters, and its config describes {ours:,} ({theirs - ours:+,}): "
             "it was changed, so its config does not say what it costs"
         )
     return replace(model.configuration, learned=learned(model, plain, paths))

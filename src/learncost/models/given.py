@@ -51,8 +51,8 @@ class Given:
                 raise TypeError
             number = operator.index(value)  # type: ignore[arg-type]  # what does not convert is refused
         except TypeError:
-            found = counted(value) if self.is_flag and not isinstance(value, str | bool) else None
-            number = -1 if found is None else found
+            number_read = counted(value) if self.is_flag and not isinstance(value, str | bool) else None
+            number = -1 if number_read is None else number_read
         if not 0 <= number <= LARGEST:
             raise InputError(f"{self.label} must be a whole number from 0 to {LARGEST:,}, not {shown(self.value)}")
         return number
@@ -106,35 +106,35 @@ class Given:
         left = [self.value]
         count = 0
         while left:
-            one = left.pop()
+            item = left.pop()
             count += 1
-            if isinstance(one, list) and count + len(left) + len(one) <= LONGEST:
-                left += one
-            elif one is self.value or isinstance(one, bool) or not isinstance(one, int | float | str):
-                wanted = f"a list of at most {LONGEST:,} texts and numbers"
-                raise InputError(f"{self.label} must be {wanted}, not {shown(self.value)}")
+            if isinstance(item, list) and count + len(left) + len(item) <= LONGEST:
+                left += item
+            elif item is self.value or isinstance(item, bool) or not isinstance(item, int | float | str):
+                expected = f"a list of at most {LONGEST:,} texts and numbers"
+                raise InputError(f"{self.label} must be {expected}, not {shown(self.value)}")
         assert isinstance(self.value, list)
         return self.value
 
-    def one_of(self, known: Mapping[str, str]) -> str:
+    def one_of(self, names: Mapping[str, str]) -> str:
         """What a known name stands for."""
-        found = known.get(self.value) if isinstance(self.value, str) else None
-        if found is None:
+        meaning = names.get(self.value) if isinstance(self.value, str) else None
+        if meaning is None:
             raise InputError(
-                f"{self.label} {shown(self.value)} is not supported{nearest(self.value, known)}"
-                f"; supported are {', '.join(known)}"
+                f"{self.label} {shown(self.value)} is not supported{nearest(self.value, names)}"
+                f"; supported are {', '.join(names)}"
             )
-        return found
+        return meaning
 
 
-def setting(given: Given, name: str, default: object, activations: Mapping[str, str]) -> Any:
+def setting(entry: Given, name: str, default: object, activations: Mapping[str, str]) -> Any:
     """A setting's value, checked as the type of its default wants it."""
     if name == "activation":
-        return given.one_of(activations)
+        return entry.one_of(activations)
     if isinstance(default, bool):
-        return given.flag()
+        return entry.flag()
     if isinstance(default, int):
-        return given.whole()
+        return entry.whole()
     if isinstance(default, float):
-        return given.probability() if name.endswith("epsilon") else given.number()
-    return given.entries() if isinstance(default, list) else given.text()
+        return entry.probability() if name.endswith("epsilon") else entry.number()
+    return entry.entries() if isinstance(default, list) else entry.text()

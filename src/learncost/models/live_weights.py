@@ -50,31 +50,35 @@ def parameters_of(module: Any) -> tuple[list[Parameter], list[Path]]:
     """The parameters as they are without adapters, each once, and peft's paths. Raises `InputError` for others."""
     plain: list[Parameter] = []
     paths: dict[str, Path] = {}
-    for name, own in module.named_parameters():
+    for name, parameter in module.named_parameters():
         path, _, leaf = name.rpartition(".")
         steps = [step for step in path.split(".") if step != "base_layer"]
         if "original_module" in steps:
             continue  # beside it stands the copy that learns
-        found = next((place for place, step in enumerate(steps) if step.startswith(("lora_", "modules_to_save"))), None)
-        if found is not None and steps[found] == "modules_to_save":
-            steps = steps[:found] + steps[found + 2 :]
-        elif found is not None:
-            beside = ".".join(steps[:found])
-            if steps[found] not in _PATHS or leaf != "weight":
-                raise InputError(f"{beside} has a {steps[found]}: of peft's adapters only LoRA on projections is known")
-            if steps[found] == "lora_A":
+        adapter_place = next(
+            (place for place, step in enumerate(steps) if step.startswith(("lora_", "modules_to_save"))), None
+        )
+        if adapter_place is not None and steps[adapter_place] == "modules_to_save":
+            steps = steps[:adapter_place] + steps[adapter_place + 2 :]
+        elif adapter_place is not None:
+            beside = ".".join(steps[:adapter_place])
+            if steps[adapter_place] not in _PATHS or leaf != "weight":
+                raise InputError(
+                    f"{beside} has a {steps[adapter_place]}: of peft's adapters only LoRA on projections is known"
+                )
+            if steps[adapter_place] == "lora_A":
                 if beside in paths:
                     raise InputError(f"{beside} has several adapters: keep the one that is to be counted")
-                scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[found + 1]]
-                paths[beside] = Path(beside, int(own.shape[0]), float(scaling))
+                scaling = module.get_submodule(path.partition(".lora_A")[0]).scaling[steps[adapter_place + 1]]
+                paths[beside] = Path(beside, int(parameter.shape[0]), float(scaling))
             continue
-        plain.append(Parameter(".".join(steps), leaf, int(own.numel()), bool(own.requires_grad)))
+        plain.append(Parameter(".".join(steps), leaf, int(parameter.numel()), bool(parameter.requires_grad)))
     return plain, list(paths.values())
 
 
 def learned(model: Model, plain: list[Parameter], paths: list[Path]) -> Learned | None:
     """What learns of a model, of a module whose parameters these are; None where all do. Raises `InputError`."""
-    if all(own.learns for own in plain) and not paths:
+    if all(parameter.learns for parameter in plain) and not paths:
         return None
     if any(isinstance(line, Repeat) for repeat in repeats(model.table) for line in repeat.lines):
         raise InputError(
@@ -93,7 +97,7 @@ def _call(paths: list[Path]) -> str:
     """The call that is nearest to a module's low-rank paths, for the end of a refusal."""
     if not paths:
         return "; lc.cost(module.config.to_dict(), train=..., train_layers=...) says in words what learns"
-    names = ",".join(dict.fromkeys(own.path.rpartition(".")[2] for own in paths))
+    names = ",".join(dict.fromkeys(path.path.rpartition(".")[2] for path in paths))
     ranks = f"lora_rank={paths[0].rank}, lora_alpha={paths[0].rank * paths[0].scale:g}"
     return f"; the nearest call is lc.cost(module.config.to_dict(), lora='{names}', {ranks})"
 
@@ -114,7 +118,7 @@ class _Reader:
             kinds = _kinds(lines, stacks)
             side = str(lines[0].tag.block) if self.model.two_sided else ""
             for turn in range(turns):
-                yield from ((side, before + turn, own) for own in kinds)
+                yield from ((side, before + turn, weights) for weights in kinds)
             before += turns
 
     def place(self, path: str) -> tuple[int, tuple[str, ...]] | None:
@@ -123,8 +127,8 @@ class _Reader:
         if number is None:
             return None
         side = next((part for part in path.split(".") if part in ("encoder", "decoder")), "")
-        own = [(turn, weights) for where, turn, weights in self.blocks if not where or where == side]
-        return own[number] if number < len(own) else None
+        of_side = [(turn, weights) for where, turn, weights in self.blocks if not where or where == side]
+        return of_side[number] if number < len(of_side) else None
 
     def held(self, path: str, among: Iterable[str]) -> tuple[str, ...]:
         return module_of(path, self.family, among)
@@ -136,13 +140,13 @@ class _Reader:
         outside = []
         stacked = {name for _, _, weights in self.blocks for name in weights}
         others = [name for name in self.model.table.weights if name not in stacked]
-        for own in plain:
+        for parameter in plain:
             # What T5's first blocks hold for all blocks of their stack stands outside of ours.
-            if (place := self.place(own.path)) is None or self.held(own.path, others):
-                outside.append(own)
+            if (place := self.place(parameter.path)) is None or self.held(parameter.path, others):
+                outside.append(parameter)
             else:
                 key = self.blocks.index(next(b for b in self.blocks if b[1:] == place))
-                inside.setdefault(key, []).append(own)
+                inside.setdefault(key, []).append(parameter)
                 places[key] = place
         for key, (turn, weights) in places.items():
             yield from ((name, turn) for name in self.matched(inside[key], weights, f"block {key}"))
@@ -153,27 +157,29 @@ class _Reader:
         left = dict.fromkeys(ours)
         shifts = set(self.parts.biases())
         rest = []
-        for own in theirs:
+        for parameter in theirs:
             path = (
-                own.path if own.leaf == "weight" else f"{own.path}.{own.leaf}"
+                parameter.path if parameter.leaf == "weight" else f"{parameter.path}.{parameter.leaf}"
             )  # experts are parameters by themselves
-            held = self.held(path, left) if own.leaf != "bias" else ()
-            if own.leaf == "bias" and (weights := self.held(own.path, self.model.table.weights)):
-                held = tuple(name for name in self.parts.with_biases(weights) if name in left and name in shifts)
-            if not held:
-                rest.append(own)
-            for name in held:
+            weights_there = self.held(path, left) if parameter.leaf != "bias" else ()
+            if parameter.leaf == "bias" and (weights := self.held(parameter.path, self.model.table.weights)):
+                weights_there = tuple(
+                    name for name in self.parts.with_biases(weights) if name in left and name in shifts
+                )
+            if not weights_there:
+                rest.append(parameter)
+            for name in weights_there:
                 left.pop(name)
-                if own.learns:
+                if parameter.learns:
                     yield name
         groups: dict[tuple[bool, int], tuple[list[bool], list[str]]] = {}
-        for own in rest:
-            groups.setdefault((own.leaf == "bias", own.size), ([], []))[0].append(own.learns)
-        named = set(groups)
+        for parameter in rest:
+            groups.setdefault((parameter.leaf == "bias", parameter.size), ([], []))[0].append(parameter.learns)
+        group_keys = set(groups)
         for name in left:
             size = self.size(name)
             key = (name in shifts, size)
-            if key not in named and (not key[0], size) in named:
+            if key not in group_keys and (not key[0], size) in group_keys:
                 key = (not key[0], size)  # learned positions are added like a bias and called otherwise, as in ViT
             groups.setdefault(key, ([], []))[1].append(name)
         for learns, names in groups.values():
@@ -182,7 +188,7 @@ class _Reader:
             if all(learns):
                 yield from names
             elif len(learns) == len(names):  # of one kind and size, in the order in which they are read
-                yield from (name for name, own in zip(names, learns, strict=True) if own)
+                yield from (name for name, is_learning in zip(names, learns, strict=True) if is_learning)
             else:
                 raise InputError(
                     f"some of {where} is frozen and some is not, and which of our weights those are is not known"
@@ -190,9 +196,12 @@ class _Reader:
 
     def check(self, weights: Iterable[tuple[str, int | None]], plain: list[Parameter]) -> None:
         """As many elements must learn as do there; what nothing reads may do as it likes."""
-        own, theirs = sum(self.size(name) for name, _ in weights), sum(one.size for one in plain if one.learns)
-        if not own <= theirs <= own + self.model.configuration.unread:
-            raise InputError(f"{theirs:,} parameters learn, and of our weights {own:,} were found to")
+        ours, theirs = (
+            sum(self.size(name) for name, _ in weights),
+            sum(parameter.size for parameter in plain if parameter.learns),
+        )
+        if not ours <= theirs <= ours + self.model.configuration.unread:
+            raise InputError(f"{theirs:,} parameters learn, and of our weights {ours:,} were found to")
 
     def size(self, name: str) -> int:
         """The elements of a weight, of one turn where it is a stack."""
@@ -203,18 +212,18 @@ class _Reader:
     def told(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
         turns: dict[str, set[int]] = {}
         outside: dict[str, None] = {}
-        for own in paths:
-            place = self.place(own.path)
+        for path in paths:
+            place = self.place(path.path)
             among = place[1] if place else [w for w in self.model.table.weights if w not in self.parts.in_blocks]
-            held = self.held(own.path, among) or (("head",) if not place and _is_head(own.path) else ())
-            if not held:
-                raise InputError(f"{own.path} has a low-rank path, and which of our weights it is beside is not known")
-            for name in held:
+            adapted = self.held(path.path, among) or (("head",) if not place and _is_head(path.path) else ())
+            if not adapted:
+                raise InputError(f"{path.path} has a low-rank path, and which of our weights it is beside is not known")
+            for name in adapted:
                 if place:
                     turns.setdefault(name, set()).add(place[0])
                 else:
                     outside[name] = None
-        shapes = {(own.rank, own.scale) for own in paths}
+        shapes = {(path.rank, path.scale) for path in paths}
         if len(shapes) > 1:
             raise InputError(f"low-rank paths of different ranks or scales are not counted together: {sorted(shapes)}")
         if not paths:
@@ -223,17 +232,17 @@ class _Reader:
         alpha = scale * rank
         self.alike(turns)
         names = (*dict.fromkeys(turns), *outside)
-        blocks = frozenset(turn for own in turns.values() for turn in own)
+        blocks = frozenset(turn for path_turns in turns.values() for turn in path_turns)
         text = f"LoRA of rank {rank} and alpha {alpha:g} on {', '.join(names)}, as the live module has it"
         more = "; and what its requires_grad says" if weights else ""
         return Learned(f"{text}{more}", weights, names, blocks, rank, alpha)
 
     def alike(self, turns: Mapping[str, set[int]]) -> None:
         """Every adapted weight must have its path in all of the adapted turns in which it stands."""
-        every = {turn for own in turns.values() for turn in own}
-        for name, own in turns.items():
+        every = {turn for path_turns in turns.values() for turn in path_turns}
+        for name, path_turns in turns.items():
             stands = {turn for _, turn, weights in self.blocks if name in weights}
-            if own != every & stands:
+            if path_turns != every & stands:
                 raise InputError(f"{name} has a low-rank path in other blocks than others have theirs: not known")
 
 
@@ -247,10 +256,10 @@ def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:
     softmaxes = [li for li in lines if isinstance(li, Word) and li.word.startswith("softmax") and _attends(li)]
     if len(softmaxes) < 2:
         return (tuple(stacks),)
-    found: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for name in stacks:
-        found.setdefault(name.partition(".")[0], []).append(name)
-    return tuple(map(tuple, found.values()))
+        kinds.setdefault(name.partition(".")[0], []).append(name)
+    return tuple(map(tuple, kinds.values()))
 
 
 def _attends(line: Line) -> bool:

@@ -49,10 +49,10 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     if configuration.family not in FAMILIES:
         return {}
     table, indices = _made(Same(configuration))
-    known = _Known(configuration, sizes)
-    numbers = tuple((name, known.number(name)) for name in table.inputs)
+    numbers_of = _Known(configuration, sizes)
+    numbers = tuple((name, numbers_of.number(name)) for name in table.inputs)
     vectors = {table.axes[name][0]: len(number) for name, number in numbers if isinstance(number, tuple)}
-    lengths = tuple((axis, vectors.get(axis) or known[axis]) for axis in axes_of(table))
+    lengths = tuple((axis, vectors.get(axis) or numbers_of[axis]) for axis in axes_of(table))
     return _run(Same(table), numbers, lengths, indices)
 
 
@@ -64,10 +64,15 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
         header, lines = making(configuration, build(replace(configuration, learned=None)).table.inputs)
     except InputError as refusal:
         return (f"{refusal}.",)
-    known = _Known(configuration, sizes)
-    read = ((name, known.number(name)) for name in header.inputs)
-    told = ", ".join(f"{name} = {len(v)} numbers" if isinstance(v, tuple) else f"{name} = {v:g}" for name, v in read)
-    return (*(line.text if isinstance(line, Call) else str(line) for line in lines), *([f"{told}."] if told else []))
+    numbers_of = _Known(configuration, sizes)
+    read = ((name, numbers_of.number(name)) for name in header.inputs)
+    values_text = ", ".join(
+        f"{name} = {len(v)} numbers" if isinstance(v, tuple) else f"{name} = {v:g}" for name, v in read
+    )
+    return (
+        *(line.text if isinstance(line, Call) else str(line) for line in lines),
+        *([f"{values_text}."] if values_text else []),
+    )
 
 
 @lru_cache(maxsize=32)
@@ -108,9 +113,9 @@ def _run(
 ) -> Mapping[str, Any]:
     values = {name: np.array(number) for name, number in numbers}
     execute(table.it, values, dict(lengths))
-    found = {}
+    arrays = {}
     for name in table.it.outputs:
-        own = table.it.header(name)
-        array = found[own] = values[name].astype(np.int64 if own in indices else np.float64)
+        input_name = table.it.header(name)
+        array = arrays[input_name] = values[name].astype(np.int64 if input_name in indices else np.float64)
         array.flags.writeable = False  # which others are given, too
-    return MappingProxyType(found)
+    return MappingProxyType(arrays)

@@ -97,7 +97,7 @@ class Structure:
 @lru_cache(maxsize=64)
 def _build(plan_: Plan, dropout: bool, padding: bool) -> tuple[Table, tuple[str, ...]]:
     """The table of a plan, and its axes."""
-    layers = {one.name: _rewritten(one, dropout, padding) for one in plan_.layers}
+    layers = {planned.name: _rewritten(planned, dropout, padding) for planned in plan_.layers}
     table = _with_blocks(defined(plan_.header, plan_.lines, layers).table, plan_.blocks)
     return table, axes_of(table)
 
@@ -136,25 +136,25 @@ def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
 
 def axes_of(table: Table) -> tuple[str, ...]:
     """The axes of a table, and the sizes that only its numbers and its windows read."""
-    found: set[str] = set()
+    axes: set[str] = set()
     for line, _ in walk(table.lines):
-        found.update(base(axis) for axis in line.loops)
+        axes.update(base(axis) for axis in line.loops)
         for term in (*line.left, *line.right):
-            found.update(map(base, term.sizes if isinstance(term, Literal) else term.declared))
-        found.update(condition.window for condition in line.where if condition.window)
-    found.update(base(axis) for axes in table.axes.values() for axis in axes)
-    return tuple(sorted(found))
+            axes.update(map(base, term.sizes if isinstance(term, Literal) else term.declared))
+        axes.update(condition.window for condition in line.where if condition.window)
+    axes.update(base(axis) for axes in table.axes.values() for axis in axes)
+    return tuple(sorted(axes))
 
 
 def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
-    given = named(planned.base)
+    layer = named(planned.base)
     for name, argument in planned.rewritings:
-        given = REWRITINGS[name](given, json.loads(argument))
+        layer = REWRITINGS[name](layer, json.loads(argument))
     if padding and planned.padded:
-        given = with_padding(given)
+        layer = with_padding(layer)
     if dropout and planned.dropped:
-        given = with_masks(given, planned.dropped)
-    return given
+        layer = with_masks(layer, planned.dropped)
+    return layer
 
 
 def masks_of(table: Table) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
     for line in table.lines:
         if isinstance(line, Repeat):
             block = next(stack)
-            lines.append(replace(line, lines=tuple(_in_block(own, block) for own in line.lines)))
+            lines.append(replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines)))
         elif two_sided and line.tag.layer in ("embedding", "positions", "sinusoidal_positions", "dropout"):
             lines.append(_in_block(line, "encoder" if "N" in line.loops else "decoder"))
         else:
@@ -180,7 +180,7 @@ def _with_blocks(table: Table, blocks: tuple[str, ...]) -> Table:
 
 def _in_block(line: Statement, block: str) -> Statement:
     if isinstance(line, Repeat):
-        return replace(line, lines=tuple(_in_block(own, block) for own in line.lines))
+        return replace(line, lines=tuple(_in_block(inner, block) for inner in line.lines))
     assert isinstance(line, Line)
     return replace(line, tag=replace(line.tag, block=block))
 

@@ -14,20 +14,22 @@ def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 
     family = FAMILIES.get(model.configuration.family)
     if family is None or name == "plain":
         return MODULES[name]()
-    said = dict(family.module)
+    module_settings = dict(family.module)
     weights = {model.table.values[weight].group or weight for weight in model.table.weights}
     usual = str(family.settings.get("activation", ""))
     written = {ACTIVATIONS.get(usual, usual): usual}
-    if "buffers" in said:
-        said["buffers"] = evaluate(said["buffers"], {**model.configuration.values, "width": width})
-    given = {
+    if "buffers" in module_settings:
+        module_settings["buffers"] = evaluate(
+            module_settings["buffers"], {**model.configuration.values, "width": width}
+        )
+    arguments = {
         "cache": model.causal,
         "upcast": model.causal and not model.two_sided,
         "written": written,
         "holds": "embeddings",
         "checkpointed": checkpointed,
-        **said,
+        **module_settings,
     }
     if checkpointed or not MODULES[name].caches:
-        given["cache"] = False
-    return MODULES[name](packed=tuple(group for _, group in joint(family.name, weights)), **given)
+        arguments["cache"] = False
+    return MODULES[name](packed=tuple(group for _, group in joint(family.name, weights)), **arguments)

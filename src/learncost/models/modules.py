@@ -41,16 +41,18 @@ def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
     A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
     of the name, or by a pattern with *.
     """
-    meant = [own for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for own in ours]
-    patterns = meant or (*_ANY.get(name, ()), name)
+    endings = [
+        weight for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for weight in ours
+    ]
+    patterns = endings or (*_ANY.get(name, ()), name)
     return tuple(w for w in weights if any(fnmatchcase(w, p) or fnmatchcase(w, f"*.{p}") for p in patterns))
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """The weights that the module of a whole path holds: by the longest end that the family names, else by any's."""
     ends = [end for end in modules_of(family) if f".{path}".endswith(f".{end}")]
-    meant = modules_of(family)[max(ends, key=len)] if ends else _ANY.get(path.rpartition(".")[2], ())
-    return tuple(w for w in weights if any(w == own or w.endswith(f".{own}") for own in meant))
+    endings = modules_of(family)[max(ends, key=len)] if ends else _ANY.get(path.rpartition(".")[2], ())
+    return tuple(w for w in weights if any(w == ending or w.endswith(f".{ending}") for ending in endings))
 
 
 def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -61,8 +63,8 @@ def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ..
     """
     chosen = set(weights)
     found = []
-    for path, own in modules_of(family).items():
-        for group in _by_module(own):
+    for path, ours in modules_of(family).items():
+        for group in _by_module(ours):
             for first in sorted(chosen):
                 # In front of the names of a module's weights stands the same: nothing, or a kind of block.
                 front = first.removesuffix(group[0])
@@ -73,15 +75,15 @@ def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ..
 
 
 def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for weight in weights:
-        found.setdefault(weight.rpartition(".")[0], []).append(weight)
-    return found.values()
+        modules.setdefault(weight.rpartition(".")[0], []).append(weight)
+    return modules.values()
 
 
 def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """Every name that stands for a weight."""
     weights = tuple(weights)
-    there = [path for path, own in modules_of(family).items() if held(path, family, weights)]
-    ends = (path[place:] for path in there for place in (0, path.rfind(".") + 1))
+    paths = [path for path, ours in modules_of(family).items() if held(path, family, weights)]
+    ends = (path[place:] for path in paths for place in (0, path.rfind(".") + 1))
     return tuple(dict.fromkeys((*ends, *(n for n in _ANY if held(n, family, weights)), *weights)))

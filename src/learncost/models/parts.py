@@ -44,15 +44,15 @@ def spans(text: str, count: int) -> tuple[tuple[int, int], ...]:
         if not _is_number(number) or not 1 <= int(number) <= count:
             raise wrong
         return ((0, int(number) - 1),) if end == "first" else ((count - int(number), count - 1),)
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for item in text.split(","):
         first, dash, last = (part.strip() for part in item.partition("-"))
         last = last if dash else first
         if not (_is_number(first) and _is_number(last)) or not int(first) <= int(last) < count:
             raise wrong
-        found.append((int(first), int(last)))
+        stretches.append((int(first), int(last)))
     merged: list[tuple[int, int]] = []
-    for first_, last_ in sorted(found):
+    for first_, last_ in sorted(stretches):
         if merged and first_ <= merged[-1][1] + 1:
             merged[-1] = merged[-1][0], max(last_, merged[-1][1])
         else:
@@ -146,74 +146,74 @@ class Parts:
             *self.read_by(line for line in self.lines if line.tag.block not in (name, "", None)),
             *self.embeddings,
         }
-        named = {weight for weight in self.table.weights if weight.startswith(f"{name}.")}
-        chosen = (inside - others | named) if inside and self.model.two_sided else set()
+        named_weights = {weight for weight in self.table.weights if weight.startswith(f"{name}.")}
+        chosen = (inside - others | named_weights) if inside and self.model.two_sided else set()
         return tuple(weight for weight in self.table.weights if weight in chosen)
 
-    def _some(self, found: tuple[str, ...], what: str, name: str, meant: str) -> tuple[str, ...]:
-        if not found:
-            raise InputError(f"{what}: {self.model.configuration.name} has no {meant} with weights ({name})")
-        return found
+    def _some(self, weights: tuple[str, ...], option: str, name: str, part_text: str) -> tuple[str, ...]:
+        if not weights:
+            raise InputError(f"{option}: {self.model.configuration.name} has no {part_text} with weights ({name})")
+        return weights
 
     def with_biases(self, weights: Iterable[str]) -> tuple[str, ...]:
         """The weights, and what is added to their products straight after; an embedding has no product of its own."""
         chosen = set(weights)
         multiplied = chosen - set(self.embeddings)
-        made = {line.name for line in self.lines for weight in multiplied if is_linear(line, weight)}
-        added = (line for line in self.lines if isinstance(line, Sum) and made & set(line.reads))
+        products = {line.name for line in self.lines for weight in multiplied if is_linear(line, weight)}
+        added = (line for line in self.lines if isinstance(line, Sum) and products & set(line.reads))
         chosen |= set(self.read_by(added))
         return tuple(weight for weight in self.table.weights if weight in chosen)
 
-    def held(self, what: str, name: str, words: Iterable[str]) -> tuple[str, ...]:
-        found = held(name, self.family, self.table.weights)
-        if not found:
-            known = (*words, *names(self.family, self.table.weights))
-            several = ", ".join(known[:_MOST_NAMES]) + (", ..." if len(known) > _MOST_NAMES else "")
-            hint = nearest(name, known) or f"; there are {several}"
-            raise InputError(f"{what}: {self.model.configuration.name} has no weights called {shown(name)}{hint}")
-        return found
+    def held(self, option: str, name: str, words: Iterable[str]) -> tuple[str, ...]:
+        weights = held(name, self.family, self.table.weights)
+        if not weights:
+            names_there = (*words, *names(self.family, self.table.weights))
+            several = ", ".join(names_there[:_MOST_NAMES]) + (", ..." if len(names_there) > _MOST_NAMES else "")
+            hint = nearest(name, names_there) or f"; there are {several}"
+            raise InputError(f"{option}: {self.model.configuration.name} has no weights called {shown(name)}{hint}")
+        return weights
 
-    def projections(self, named: Iterable[str]) -> tuple[Projection, ...]:
+    def projections(self, lora_names: Iterable[str]) -> tuple[Projection, ...]:
         """The low-rank paths of the names of `lora`; weights that one module holds share one where all are meant."""
         weights: dict[str, None] = {}
         others: dict[str, Projection] = {}
-        for name in named:
+        for name in lora_names:
             if name in _HEAD:
                 for weight in self._some(self.multiplied("head"), "lora", name, "head"):
                     path = weight if weight.startswith("head") else f"head.{weight}"  # tied: apart from the embedding's
                     others["head"] = Projection(path, (weight,), ("head",))
                 continue
-            found = self._projected(name)
-            for weight in found:
+            projected = self._projected(name)
+            for weight in projected:
                 if weight in self.embeddings:
                     lookups = tuple(dict.fromkeys(li.tag.layer for li in self.lines if is_lookup(li, weight)))
                     others[weight] = Projection(weight, (weight,), lookups)
                 else:
                     weights[weight] = None
         groups = []
-        for name, own in joint(self.family, weights):
-            groups.append(Projection(name, own))
-            weights = {weight: None for weight in weights if weight not in own}
+        for name, group in joint(self.family, weights):
+            groups.append(Projection(name, group))
+            weights = {weight: None for weight in weights if weight not in group}
         return (*others.values(), *groups, *(Projection(weight, (weight,)) for weight in weights))
 
     def multiplied(self, layer: str = "") -> tuple[str, ...]:
         """The weights that something is multiplied by as matrices, in the layers whose names have this part."""
-        own = [line for line in self.lines if layer in line.tag.layer]
-        return tuple(weight for weight in self.table.weights if any(is_linear(line, weight) for line in own))
+        layer_lines = [line for line in self.lines if layer in line.tag.layer]
+        return tuple(weight for weight in self.table.weights if any(is_linear(line, weight) for line in layer_lines))
 
     def _projected(self, name: str) -> tuple[str, ...]:
         if name in _LINEAR:
             return self._some(self.linear, "lora", name, "linear layers")
         if name in _GROUPS:
-            own = tuple(weight for weight in self.multiplied(_GROUPS[name]) if weight in self.linear)
-            return self._some(own, "lora", name, f"projections in its {name.replace('_', '-')} layers")
+            linear_weights = tuple(weight for weight in self.multiplied(_GROUPS[name]) if weight in self.linear)
+            return self._some(linear_weights, "lora", name, f"projections in its {name.replace('_', '-')} layers")
         tables = tuple(w for w in self.embeddings if any(is_lookup(line, w) for line in self.lines))
         if name in _EMBEDDINGS and name not in self.table.weights:
             return self._some(tables, "lora", name, "embeddings")
-        found = self.held("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
-        fit = tuple(weight for weight in found if weight in (*self.multiplied(), *tables))
-        if len(fit) < len(found) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
-            other = next(weight for weight in found if weight not in fit)
+        weights = self.held("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
+        fit = tuple(weight for weight in weights if weight in (*self.multiplied(), *tables))
+        if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
+            other = next(weight for weight in weights if weight not in fit)
             raise InputError(
                 f"lora: {shown(name)} means {other}, which is no matrix of a product; LoRA is for projections, "
                 f"such as {', '.join(self.linear[:4])}"
@@ -225,8 +225,8 @@ def is_projection(line: Line, weight: str) -> bool:
     """As peft's all-linear has it: every linear layer but the output layer, no convolution, no router of experts."""
     if not is_linear(line, weight) or line.tag.layer in _OUTPUT_LAYERS or "convolution" in line.tag.layer:
         return False
-    own = {term.name: local for term, local in zip(line.right, line.tag.locals, strict=False)}
-    return own.get(weight) != _ROUTER
+    local_of = {term.name: local for term, local in zip(line.right, line.tag.locals, strict=False)}
+    return local_of.get(weight) != _ROUTER
 
 
 def _looks_up(line: Line, weight: str) -> bool:

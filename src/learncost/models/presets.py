@@ -36,13 +36,13 @@ class Preset:
 @cache
 def presets() -> tuple[Preset, ...]:
     """Return all presets, family by family."""
-    found = []
+    all_presets = []
     for file in sorted(FOLDER.glob("*.json")):
         for name, table in json.loads(file.read_text(encoding="utf-8")).items():
             title, source, values = (table.pop(key) for key in ("title", "source", "config"))
             aliases, hub = (tuple(table.pop(key, ())) for key in ("aliases", "hub"))
-            found.append(Preset(name, title, source, values, aliases, hub=hub, **table))
-    return tuple(found)
+            all_presets.append(Preset(name, title, source, values, aliases, hub=hub, **table))
+    return tuple(all_presets)
 
 
 @cache

@@ -13,21 +13,23 @@ from learncost.models.model import Model
 from learncost.models.parts import is_projection
 
 
-def changed(model: Model, wanted: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
+def changed(model: Model, learned: Adaptation | Learned | None, precision: Precision, learns: bool = True) -> Model:
     """The model in which only what is asked for learns, in a precision. Raises `InputError`.
 
     learns  whether weights are trained at all: in inference none are
     """
-    if wanted is not None:
-        model = adapted(model, wanted)
+    if learned is not None:
+        model = adapted(model, learned)
     return quantized(model, precision, learns) if precision.quantized is not None else model
 
 
 def quantized_widths(model: Model) -> dict[str, int]:
     """Bytes of an element of what stands for quantized weights, by name: none, as these are counted as they are packed
     (`Quantized.bytes`), and what places of blocks and levels take is inside of a kernel."""
-    arrays = [name for one in model.quantized for name in (one.codes.name, *(array.name for array in one.scales))]
-    return dict.fromkeys((*arrays, *(name for one in model.quantized for name in one.constants)), 0)
+    arrays = [
+        name for weight in model.quantized for name in (weight.codes.name, *(array.name for array in weight.scales))
+    ]
+    return dict.fromkeys((*arrays, *(name for weight in model.quantized for name in weight.constants)), 0)
 
 
 def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
@@ -42,20 +44,20 @@ def quantized(model: Model, precision: Precision, learns: bool = True) -> Model:
         return model
     model = replace(model, table=flat(model.table, model.sizes))
     learning = set(model.learning) if learns else set[str]()
-    table, found = with_quantized(
+    table, stored = with_quantized(
         model.table, lambda line, inside, outer: outer not in learning and is_projection(line, inside), kind
     )
-    if not found:
+    if not stored:
         raise InputError(
             f"the precision {precision.name} stores frozen matrices of blocks as {kind.name}, and in "
             f"{model.configuration.name} none is frozen: say what learns, such as lora all-linear"
         )
-    own = {axis: size for one in found for axis, size in one.sizes(model.sizes).items()}
+    block_counts = {axis: size for weight in stored for axis, size in weight.sizes(model.sizes).items()}
     return replace(
         model,
         table=table,
-        sizes={**model.sizes, **own},
-        quantized=found,
+        sizes={**model.sizes, **block_counts},
+        quantized=stored,
         plain=model.table,
         trained=model.learning if learns else (),
     )

@@ -40,21 +40,25 @@ def _transposed(layer: Layer, weights: str | list[str]) -> Layer:
     return layer
 
 
-def _norms(layer: Layer, given: Mapping[str, Any]) -> Layer:
-    along, shifts, from_one = tuple(given.get("along", "k")), given.get("shifts", {}), given.get("from_one", False)
-    found: Layer = _attention().with_norms(layer, given["gains"], along, given["epsilon"], shifts, from_one)
-    return found
+def _norms(layer: Layer, settings: Mapping[str, Any]) -> Layer:
+    along, shifts, from_one = (
+        tuple(settings.get("along", "k")),
+        settings.get("shifts", {}),
+        settings.get("from_one", False),
+    )
+    normed: Layer = _attention().with_norms(layer, settings["gains"], along, settings["epsilon"], shifts, from_one)
+    return normed
 
 
-def _scale(layer: Layer, given: float | Mapping[str, Any]) -> Layer:
-    factors = (given["by"], given["of"]) if isinstance(given, Mapping) else (given,)
-    found: Layer = _attention().with_scale(layer, *factors)
-    return found
+def _scale(layer: Layer, factor: float | Mapping[str, Any]) -> Layer:
+    factors = (factor["by"], factor["of"]) if isinstance(factor, Mapping) else (factor,)
+    scaled: Layer = _attention().with_scale(layer, *factors)
+    return scaled
 
 
-def _softcap(layer: Layer, given: Mapping[str, Any]) -> Layer:
-    found: Layer = _attention().with_softcap(layer, given["cap"], given["of"])
-    return found
+def _softcap(layer: Layer, settings: Mapping[str, Any]) -> Layer:
+    capped: Layer = _attention().with_softcap(layer, settings["cap"], settings["of"])
+    return capped
 
 
 REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
@@ -66,18 +70,20 @@ REWRITINGS: Mapping[str, Callable[[Layer, Any], Layer]] = {
     "rotary": lambda layer, names: _attention().with_rotary(layer, *names),  # [queries, keys]
     "softcap": _softcap,  # {of = value, cap = number}
     "scale": _scale,  # another factor: a number for the scores, or {of = value, by = number}
-    "factor": lambda layer, given: _experts().with_factor(layer, given["by"], given["of"]),  # {of = value, by = number}
-    "groups": lambda layer, given: _experts().with_groups(
-        layer, given["of"], given["by"]
+    "factor": lambda layer, settings: _experts().with_factor(
+        layer, settings["by"], settings["of"]
+    ),  # {of = value, by = number}
+    "groups": lambda layer, settings: _experts().with_groups(
+        layer, settings["of"], settings["by"]
     ),  # {of = value, by = refinement}
     "without": lambda layer, word: _experts().without_word(layer, word),  # a word
     "sinks": lambda layer, weight: _attention().with_sinks(layer, weight),  # the weight
     "no_scale": lambda layer, _: _attention().without_scale(layer),
     "alibi": lambda layer, _: _attention().with_alibi(layer),
     "bias": lambda layer, _: _attention().with_bias(layer),
-    "content_to_position": lambda layer, given: _disentangled().with_content_to_position(
-        layer, **given
+    "content_to_position": lambda layer, settings: _disentangled().with_content_to_position(
+        layer, **settings
     ),  # {weight, scale}
-    "position_to_content": lambda layer, given: _disentangled().with_position_to_content(layer, **given),
+    "position_to_content": lambda layer, settings: _disentangled().with_position_to_content(layer, **settings),
 }
 """By name: from a layer and an argument to a layer."""

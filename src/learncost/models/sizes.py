@@ -82,8 +82,8 @@ def check_size(name: str, value: object) -> int:
 
     `name` is the spelling that the user gave; the message of the InputError names it.
     """
-    wanted = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
+    problem = f"{name} must be a whole number from 1 to {LARGEST:,}, not {shown(value)}"
     number = counted(value) or 0
     if not 1 <= number <= LARGEST:
-        raise InputError(wanted)
+        raise InputError(problem)
     return number

@@ -51,20 +51,24 @@ SIZES: Mapping[str, Any] = {
 def learning(family: Family) -> Architecture:
     """The class of a family that learns from answers: its usual one, or the first that does."""
     every = family.architectures
-    return next((one for one in every if family.heads[one.head]["outputs"] == "loss"), every[0])
+    return next(
+        (architecture for architecture in every if family.heads[architecture.head]["outputs"] == "loss"), every[0]
+    )
 
 
 def small(name: str, **more: Any) -> Configuration:
     """A small model of the family with the head that it learns by. `more` are other sizes and settings."""
     family = FAMILIES[name]
-    own = {**SIZES, **more}
+    usual_sizes = {**SIZES, **more}
     # What follows from another size stays as it follows, but for the number of heads of keys and values.
-    sizes = {key: own[key] for key, usual in family.sizes.items() if key in own and not _follows(key, usual)}
-    settings = {key: own[key] for key in family.settings if key in own}
+    sizes = {
+        key: usual_sizes[key] for key, usual in family.sizes.items() if key in usual_sizes and not _follows(key, usual)
+    }
+    settings = {key: usual_sizes[key] for key in family.settings if key in usual_sizes}
     architecture = learning(family).name
-    given = {"model_type": name, **({"architectures": [architecture]} if architecture else {}), **sizes, **settings}
+    contents = {"model_type": name, **({"architectures": [architecture]} if architecture else {}), **sizes, **settings}
     try:
-        return configure(given)
+        return configure(contents)
     except InputError as error:
         raise InputError(f"no small {name}: {error}") from None
 

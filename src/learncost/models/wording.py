@@ -26,13 +26,13 @@ def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
     if len(text) < 30 and _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace("_", "")
-    found = _WRITTEN.fullmatch(text)
-    if not found or found[4].lower() not in units:
+    match = _WRITTEN.fullmatch(text)
+    if not match or match[4].lower() not in units:
         return None
-    if found[2] and not (found[3] or found[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are
+    if match[2] and not (match[3] or match[4]):  # 1.0 is no whole number as it is written; 1.5e3 and 1.5k are
         return None
-    digits, fraction = found[1], found[2] or ""
-    scaled = int(digits + fraction) * 10 ** int(found[3] or 0) * units[found[4].lower()]
+    digits, fraction = match[1], match[2] or ""
+    scaled = int(digits + fraction) * 10 ** int(match[3] or 0) * units[match[4].lower()]
     number, rest = divmod(scaled, 10 ** len(fraction))
     return None if rest else number
 
@@ -69,14 +69,17 @@ def printable(text: str) -> str:
     return text if text.isprintable() else shown(text)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def nearest(name: object, candidates: Iterable[str]) -> str:
     """Return "; did you mean 'a' or 'b'?" for the known names nearest to `name`, "" where none is near."""
     if not isinstance(name, str):
         return ""
     import difflib  # needed only when something went wrong
 
-    names = {candidate.lower().replace("_", "-"): candidate for candidate in known}
-    wanted = name[:100].lower().replace("_", "-")
-    longer = [own for own in names if own.startswith(f"{wanted}-")] if len(wanted) > 2 else []
-    close = [*longer, *(own for own in difflib.get_close_matches(wanted, names, n=3) if own not in longer)][:3]
+    names = {candidate.lower().replace("_", "-"): candidate for candidate in candidates}
+    key = name[:100].lower().replace("_", "-")
+    longer = [candidate for candidate in names if candidate.startswith(f"{key}-")] if len(key) > 2 else []
+    close = [
+        *longer,
+        *(candidate for candidate in difflib.get_close_matches(key, names, n=3) if candidate not in longer),
+    ][:3]
     return f"; did you mean {' or '.join(repr(names[match]) for match in close)}?" if close else ""

@@ -33,10 +33,10 @@ def laid_out(lifetimes: Lifetimes, size: Callable[[Array], int]) -> int:
 
 def _share(lifetimes: Lifetimes) -> None:
     """Let arrays take the place of those that their call reads last, after those that must."""
-    taken: set[tuple[Array, int]] = set()  # one array of a call takes the place of another
+    replaced: set[tuple[Array, int]] = set()  # one array of a call takes the place of another
     for read, written, moment in sorted(lifetimes.pairs, key=lambda pair: (pair[2], pair[1].over is None)):
         root = read.root
-        if (root, moment) in taken:
+        if (root, moment) in replaced:
             continue
         if written.over is read:
             if read.last > moment:
@@ -48,15 +48,15 @@ def _share(lifetimes: Lifetimes) -> None:
             root.last = max(root.last, written.last)
         else:
             continue
-        taken.add((root, moment))
+        replaced.add((root, moment))
 
 
 def _place(lifetimes: Lifetimes) -> int:
     """Offsets in the arena, the largest arrays first, each where it is free from its first to its last moment."""
-    own = [one for one in lifetimes.arrays if one.over is None and not one.given and one.part is None]
-    own.sort(key=lambda array: (-array.bytes, array.first))
-    begins, ends, firsts, lasts = (np.zeros(len(own), np.int64) for _ in range(4))
-    for done, array in enumerate(own):
+    free_arrays = [array for array in lifetimes.arrays if array.over is None and not array.given and array.part is None]
+    free_arrays.sort(key=lambda array: (-array.bytes, array.first))
+    begins, ends, firsts, lasts = (np.zeros(len(free_arrays), np.int64) for _ in range(4))
+    for done, array in enumerate(free_arrays):
         size = -(-array.bytes // ALIGNED) * ALIGNED
         alive = np.flatnonzero((firsts[:done] <= array.last) & (lasts[:done] >= array.first))
         array.place = _lowest(size, begins[alive], ends[alive])

@@ -134,10 +134,10 @@ def updates(line: Line, values: Values) -> Iterator[Share]:
             yield Share(values[name].of, name, Place.OVER)
 
 
-def inside_of_kernels(lines: Iterable[Statement], wanted: Iterable[str]) -> frozenset[str]:
+def inside_of_kernels(lines: Iterable[Statement], outputs: Iterable[str]) -> frozenset[str]:
     """What only lines of the kernel read that makes it; `wanted` are the names that leave the scope."""
     maker: dict[str, str] = {}
-    others = set(wanted)
+    others = set(outputs)
     for line in lines:
         kernel = line.tag.kernel.name if isinstance(line, Line) and line.tag.kernel else ""
         others |= {name for name in line.reads if maker.get(name) != kernel}

@@ -47,8 +47,8 @@ def is_bias(line: Line, product: Line) -> bool:
     """Whether it adds a vector to the product that was just made."""
     if not isinstance(line, Sum) or len(line.right) != 2 or not is_matrix(product):
         return False
-    made, vector = line.right
-    return made.name == product.name and len(vector.axes) < len(made.axes)
+    product_term, vector = line.right
+    return product_term.name == product.name and len(vector.axes) < len(product_term.axes)
 
 
 def of_norm(line: Line) -> bool:
@@ -62,13 +62,13 @@ def leaving(groups: Sequence[Sequence[Line]]) -> list[set[str]]:
     A name may be made again, as recomputation does: what reads it then reads the later one.
     """
     makers: dict[str, int] = {}
-    found: list[set[str]] = []
+    by_group: list[set[str]] = []
     for number, group in enumerate(groups):
         makes = {term.name for line in group for term in line.left}
         read = {name for line in group for name in line.reads}
         for name in read - makes:
             if name in makers:
-                found[makers[name]].add(name)
-        found.append(makes - read)
+                by_group[makers[name]].add(name)
+        by_group.append(makes - read)
         makers |= dict.fromkeys(makes, number)
-    return found
+    return by_group

@@ -32,22 +32,22 @@ def _calls(
     """The items of one scope; `handed` are the names that leave it."""
     sums = _sums_in_place(lines, handed, dtypes)
     done = {line.name for line, _ in sums.values()}
-    for group in groups((one for one in lines if isinstance(one, Repeat) or one.name not in done), _in_kernels):
+    for group in groups((line for line in lines if isinstance(line, Repeat) or line.name not in done), _in_kernels):
         first = group[0]
         if isinstance(first, Repeat):
-            ends = {carry.end for carry in first.carry} | {own for own, _ in first.keep}
+            ends = {carry.end for carry in first.carry} | {inner for inner, _ in first.keep}
             yield Loop(first, tuple(_calls(first.lines, axes_within(first, axes), values, ends, dtypes, written)))
         elif first.name in sums:
             yield _added(first, *sums[first.name], values)
         else:
-            own = [line for line in group if isinstance(line, Line)]
-            makes = defined(own)
+            own_lines = [line for line in group if isinstance(line, Line)]
+            makes = defined(own_lines)
             others = [line for line in lines if isinstance(line, Repeat) or line.name not in makes]
-            yield _call(own, axes, values, frozenset(handed.union(*(line.reads for line in others))), written)
+            yield _call(own_lines, axes, values, frozenset(handed.union(*(line.reads for line in others))), written)
 
 
 def _in_kernels(group: Sequence[Statement], line: Statement) -> bool:
-    lines = [one for one in group if isinstance(one, Line)]
+    lines = [member for member in group if isinstance(member, Line)]
     return isinstance(line, Line) and len(lines) == len(group) and in_kernels(lines, line)
 
 
@@ -93,18 +93,18 @@ def _sums_in_place(
     readers.update(handed)
     place = {name: at for at, line in enumerate(lines) for name in line.makes}
     makers = {line.name: line for line in lines if isinstance(line, Line) and _can_add(line)}
-    found: dict[str, tuple[Line, str]] = {}
+    sums: dict[str, tuple[Line, str]] = {}
     for line in lines:
         if not isinstance(line, Sum) or line.tag.kernel or line.signs != (1, 1):
             continue
-        one, two = line.right
-        if one.axes != two.axes or one.axes != line.left[0].axes:
+        first, second = line.right
+        if first.axes != second.axes or first.axes != line.left[0].axes:
             continue
-        for made, other in ((one.name, two.name), (two.name, one.name)):
-            same = made in makers and dtypes[made] == dtypes[other] == dtypes[line.name]
-            if same and readers[made] == 1 and place.get(other, -1) < place[made]:
-                found[made] = (line, other)
-    return found
+        for summand, other in ((first.name, second.name), (second.name, first.name)):
+            same = summand in makers and dtypes[summand] == dtypes[other] == dtypes[line.name]
+            if same and readers[summand] == 1 and place.get(other, -1) < place[summand]:
+                sums[summand] = (line, other)
+    return sums
 
 
 def _can_add(line: Line) -> bool:

@@ -158,21 +158,21 @@ class Lifetimes:
 
     def _walk_all(self) -> None:
         axes = dict(self.table.axes)
-        given = (*self.table.inputs, *self.table.weights)
-        made = defined(self.table.lines)
-        others = [name for line in self.table.lines for name in line.reads if name not in made]
+        handed_in = (*self.table.inputs, *self.table.weights)
+        makes = defined(self.table.lines)
+        others = [name for line in self.table.lines for name in line.reads if name not in makes]
         names: Names = {}
-        for name in dict.fromkeys((*given, *others)):
+        for name in dict.fromkeys((*handed_in, *others)):
             names[name] = array = self._new(name, axes[name] if name in axes else _met(self.table, name), 0)
-            array.given = name if name in given else ""
+            array.given = name if name in handed_in else ""
         fixed = {name for name in self.table.outputs if self.table.known[name].role == "new"}
         self._walk(self.items, names, axes, (), {name: ITSELF for name in self.table.outputs if name not in fixed})
         self.moment = FOREVER  # what leaves the step is read when it is over, and with a part the whole that it lies in
         for name in self.table.outputs:
-            found = names[name]
-            if isinstance(found, Array):
-                self.fields.setdefault((), {})[name] = found
-            for array in _arrays(found):
+            lifetime = names[name]
+            if isinstance(lifetime, Array):
+                self.fields.setdefault((), {})[name] = lifetime
+            for array in _arrays(lifetime):
                 if not array.given:
                     self._touch(array)
 
@@ -200,10 +200,10 @@ class Lifetimes:
         self.lines.append((line, path, number))
         fields = self.fields[path]
         for name in call.reads:
-            found = names[name]
-            if isinstance(found, Array):
-                fields[name] = found
-            for array in _arrays(found):
+            lifetime = names[name]
+            if isinstance(lifetime, Array):
+                fields[name] = lifetime
+            for array in _arrays(lifetime):
                 self._touch(array)
                 array.readers.add(line.tag.macro)
         same = {share.written: share.read for share in call.shares if share.place is Place.SAME}
@@ -234,16 +234,16 @@ class Lifetimes:
         wholes: dict[str, Array] = {}
         ends = {carry.end: ITSELF for carry in repeat.carry}
         for inner, outer in repeat.keep if self.wholes else ():
-            wanted = _wanted(outer, around, handed)
-            if 0 in wanted:
+            depths = _wanted(outer, around, handed)
+            if 0 in depths:
                 wholes[outer] = self._new(outer, axes[outer], self.moment)
-            ends[inner] = ends.get(inner, frozenset()) | {max(depth - 1, 0) for depth in wanted}
+            ends[inner] = ends.get(inner, frozenset()) | {max(depth - 1, 0) for depth in depths}
         scope: Names = {}
         for turn in self.turns(repeat, count):
             slices = {inner: self._slice(names[outer], turn.number, inner, inside) for inner, outer in repeat.each}
             if not turn.walked:
-                for found in slices.values():
-                    for array in _arrays(found):
+                for lifetime in slices.values():
+                    for array in _arrays(lifetime):
                         self._touch(array)
                 carried = self._skip(repeat, turn, scope, stacks)
                 continue
@@ -273,17 +273,17 @@ class Lifetimes:
         for carry in repeat.carry:
             for array in _arrays(scope[carry.end]):
                 self._touch(array)
-        kept = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
+        kept_arrays = {array for inner, _ in repeat.keep for array in _arrays(scope[inner])}
         # Where what goes into a turn is kept, and what leaves it too, the one is what left the turn before.
         again = {
             start: end
             for carry in repeat.carry
-            if (end := scope[carry.end]) in kept and (start := scope[carry.start]) is not end
+            if (end := scope[carry.end]) in kept_arrays and (start := scope[carry.start]) is not end
         }
         twins: dict[Array, Array] = {}
         for inner, outer in repeat.keep:
-            found = scope[inner]
-            stacks[outer].parts[turn.number] = self._twin(again.get(found, found), turn.times, twins)
+            lifetime = scope[inner]
+            stacks[outer].parts[turn.number] = self._twin(again.get(lifetime, lifetime), turn.times, twins)
         # What is handed on and not kept is one array, whatever those that it stands for are read by.
         return {
             carry.start: twins[end] if (end := scope[carry.end]) in twins else self._twin(end, 1, {}, alike=False)
@@ -291,59 +291,61 @@ class Lifetimes:
         }
 
     def _twin(
-        self, found: Array | Stack, times: int | Count, twins: dict[Array, Array], alike: bool = True
+        self, original: Array | Stack, times: int | Count, twins: dict[Array, Array], alike: bool = True
     ) -> Array | Stack:
         """As many arrays more of the same kind, from the next call on; `alike`, who reads the one reads the others."""
-        if isinstance(found, Stack):
-            return Stack({number: self._twin(part, times, twins, alike) for number, part in found.parts.items()})
-        if found not in twins:
+        if isinstance(original, Stack):
+            return Stack({number: self._twin(part, times, twins, alike) for number, part in original.parts.items()})
+        if original not in twins:
             moment = self.moment + 1
-            readers = found.readers if alike else set[str]()
-            times = _times(found.times, times)
-            twins[found] = replace(found, first=moment, last=moment, times=times, given="", readers=readers)
-            self.arrays.append(twins[found])
-        return twins[found]
+            readers = original.readers if alike else set[str]()
+            times = _times(original.times, times)
+            twins[original] = replace(original, first=moment, last=moment, times=times, given="", readers=readers)
+            self.arrays.append(twins[original])
+        return twins[original]
 
-    def _slice(self, found: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
+    def _slice(self, original: Array | Stack, turn: int, name: str, axes: Axes) -> Array | Stack:
         """A turn's part of a stack; where that was made by other turns, the whole."""
-        if isinstance(found, Stack):
-            return found.parts.get(turn, found)
-        key = (found, turn)
+        if isinstance(original, Stack):
+            return original.parts.get(turn, original)
+        key = (original, turn)
         if key not in self._parts:
-            self._parts[key] = Array(name, axes.get(name, ()), found.first, found.last, part=key, readers=found.readers)
+            self._parts[key] = Array(
+                name, axes.get(name, ()), original.first, original.last, part=key, readers=original.readers
+            )
         return self._parts[key]
 
 
 def _wanted(name: str, items: Iterable[Item], handed: Wanted) -> frozenset[int]:
     """At which depths a stack is read other than slice by slice, or leaves the scope."""
-    wanted = set(handed.get(name, ()))
+    depths = set(handed.get(name, ()))
     for item in items:
         if isinstance(item, Call):
-            wanted |= ITSELF if name in item.reads else set()
+            depths |= ITSELF if name in item.reads else set()
             continue
         repeat = item.repeat
         ends = dict.fromkeys((*(carry.end for carry in repeat.carry), *(inner for inner, _ in repeat.keep)), ITSELF)
         if name in repeat.shared:
-            wanted |= _wanted(name, item.body, ends)
+            depths |= _wanted(name, item.body, ends)
         if name in {carry.initial for carry in repeat.carry}:
-            wanted |= ITSELF
+            depths |= ITSELF
         for inner, outer in repeat.each:
             if outer == name:
-                wanted |= {depth + 1 for depth in _wanted(inner, item.body, ends)}
-    return frozenset(wanted)
+                depths |= {depth + 1 for depth in _wanted(inner, item.body, ends)}
+    return frozenset(depths)
 
 
-def _times(one: int | Count, two: int | Count) -> int | Count:
-    if isinstance(one, int):
-        return one * two if isinstance(two, int) else two * one
-    return one * two
+def _times(left: int | Count, right: int | Count) -> int | Count:
+    if isinstance(left, int):
+        return left * right if isinstance(right, int) else right * left
+    return left * right
 
 
-def _arrays(found: Array | Stack) -> Iterator[Array]:
-    if isinstance(found, Array):
-        yield found
+def _arrays(array: Array | Stack) -> Iterator[Array]:
+    if isinstance(array, Array):
+        yield array
     else:
-        yield from found.arrays()
+        yield from array.arrays()
 
 
 def _met(table: Table, name: str) -> tuple[str, ...]:

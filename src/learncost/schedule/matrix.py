@@ -83,8 +83,8 @@ def scatter(line: Line) -> Scatter | None:
     (right,), (first, *columns) = line.right, left.axes
     if not isinstance(right, Term) or right.indexed or not isinstance(first, Read) or not isinstance(first.at, Term):
         return None
-    wanted = (*first.at.loops, *columns)
-    before = len(right.axes) - len(wanted)
-    if before < 0 or right.axes[before:] != wanted or len(first.at.loops) != len(first.at.axes):
+    axes = (*first.at.loops, *columns)
+    before = len(right.axes) - len(axes)
+    if before < 0 or right.axes[before:] != axes or len(first.at.loops) != len(first.at.axes):
         return None
     return Scatter(first.at.name, right.name, before, len(columns))

@@ -19,5 +19,5 @@ USUAL = "autograd"
 def runners() -> Mapping[str, Runner]:
     """All of them by name, the table first."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    found = {runner.name: runner for module in modules for runner in module.RUNNERS}
-    return {TABLE: found[TABLE], **found}
+    by_name = {runner.name: runner for module in modules for runner in module.RUNNERS}
+    return {TABLE: by_name[TABLE], **by_name}

@@ -46,7 +46,7 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
     model, kind = _plain(step.model), step.kind
     recompute = "forward again" in procedure(step.procedure).moves
     module = module_of(model, step.module, recompute, kind.weight)
-    asked = Asked(
+    settings = Asked(
         module,
         step.state + step.master,
         kind.weight,
@@ -55,10 +55,10 @@ def _run(way: Stepping, step: Step, sizes: Mapping[str, int], stop_at: int | Non
         module.checkpoint if recompute else "",
         0 if model.two_sided else model.configuration.sizes.get("num_hidden_layers", 0),
         way.adamw if step.optimizer.name == "adamw" else "",
-        {one.weight: one.bytes(step.run.axes) for one in model.quantized},
+        {weight.weight: weight.bytes(step.run.axes) for weight in model.quantized},
     )
     tape = way.tape(kind.value, stop_at)
-    run_step(tape, model.table, sizes, asked)
+    run_step(tape, model.table, sizes, settings)
     return tape, module
 
 
@@ -84,18 +84,18 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     peak, line = _worst(way, step, sizes)
     tape, module = _run(way, step, sizes, peak)
     rooms = tuple((size, str(label)) for size, label in tape.account.rooms)
-    made = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
+    backward_rooms = sum(size for size, label in rooms if label.endswith("backward") or label == "optimizer step")
     table = _plain(step.model).table
-    codes = {one.weight for one in step.model.quantized}
-    whole = [weight for weight in table.weights if weight not in codes]
-    weights = bytes_of(table, whole, sizes, lambda _: step.kind.weight) + step.quantized
+    codes = {weight.weight for weight in step.model.quantized}
+    unquantized = [weight for weight in table.weights if weight not in codes]
+    weights = bytes_of(table, unquantized, sizes, lambda _: step.kind.weight) + step.quantized
     parts = {"weights": weights, "gradients": tape.gradients, "optimizer state": step.state}
     if step.master:
         parts["master weights"] = step.master
-    parts["workspace"] = made - tape.gradients
+    parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
-    said = _CONVENTION.format(module.said, way.gone, way.said)
-    return Taken(peak, at_line(line, peak), parts, held(rooms), said=said)
+    convention = _CONVENTION.format(module.said, way.gone, way.said)
+    return Taken(peak, at_line(line, peak), parts, held(rooms), said=convention)
 
 
 def _refuses(step: Step) -> str:

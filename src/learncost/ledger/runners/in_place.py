@@ -17,13 +17,15 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
 
     table = step.whole()
-    found = placed(table, sizes, step.kind.name)
+    program = placed(table, sizes, step.kind.name)
     parts = given(step, table, sizes)
     batch = [
-        name for name in table.inputs if name in found.given and table.values[name].role not in ("state", "projection")
+        name
+        for name in table.inputs
+        if name in program.given and table.values[name].role not in ("state", "projection")
     ]
-    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[found.given[name][1]])
-    return {**parts, "arena": found.bytes}
+    parts["batch"] = bytes_of(table, batch, sizes, lambda name: WIDTHS[program.given[name][1]])
+    return {**parts, "arena": program.bytes}
 
 
 def _peak(step: Step, sizes: Mapping[str, int]) -> int:
@@ -37,10 +39,12 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
     try:
         parts = _parts(step, sizes)
     except InputError as error:
-        found = libraries.takes("torch", step, sizes)
-        return replace(found, said=f"{libraries.OPERATORS} Not in place, as {error}.")
+        needs = libraries.takes("torch", step, sizes)
+        return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
     size = sum(parts.values())
-    return Taken(size, at_line("", size), parts, held((own, name) for name, own in parts.items() if own))
+    return Taken(
+        size, at_line("", size), parts, held((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+    )
 
 
 RUNNERS = (

@@ -27,12 +27,12 @@ def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
     from learncost.plans.executed import executed
 
     table = step.whole()
-    found = executed(table, sizes, step.kind.name, rooms=True, library=library)
+    execution = executed(table, sizes, step.kind.name, rooms=True, library=library)
     parts = given(step, table, sizes)
-    parts["new weights and states"] = sum(one.bytes for one in found.rooms if one.function in OPTIMIZERS)
-    parts["values and temporaries"] = found.peak - sum(parts.values())
-    rooms = ((one.bytes, one.line or "given") for one in found.rooms)
-    return Taken(found.peak, at_line(found.line, found.peak), parts, held(rooms))
+    parts["new weights and states"] = sum(room.bytes for room in execution.rooms if room.function in OPTIMIZERS)
+    parts["values and temporaries"] = execution.peak - sum(parts.values())
+    rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
+    return Taken(execution.peak, at_line(execution.line, execution.peak), parts, held(rooms))
 
 
 def _runner(name: str, library: str, dtypes: tuple[str, ...], temporaries: str, convention: str) -> Runner:

@@ -26,17 +26,17 @@ _PART = {
 
 
 def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
-    found, beside = step.live(), step.beside
+    alive, beside = step.live(), step.beside
     split = dict.fromkeys(SPLIT, 0)
-    for one in found.witnesses:
-        part = _part(step, one)
-        split[part] = split.get(part, 0) + one.bytes
+    for array in alive.witnesses:
+        part = _part(step, array)
+        split[part] = split.get(part, 0) + array.bytes
     split["weights"] += step.quantized - step.flash
     split["optimizer state"], split["master weights"] = step.state, step.master
-    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in found.curve)
-    moment = next(one for one in curve if one.bytes == found.peak + beside)
-    stays = tuple(_stays(step, found.stays, len(curve)))
-    return Taken(found.peak + beside, moment, split, _with_quantized(found.witnesses, step), curve, stays)
+    curve = tuple(replace(moment, bytes=moment.bytes + beside) for moment in alive.curve)
+    moment = next(moment_of_peak for moment_of_peak in curve if moment_of_peak.bytes == alive.peak + beside)
+    stays = tuple(_stays(step, alive.stays, len(curve)))
+    return Taken(alive.peak + beside, moment, split, _with_quantized(alive.witnesses, step), curve, stays)
 
 
 def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
@@ -63,20 +63,21 @@ def _with_quantized(witnesses: tuple[Held, ...], step: Step) -> tuple[Held, ...]
     """The arrays that are alive, the largest first, with codes and scales as they are packed in RAM."""
     if step.in_flash or not step.quantized:
         return witnesses
-    arrays = [array for one in step.model.quantized for array in (one.codes, *one.scales)]
+    arrays = [array for weight in step.model.quantized for array in (weight.codes, *weight.scales)]
     sizes = step.run.axes
     packed = [
-        Held(one.name, one.axes, shape_of(one.axes, sizes), bytes_of_array(one, sizes), role="weight") for one in arrays
+        Held(array.name, array.axes, shape_of(array.axes, sizes), bytes_of_array(array, sizes), role="weight")
+        for array in arrays
     ]
-    others = [one for one in witnesses if one.name not in quantized_widths(step.model)]
-    return tuple(sorted((*others, *packed), key=lambda one: -one.bytes))
+    others = [array for array in witnesses if array.name not in quantized_widths(step.model)]
+    return tuple(sorted((*others, *packed), key=lambda array: -array.bytes))
 
 
-def _part(step: Step, one: Held | Stay) -> str:
-    value = step.table.values.get(one.name)
+def _part(step: Step, array: Held | Stay) -> str:
+    value = step.table.values.get(array.name)
     if value is not None and value.role == "gathered":
         return "gradients"
-    return _PART.get(one.role, "workspace")
+    return _PART.get(array.role, "workspace")
 
 
 RUNNERS = (

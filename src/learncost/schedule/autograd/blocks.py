@@ -18,10 +18,10 @@ def whole(repeat: Repeat) -> Block:
 
 def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
     """The body in blocks of so many places each; as one where that does not come out even."""
-    found = places(repeat)
-    if not cuts or len(found) % cuts or len(repeat.carry) != 1:
+    cuts_possible = places(repeat)
+    if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1:
         return [whole(repeat)]
-    ends = found[cuts - 1 :: cuts]
+    ends = cuts_possible[cuts - 1 :: cuts]
     starts = [(0, repeat.carry[0].start), *ends[:-1]]
     return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]
 
@@ -33,10 +33,10 @@ def places(repeat: Repeat) -> list[tuple[int, str]]:
         for name in line.reads:
             last.setdefault(name, at)
     alive = {carry.start for carry in repeat.carry}
-    found = []
+    single_values = []
     for at, line in enumerate(repeat.lines):
         alive |= set(line.makes)
         alive = {name for name in alive if last.get(name, -1) > at}
         if len(alive) == 1:
-            found.append((at + 1, next(iter(alive))))
-    return found
+            single_values.append((at + 1, next(iter(alive))))
+    return single_values

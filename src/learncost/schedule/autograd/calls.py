@@ -26,8 +26,8 @@ class Call:
     @property
     def reads(self) -> tuple[str, ...]:
         """The names that it needs from others."""
-        made = {name for line in self.lines for name in line.makes}
-        return tuple(dict.fromkeys(name for line in self.lines for name in line.reads if name not in made))
+        makes = {name for line in self.lines for name in line.makes}
+        return tuple(dict.fromkeys(name for line in self.lines for name in line.reads if name not in makes))
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class Scope:
         lines: Sequence[Statement],
         weights: Collection[str],
         drawn: Collection[str],
-        wanted: Collection[str],
+        outputs: Collection[str],
         joins: Joins,
         gathers: bool,
     ) -> None:
-        self.lines, self.weights, self.drawn, self.wanted = lines, weights, drawn, wanted
+        self.lines, self.weights, self.drawn, self.wanted = lines, weights, drawn, outputs
         self.joins, self.gathers = joins, gathers
         self.values = {term.name for line in lines if isinstance(line, Line) for term in line.right} - set(weights)
         self.readers: dict[str, list[Statement]] = {}
@@ -164,26 +164,29 @@ class Scope:
             if isinstance(line, Line):
                 self.makers |= dict.fromkeys(line.makes, line)
         self.attentions = {
-            found.lines[0].name: found for line in lines if isinstance(line, Line) if (found := self._attention(line))
+            attention.lines[0].name: attention
+            for line in lines
+            if isinstance(line, Line)
+            if (attention := self._attention(line))
         }
-        self.heads = {line.tag.layer for found in self.attentions.values() for line in found.lines[:1]}
+        self.heads = {line.tag.layer for attention in self.attentions.values() for line in attention.lines[:1]}
 
     def calls(self) -> Iterator[Call | Repeat]:
         """Call by call, in the order of the lines that they begin with."""
         done: set[str] = set()
         waiting: list[Call | Repeat] = []
-        made = {name for line in self.lines for name in line.makes}
+        unmade = {name for line in self.lines for name in line.makes}
         for line in self.lines:
             if isinstance(line, Repeat):
                 waiting.append(line)
             elif line.name not in done:
                 waiting.append(call := self._call(line))
-                done |= {name for own in call.lines for name in own.makes}
+                done |= {name for done_line in call.lines for name in done_line.makes}
         waiting = _late(waiting)
         while waiting:  # a call may begin before what its later lines read is there
-            ready = next(call for call in waiting if not made.intersection(call.reads))
+            ready = next(call for call in waiting if not unmade.intersection(call.reads))
             waiting.remove(ready)
-            made -= set(_made(ready))
+            unmade -= set(_made(ready))
             yield ready
 
     def _call(self, line: Line) -> Call:
@@ -201,40 +204,40 @@ class Scope:
             self._experts,
             self._dropout,
         ):
-            if found := find(line):
-                return found
+            if call := find(line):
+                return call
         return Single((line,), line.left[:1])
 
     def _weight_of(self, line: Statement | None) -> str:
         """The weight of a product that sums over features; empty where it is none."""
         if not (isinstance(line, Product) and len(line.right) == 2 and line.sides.sums):
             return ""
-        found = [term.name for term in line.right if term.name in self.weights and not term.indexed]
-        return found[0] if len(found) == 1 and not line.sides.batch else ""
+        weight_names = [term.name for term in line.right if term.name in self.weights and not term.indexed]
+        return weight_names[0] if len(weight_names) == 1 and not line.sides.batch else ""
 
     def _linear(self, line: Line) -> Linear | None:
         if not self._weight_of(line):
             return None
         value = _other(line, self._weight_of(line))
         heads = line.tag.layer in self.heads
-        found: list[Projection] = []
-        taken: dict[str, tuple[Line, ...]] = {}
-        seen: set[str] = set()
-        for one in self.readers[value][self.readers[value].index(line) :]:
-            if isinstance(one, Line) and one.tag.layer == line.tag.layer and self._weight_of(one):
-                if one.tag.local in seen:  # another block's
+        projections: list[Projection] = []
+        lines_of: dict[str, tuple[Line, ...]] = {}
+        local_names: set[str] = set()
+        for reader in self.readers[value][self.readers[value].index(line) :]:
+            if isinstance(reader, Line) and reader.tag.layer == line.tag.layer and self._weight_of(reader):
+                if reader.tag.local in local_names:  # another block's
                     break
-                seen.add(one.tag.local)
-                projection, lines = self._projection(one, value)
-                if not any(one.name == own.name for own in taken.get(projection.makes.name, ())):
-                    found.append(projection)
-                    taken[projection.makes.name] = lines
-        groups = [tuple(group) for group in self.joins(found)]
+                local_names.add(reader.tag.local)
+                projection, lines = self._projection(reader, value)
+                if not any(reader.name == other.name for other in lines_of.get(projection.makes.name, ())):
+                    projections.append(projection)
+                    lines_of[projection.makes.name] = lines
+        groups = [tuple(group) for group in self.joins(projections)]
         if not (self.gathers or heads):
-            groups = [group for group in groups if any(line in taken[one.makes.name] for one in group)]
-        made = [one for group in groups for one in group]
-        lines = tuple(dict.fromkeys(own for one in made for own in taken[one.makes.name]))
-        return Linear(lines, tuple(one.makes for one in made), value, tuple(groups), heads)
+            groups = [group for group in groups if any(line in lines_of[projection.makes.name] for projection in group)]
+        joined = [projection for group in groups for projection in group]
+        lines = tuple(dict.fromkeys(own_line for projection in joined for own_line in lines_of[projection.makes.name]))
+        return Linear(lines, tuple(projection.makes for projection in joined), value, tuple(groups), heads)
 
     def _convolution(self, line: Line) -> Linear | None:
         """A product of a weight with what windows of a value hold: it reads the value itself."""
@@ -249,9 +252,9 @@ class Scope:
         """A product with its path of low rank and its bias, and all lines of these."""
         lines, weight, path, bias = [line], self._weight_of(line), ("", ""), ""
         added = self._only(line.name, Sum)
-        if added and len(added.right) == 2 and (found := self._path(_other(added, line.name), value)):
-            lines += [*found, added]
-            path = self._weight_of(found[0]), self._weight_of(found[1])
+        if added and len(added.right) == 2 and (path_lines := self._path(_other(added, line.name), value)):
+            lines += [*path_lines, added]
+            path = self._weight_of(path_lines[0]), self._weight_of(path_lines[1])
             added = self._only(added.name, Sum)
         if added and len(added.right) == 2:
             other = _other(added, lines[-1].name)
@@ -382,14 +385,16 @@ class Scope:
         value = line.right[0]
         if added is None or not isinstance(value, Term) or value.name in self.weights:
             return None
-        for one in self.readers[value.name]:
+        for reader in self.readers[value.name]:
             if (
-                one != line
-                and isinstance(one, Product)
-                and added in self.readers.get(one.name, ())
-                and one.right[0].indexed
+                reader != line
+                and isinstance(reader, Product)
+                and added in self.readers.get(reader.name, ())
+                and reader.right[0].indexed
             ):
-                return Rotary((line, one, added), added.left[:1], value.name, line.right[1].name, one.right[1].name)
+                return Rotary(
+                    (line, reader, added), added.left[:1], value.name, line.right[1].name, reader.right[1].name
+                )
         return None
 
     def _experts(self, line: Line) -> Experts | None:
@@ -398,23 +403,23 @@ class Scope:
             return None
         value = line.right[0].name
         lines: list[Line] = []
-        made: set[str] = set()
+        made_inside: set[str] = set()
         inward: list[Line] = []
         outward: Line | None = None
-        for one in self.lines:
-            if not isinstance(one, Line) or one.tag.layer != line.tag.layer:
+        for candidate in self.lines:
+            if not isinstance(candidate, Line) or candidate.tag.layer != line.tag.layer:
                 continue
-            if self._is_expert(one) and one.right[0].name == value:
-                inward.append(one)
-            elif not made & set(one.reads):
+            if self._is_expert(candidate) and candidate.right[0].name == value:
+                inward.append(candidate)
+            elif not made_inside & set(candidate.reads):
                 continue
-            elif self._is_expert(one):
-                outward = one
-            elif outward and isinstance(one, Product) and one.sides.sums:
-                shares = next(term.name for term in one.right if term.name not in made)
-                return Experts((*lines, one), one.left[:1], value, shares, tuple(inward), outward)
-            lines.append(one)
-            made |= set(one.makes)
+            elif self._is_expert(candidate):
+                outward = candidate
+            elif outward and isinstance(candidate, Product) and candidate.sides.sums:
+                shares = next(term.name for term in candidate.right if term.name not in made_inside)
+                return Experts((*lines, candidate), candidate.left[:1], value, shares, tuple(inward), outward)
+            lines.append(candidate)
+            made_inside |= set(candidate.makes)
         return None
 
     def _is_expert(self, line: Line) -> bool:
@@ -442,8 +447,8 @@ class Scope:
 
     def _only(self, name: str, kind: type[Line]) -> Line | None:
         """The only line that reads a name, if it is of a kind."""
-        found = self.readers.get(name, [])
-        return found[0] if len(found) == 1 and isinstance(found[0], kind) and name not in self.wanted else None
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and isinstance(readers[0], kind) and name not in self.wanted else None
 
 
 def _other(line: Line, name: str) -> str:

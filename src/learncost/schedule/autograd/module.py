@@ -123,10 +123,10 @@ class Module:
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
         """Which products of one value are one: all that have the same path of low rank. `weights` as the model's."""
-        found: dict[str, list[Projection]] = {}
-        for one in projections:
-            found.setdefault(one.path[0], []).append(one)
-        return list(found.values())
+        by_path: dict[str, list[Projection]] = {}
+        for projection in projections:
+            by_path.setdefault(projection.path[0], []).append(projection)
+        return list(by_path.values())
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Sequence[int], path: Sequence[Tensor], low: int
@@ -183,11 +183,11 @@ class Transformers(Module):
 
     def joins(self, projections: Sequence[Projection], weights: Sequence[str]) -> list[list[Projection]]:
         """The weights that one of transformers' modules holds."""
-        found: dict[int, list[Projection]] = {}
-        for place, (one, weight) in enumerate(zip(projections, weights, strict=True)):
+        by_pack: dict[int, list[Projection]] = {}
+        for place, (projection, weight) in enumerate(zip(projections, weights, strict=True)):
             pack = next((i for i, names in enumerate(self.packed) if weight in names), -1 - place)
-            found.setdefault(pack, []).append(one)
-        return list(found.values())
+            by_pack.setdefault(pack, []).append(projection)
+        return list(by_pack.values())
 
     def normed(self, x: Tensor, word: Word, weights: Sequence[Tensor], from_one: bool, rows: int) -> Tensor:
         """`LlamaRMSNorm`; `GemmaRMSNorm`, whose scale is one more than its weight, in float; `T5LayerNorm`."""
@@ -241,11 +241,11 @@ class Transformers(Module):
             return _eager(q, k, v, scores, mask, self.scores != "nothing").transpose().contiguous()
         if self.masks == "always" and scores.added:  # biases of positions are in the mask of all layers
             return _sdpa(q, k, v, replace(scores, added=()), masks(q.width, scores.elements)).transpose().contiguous()
-        scores = replace(scores, added=[one.copied() for one in scores.added])  # create_position_bias_mask
+        scores = replace(scores, added=[bias.copied() for bias in scores.added])  # create_position_bias_mask
         if self.zeros and not scores.added and self.checkpointed:
             return _math(q, k, v, scores, masks(q.width)).transpose().contiguous()
-        made = scores.windowed or scores.padded or (scores.causal and self.masks == "always")
-        mask = masks(BOOLEAN).copied(scores.masked, q.width) if made else None  # convert_boolean_attn_mask
+        needs_mask = scores.windowed or scores.padded or (scores.causal and self.masks == "always")
+        mask = masks(BOOLEAN).copied(scores.masked, q.width) if needs_mask else None  # convert_boolean_attn_mask
         if broadcast:
             return _math(q, k, v, scores, mask, broadcast=True).transpose().contiguous()
         return _sdpa(q, k, v, scores, mask).transpose().contiguous()
@@ -276,8 +276,8 @@ class Uncached(Transformers):
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None) -> Tensor:
     """`functional.scaled_dot_product_attention`: the fused kernel where it can be, else what it is composed of."""
     bias = mask
-    for one in scores.added:
-        bias = one if bias is None else bias + one
+    for bias_part in scores.added:
+        bias = bias_part if bias is None else bias + bias_part
     if bias and scores.groups > 1:
         k, v = k.repeated(scores.groups), v.repeated(scores.groups)
         scores = replace(scores, groups=1)
@@ -303,9 +303,9 @@ def _math(q: Tensor, k: Tensor, v: Tensor, scores: Scores, bias: Tensor | None, 
     shares = shares.apply("safe_softmax")
     if scores.dropped:
         shares = shares.dropout()
-    told = shares.to(width)
+    converted = shares.to(width)
     result = shares.matmul(value.repeated(spread).contiguous(), scores.results).to(width)
-    del told, query
+    del converted, query
     return result
 
 
@@ -317,8 +317,8 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor | None,
         weights = weights * 0.5
     if scores.capped:
         weights = (weights / 50.0).apply("tanh") * 50.0
-    for one in scores.added:
-        weights = weights + one
+    for bias in scores.added:
+        weights = weights + bias
     if mask:
         weights = weights + mask
     if scores.sink:
@@ -343,9 +343,9 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor,
         q = q * 0.5
     weights = q.contiguous().matmul(k.contiguous(), scores.elements)
     related: Tensor | None = None
-    for one in scores.added:
-        related = related.add_(one) if related else one + 0.0
-        del one
+    for bias in scores.added:
+        related = related.add_(bias) if related else bias + 0.0
+        del bias
     if related:
         weights = weights + related
     weights = weights.masked(mask.apply("neg", BOOLEAN))
@@ -355,7 +355,7 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, scores: Scores, mask: Tensor,
     return weights.matmul(v.contiguous(), scores.results)
 
 
-MODULES: Mapping[str, type[Module]] = {one.name: one for one in (Transformers, Uncached, Reentrant, Module)}
+MODULES: Mapping[str, type[Module]] = {module.name: module for module in (Transformers, Uncached, Reentrant, Module)}
 """Whose code is assumed, by name."""
 USUAL_MODULE = Transformers.name
 

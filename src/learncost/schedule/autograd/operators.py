@@ -58,9 +58,9 @@ def _row(name: str) -> Row:
     """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
     if name in POINTWISE:
         return POINTWISE[name]
-    found = called(name)
-    reads = {*found.gradient_reads(f"d{name}" for name in found.inputs)} if found else set()
-    return Row("result" if found and reads & {*found.outputs} and not reads & {*found.inputs} else "operand")
+    word = called(name)
+    reads = {*word.gradient_reads(f"d{name}" for name in word.inputs)} if word else set()
+    return Row("result" if word and reads & {*word.outputs} and not reads & {*word.inputs} else "operand")
 
 
 class Tensor:
@@ -90,23 +90,23 @@ class Tensor:
         """An operator of `POINTWISE`, whose result may be of another type."""
         row = _row(name)
         x, tape = self.value, self.tape
-        elements, own, made = x.elements, x.width, width or x.width
+        elements, own_width, result_width = x.elements, x.width, width or x.width
 
         def backward(gradients: Gradients) -> list[Value | None]:
             gradient = gradients.pop()
             assert gradient
             turned = gradient.turned
-            beside = [tape.new(elements, made, turned) for _ in range(row.beside)]
-            found = tape.new(elements, made, turned)
+            beside = [tape.new(elements, result_width, turned) for _ in range(row.beside)]
+            result = tape.new(elements, result_width, turned)
             del beside
-            if own != made:
-                found = tape.new(elements, own, turned)
-            return [found]
+            if own_width != result_width:
+                result = tape.new(elements, own_width, turned)
+            return [result]
 
-        before = [tape.new(elements, made, x.turned) for _ in range(row.before)]
+        before = [tape.new(elements, result_width, x.turned) for _ in range(row.before)]
         (result,) = tape.run(
             (x,),
-            ((elements, made),),
+            ((elements, result_width),),
             _same if name == "shift" else backward,
             (x,) if row.keeps in ("operand", "both") else (),
             (0,) if row.keeps in ("result", "both") else (),
@@ -136,10 +136,10 @@ class Tensor:
     def copied(self, elements: int = 0, width: int = 0, turned: bool = False) -> Tensor:
         """A copy, of more elements where some are repeated; its gradient is one of as many as before."""
         x, tape = self.value, self.tape
-        own, before = x.width, x.elements
+        own_width, before = x.width, x.elements
         elements = elements or before
         (result,) = tape.run(
-            (x,), ((elements, width or own),), lambda _: (tape.new(before, own, turned),), turned=turned
+            (x,), ((elements, width or own_width),), lambda _: (tape.new(before, own_width, turned),), turned=turned
         )
         return Tensor(tape, result)
 
@@ -195,25 +195,27 @@ class Tensor:
     def split(self, sizes: Sequence[int]) -> list[Tensor]:
         """Views by `split` or `chunk`; their gradients are joined."""
         x, tape = self.value, self.tape
-        whole, width = x.elements, x.width
-        parts = tape.run((x,), [(size, width) for size in sizes], lambda _: (tape.new(whole, width),), views=x.room)
+        all_elements, width = x.elements, x.width
+        parts = tape.run(
+            (x,), [(size, width) for size in sizes], lambda _: (tape.new(all_elements, width),), views=x.room
+        )
         return [Tensor(tape, part) for part in parts]
 
     def slice(self, elements: int) -> Tensor:
         """A view of some of it; its gradient is as large as the whole, zero elsewhere."""
         x, tape = self.value, self.tape
-        whole, width = x.elements, x.width
+        all_elements, width = x.elements, x.width
         (part,) = tape.run(
-            (x,), ((elements, width),), lambda _: (tape.new(whole, width),), views=x.room, turned=x.turned
+            (x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), views=x.room, turned=x.turned
         )
         return Tensor(tape, part)
 
     def gather(self, index: Tensor, elements: int, keeps: bool = False) -> Tensor:
         """What an index names of it; its gradient is as large as the whole."""
         x, tape = self.value, self.tape
-        whole, width = x.elements, x.width
-        kept = (index.value, x) if keeps else (index.value,)
-        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(whole, width),), kept)
+        all_elements, width = x.elements, x.width
+        remembered = (index.value, x) if keeps else (index.value,)
+        (result,) = tape.run((x,), ((elements, width),), lambda _: (tape.new(all_elements, width),), remembered)
         return Tensor(tape, result)
 
     def dropout(self) -> Tensor:
@@ -275,14 +277,14 @@ class Tensor:
 
     def matmul(self, other: Tensor, elements: int) -> Tensor:
         """A product that sums; each factor is kept for the other's gradient."""
-        tape, (one, two) = self.tape, (self.value, other.value)
-        sizes = [(each.elements, each.width, each.node is not None) for each in (one, two)]
-        keeps = [kept for kept, needed in ((two, sizes[0][2]), (one, sizes[1][2])) if needed]
+        tape, (first, second) = self.tape, (self.value, other.value)
+        sizes = [(each.elements, each.width, each.node is not None) for each in (first, second)]
+        keeps = [factor for factor, needed in ((second, sizes[0][2]), (first, sizes[1][2])) if needed]
 
         def backward(gradients: Gradients) -> list[Value | None]:
             return [tape.new(size, width) if needed else None for size, width, needed in sizes]
 
-        (result,) = tape.run((one, two), ((elements, max(one.width, two.width)),), backward, keeps)
+        (result,) = tape.run((first, second), ((elements, max(first.width, second.width)),), backward, keeps)
         return Tensor(tape, result)
 
 
@@ -293,47 +295,47 @@ def _same(gradients: Gradients) -> Gradients:
 
 def _alike(tape: Tape, sizes: Sequence[tuple[int, int]], width: int) -> list[Value]:
     """Copies of those of narrower types, which an operator makes for itself on a processor (`TensorIterator.cpp`)."""
-    return [tape.new(elements, width) for elements, own in sizes if own < width]
+    return [tape.new(elements, width) for elements, own_width in sizes if own_width < width]
 
 
-def _times(one: Tensor, two: Tensor) -> Tensor:
+def _times(left: Tensor, right: Tensor) -> Tensor:
     """A product by elements, the smaller spread: each is kept for the other's gradient."""
-    tape, operands = one.tape, (one.value, two.value)
-    elements, width = max(one.elements, two.elements), max(one.width, two.width)
+    tape, operands = left.tape, (left.value, right.value)
+    elements, width = max(left.elements, right.elements), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
     sizes = [(each.elements, each.width) for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> list[Value | None]:
-        whole = gradients[0]
-        assert whole
-        laid = whole.turned
-        del whole
-        found: list[Value | None] = [None, None]
+        incoming = gradients[0]
+        assert incoming
+        laid = incoming.turned
+        del incoming
+        results: list[Value | None] = [None, None]
         for number in (1, 0):  # the second operand's first, as Functions.cpp has it
             copies = _alike(tape, [sizes[1 - number]], width) if needed[number] else []
-            found[number] = tape.new(elements, width, laid) if needed[number] else None
+            results[number] = tape.new(elements, width, laid) if needed[number] else None
             del copies
-        return found
+        return results
 
-    keeps = [kept for kept, wanted in zip(operands[::-1], needed, strict=True) if wanted]
+    keeps = [factor for factor, is_needed in zip(operands[::-1], needed, strict=True) if is_needed]
     copies = _alike(tape, sizes, width)
     (result,) = tape.run(operands, ((elements, width),), backward, keeps, turned=turned)
     del copies
     return Tensor(tape, result)
 
 
-def _plus(one: Tensor, two: Tensor, room: Room | None = None) -> Tensor:
+def _plus(left: Tensor, right: Tensor, room: Room | None = None) -> Tensor:
     """A sum, the smaller operand spread: nothing is kept, and the gradient goes on as it is."""
-    tape, operands = one.tape, (one.value, two.value)
-    elements, width = max(one.elements, two.elements), max(one.width, two.width)
+    tape, operands = left.tape, (left.value, right.value)
+    elements, width = max(left.elements, right.elements), max(left.width, right.width)
     needed = [each.node is not None for each in operands]
     turned = max(operands, key=lambda each: each.elements).turned
 
     def backward(gradients: Gradients) -> list[Value | None]:
-        whole = gradients.pop()
-        assert whole
-        return [whole if wanted else None for wanted in needed]
+        incoming = gradients.pop()
+        assert incoming
+        return [incoming if is_needed else None for is_needed in needed]
 
     copies = _alike(tape, [(each.elements, each.width) for each in operands], width)
     (result,) = tape.run(operands, ((elements, width),), backward, views=room, turned=turned)
@@ -348,10 +350,12 @@ def cat(parts: Sequence[Tensor], turned: bool = False, shares: Sequence[int] = (
     spread = tuple(shares) or tuple(sizes)
 
     def backward(gradients: Gradients) -> list[Value | None]:
-        whole = gradients.pop()
-        assert whole
+        incoming = gradients.pop()
+        assert incoming
         return [
-            Value(size, width, whole.room, view=True, turned=whole.turned) if size == share else tape.new(size, width)
+            Value(size, width, incoming.room, view=True, turned=incoming.turned)
+            if size == share
+            else tape.new(size, width)
             for size, share in zip(sizes, spread, strict=True)
         ]
 
@@ -375,14 +379,14 @@ def linear(x: Tensor, weight: Tensor, elements: int, bias: Tensor | None = None)
 
     def backward(gradients: Gradients) -> list[Value | None]:
         numbers = tape.new(coded) if coded else None
-        found = [
+        gradients_back = [
             Value(size, width, tape.new(size, width).room, view=True) if needed else None
             for size, width, needed in sizes
         ]
         del numbers
-        return found
+        return gradients_back
 
-    keeps = [kept for kept, needed in ((x.value, weight.learns), (weight.value, x.learns and not coded)) if needed]
+    keeps = [factor for factor, needed in ((x.value, weight.learns), (weight.value, x.learns and not coded)) if needed]
     numbers = weight.decoded()
     (result,) = tape.run(operands, ((elements, x.width),), backward, keeps)
     del numbers

@@ -60,24 +60,24 @@ class Asked:
     coded: Mapping[str, int] = field(default_factory=dict)
 
 
-def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], asked: Asked) -> None:
+def run_step(tape: Tape, table: Table, sizes: Mapping[str, int], settings: Asked) -> None:
     """One step of a model's forward table on a tape."""
-    step = _Step(tape, table, sizes, asked)
+    step = _Step(tape, table, sizes, settings)
     tape.label = "optimizer state"
-    kept = [Room(tape.account, asked.state), Room(tape.account, asked.module.buffers)]
-    tape.backward([one.value for one in step.forward()])
+    rooms = [Room(tape.account, settings.state), Room(tape.account, settings.module.buffers)]
+    tape.backward([tensor.value for tensor in step.forward()])
     step.inputs.clear()
     step.masks.clear()
     tape.label = "optimizer step"
     weights = tape.learned
-    if asked.adamw == "foreach":  # torch._foreach_sqrt of all second moments
+    if settings.adamw == "foreach":  # torch._foreach_sqrt of all second moments
         roots = [tape.new(elements) for elements in weights]
         del roots
-    if asked.adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
+    if settings.adamw == "for-loop":  # exp_avg_sq.sqrt() / bias_correction2_sqrt, weight by weight
         for elements in weights:
             root, denominator = tape.new(elements), tape.new(elements)
             del root, denominator
-    del kept
+    del rooms
 
 
 @dataclass
@@ -98,18 +98,18 @@ class _Step:
     def cuts(self) -> int:
         """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
         repeats = [line for line in self.table.lines if isinstance(line, Repeat)]
-        found = sum(size_of(one.count, self.sizes) * len(places(one)) for one in repeats)
-        return found // self.asked.blocks if self.asked.blocks and not found % self.asked.blocks else 0
+        all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
+        return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
 
     def forward(self) -> list[Tensor]:
-        table, values, asked = self.table, Values(), self.asked
+        table, values, settings = self.table, Values(), self.asked
         for name in (*table.inputs, *table.weights):
-            if name in asked.drawn:
+            if name in settings.drawn:
                 continue
             self.tape.label = name
             elements = self.count(table.axes[name])
-            width = INTEGER if name in table.indices else asked.width if name in table.weights else self.tape.width
-            room = Room(self.tape.account, asked.coded.get(name, elements * width))
+            width = INTEGER if name in table.indices else settings.width if name in table.weights else self.tape.width
+            room = Room(self.tape.account, settings.coded.get(name, elements * width))
             if name in table.weights:
                 self.rooms[name] = room
             else:
@@ -117,11 +117,11 @@ class _Step:
                 if table.values[name].role == "value":
                     self.inputs.append(values[name])  # images or sounds: who calls the model has them
         weights = {name: (name,) for name in table.weights}
-        scope = _Scope(self, table.axes, weights, frozenset(asked.drawn), {})
+        scope = _Scope(self, table.axes, weights, frozenset(settings.drawn), {})
         scope.run(scope.calls(table.lines, table.outputs), values, table.outputs)
         self.embedded.clear()
         self.cache.clear()
-        if not asked.checkpoint:
+        if not settings.checkpoint:
             self.masks.clear()
         return [values[name] for name in table.outputs]
 
@@ -135,15 +135,15 @@ class _Step:
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
 
-    def embeds(self, weight: str, found: Tensor) -> None:
+    def embeds(self, weight: str, embedded: Tensor) -> None:
         """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
         if self.table.values[self.table.inputs[0]].role == "index":
             self.tokens = self.tokens or weight
         if self.asked.module.holds == "embeddings":
-            self.embedded.append(found)
-        if self.asked.checkpoint and not found.learns and weight == self.tokens:  # enable_input_require_grads
-            found.value.node = Node(None)
-            self.inputs.append(found)
+            self.embedded.append(embedded)
+        if self.asked.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
+            embedded.value.node = Node(None)
+            self.inputs.append(embedded)
 
     def mask(self, key: tuple[object, ...], elements: int, width: int) -> Tensor:
         """A mask that is made once, and stays until the model returns; where blocks run again, as long as these."""
@@ -165,24 +165,24 @@ class _Scope:
     drawn: frozenset[str]
     around: Values
 
-    def calls(self, lines: Sequence[Statement], wanted: Sequence[str]) -> list[Call | Repeat]:
+    def calls(self, lines: Sequence[Statement], outputs: Sequence[str]) -> list[Call | Repeat]:
         module, values = self.step.asked.module, self.step.table.values
 
         def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
-            outer = [self.weights[one.weight][0] for one in projections]
+            outer = [self.weights[projection.weight][0] for projection in projections]
             return module.joins(projections, [values[name].group or name for name in outer])
 
-        found = list(Scope(lines, self.weights, self.drawn, wanted, joins, module.gathers).calls())
-        place = next((at for at, call in enumerate(found) if _local(call) == module.after), 0)
+        in_order = list(Scope(lines, self.weights, self.drawn, outputs, joins, module.gathers).calls())
+        place = next((at for at, call in enumerate(in_order) if _local(call) == module.after), 0)
         if place:
-            early = [call for call in found[:place] if isinstance(call, Experts)]
-            found = [*(call for call in found[: place + 1] if call not in early), *early, *found[place + 1 :]]
-        return found
+            early = [call for call in in_order[:place] if isinstance(call, Experts)]
+            in_order = [*(call for call in in_order[: place + 1] if call not in early), *early, *in_order[place + 1 :]]
+        return in_order
 
-    def run(self, calls: Sequence[Call | Repeat], values: Values, wanted: Sequence[str]) -> None:
+    def run(self, calls: Sequence[Call | Repeat], values: Values, outputs: Sequence[str]) -> None:
         """Call by call; a value goes when nobody reads it any more."""
-        left = Counter(name for call in calls for name in call.reads) + Counter(wanted)
-        module, held = self.step.asked.module, Values()
+        left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
+        module, values_read = self.step.asked.module, Values()
         for call in calls:
             if isinstance(call, Repeat):
                 self._repeat(call, values)
@@ -194,18 +194,18 @@ class _Scope:
             for name in call.reads:
                 left[name] -= 1
                 if not left[name] and name in values:
-                    own = values.pop(name)
+                    tensor = values.pop(name)
                     if module.holds == "sublayers" and isinstance(call, Linear | Single):
-                        held[name] = own
-                    del own
+                        values_read[name] = tensor
+                    del tensor
             if isinstance(call, Norm):
-                held.clear()
+                values_read.clear()
 
     def _repeat(self, repeat: Repeat, values: Values) -> None:
         tape, how = self.step.tape, self.step.asked.checkpoint
         if any(isinstance(line, Repeat) for line in repeat.lines):
             how = ""
-        given = [values.pop(carry.initial) for carry in repeat.carry]
+        starts_given = [values.pop(carry.initial) for carry in repeat.carry]
         around = {name: self._found(name, values) for name in repeat.shared if self._is_value(name)}
         scope = self._inside(repeat, 0, around, values)
         parts = [
@@ -216,17 +216,19 @@ class _Scope:
             for calls, starts, ends in parts:
                 scope = self._inside(repeat, turn, around, values)
                 if how == "reentrant":
-                    names = [*starts, *(name for name, one in around.items() if one.learns)]
-                    scope.around = {name: one for name, one in scope.around.items() if name not in names}
+                    names = [*starts, *(name for name, tensor in around.items() if tensor.learns)]
+                    scope.around = {name: tensor for name, tensor in scope.around.items() if name not in names}
                     more = [around[name].value for name in names[len(starts) :]]
-                    found = tape.reentrant(_turn(scope, calls, names, ends), [*(one.value for one in given), *more])
+                    results = tape.reentrant(
+                        _turn(scope, calls, names, ends), [*(tensor.value for tensor in starts_given), *more]
+                    )
                 else:
-                    again = _held(_turn(scope, calls, starts, ends), [one.value for one in given])
-                    found = tape.checkpoint(again) if how else again()
-                given = [Tensor(tape, value) for value in found]
-                del found
-        for carry, one in zip(repeat.carry, given, strict=True):
-            values[carry.final] = one
+                    again = _held(_turn(scope, calls, starts, ends), [tensor.value for tensor in starts_given])
+                    results = tape.checkpoint(again) if how else again()
+                starts_given = [Tensor(tape, value) for value in results]
+                del results
+        for carry, tensor in zip(repeat.carry, starts_given, strict=True):
+            values[carry.final] = tensor
 
     def _inside(self, repeat: Repeat, turn: int, around: Values, values: Values) -> _Scope:
         """The scope of a turn."""
@@ -237,8 +239,8 @@ class _Scope:
             elif outer in self.drawn:
                 drawn.add(inside)
             else:
-                whole, elements = self._found(outer, values).value, self.step.count(repeat.axes[inside])
-                slices[inside] = Tensor(self.step.tape, Value(elements, whole.width, whole.room, view=True))
+                stack, elements = self._found(outer, values).value, self.step.count(repeat.axes[inside])
+                slices[inside] = Tensor(self.step.tape, Value(elements, stack.width, stack.room, view=True))
         names = {**self.around, **around, **slices}
         return _Scope(self.step, {**self.axes, **repeat.axes}, weights, frozenset(drawn), names)
 
@@ -258,18 +260,18 @@ class _Scope:
         elements = self.step.count(term.loops)
         if term.name in self.drawn:
             return self._fresh(elements)
-        whole = self._leaf(term.name).decoded() if term.name in self.weights else self._found(term.name, values)
+        tensor = self._leaf(term.name).decoded() if term.name in self.weights else self._found(term.name, values)
         reads = [axis for axis in term.axes if isinstance(axis, Read)]
         if not reads:
-            return whole
+            return tensor
         index = next((read.at.name for read in reads if read.at.name), "")
         keeps = term.name not in self.weights  # torch.gather keeps what it reads, an embedding does not
         if not index:
-            return whole.slice(elements)
+            return tensor.slice(elements)
         places = self._found(index, values)
         if keeps and self.step.asked.module.attention == "disentangled":
             places = places.copied()  # clamped in every layer
-        return whole.gather(places, elements, keeps)
+        return tensor.gather(places, elements, keeps)
 
     def _fresh(self, elements: int) -> Tensor:
         return Tensor(self.step.tape, self.step.tape.new(elements))
@@ -295,21 +297,21 @@ class _Scope:
     def _linear(self, call: Linear, values: Values) -> None:
         for group in call.groups:
             x = self._found(call.value, values)
-            sizes = [self.step.count(one.makes.declared) for one in group]
-            biases = [one.bias for one in group if one.bias]
+            sizes = [self.step.count(projection.makes.declared) for projection in group]
+            biases = [projection.bias for projection in group if projection.bias]
             bias = self._leaf(*biases) if biases else None
-            weight = self._leaf(*(one.weight for one in group))
+            weight = self._leaf(*(projection.weight for projection in group))
             if _local(call) in self.step.asked.module.floats:
                 x, weight = x.in_float(), weight.in_float()
             path, low = self._path(group, x)
-            found = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
-            for one in reversed(group):
-                part = found.pop()
+            parts_made = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
+            for projection in reversed(group):
+                part = parts_made.pop()
                 if call.heads:
                     part = part.transpose()
                 if call.heads and self.step.asked.module.heads == "copies":
                     part = part.contiguous()
-                values[one.makes.name] = part
+                values[projection.makes.name] = part
             del x, part
 
     def _path(self, group: Sequence[Projection], x: Tensor) -> tuple[list[Tensor], int]:
@@ -319,7 +321,7 @@ class _Scope:
             return [], 0
         *inward, rank = self.axes[first]
         low = x.elements // self.step.count(inward) * self.step.count((rank,))
-        return [self._leaf(first), self._leaf(*(one.path[1] for one in group))], low
+        return [self._leaf(first), self._leaf(*(projection.path[1] for projection in group))], low
 
     def _attention(self, call: Attention, values: Values) -> Tensor:
         count, (first, last) = self.step.count, (call.lines[0], call.lines[-1])
@@ -403,15 +405,15 @@ class _Scope:
         local = {**values, **{line.name: part for line, part in zip(call.inward, parts, strict=True)}}
         left = Counter(name for line in call.lines for name in line.reads)
         del parts
-        made: set[str] = set()
+        biased: set[str] = set()
         biases: list[Tensor] = []
         for line in call.lines[:-1]:
-            made.add(line.name)
+            biased.add(line.name)
             if line == call.outward:
                 local[line.name] = linear(local[line.right[0].name], self._leaf(line.right[1].name), selected)
             elif isinstance(line, Sum) and line.right[-1].name in self.weights:  # out.add_(bias)
                 bias = self._operand(line.right[-1], local)
-                biases = [bias] if call.outward.name in made else [*biases, bias]
+                biases = [bias] if call.outward.name in biased else [*biases, bias]
                 local[line.name] = local[line.right[0].name].add_(bias)
                 del bias
             elif line not in call.inward:
@@ -433,11 +435,11 @@ class _Scope:
         return self._line(call.lines[0], values)
 
     def _embedding(self, call: Embedding, values: Values) -> Tensor:
-        found = self._operand(call.lines[0].right[0], values)
+        tensor = self._operand(call.lines[0].right[0], values)
         if len(call.lines) > 1:
-            found = found * 1.0
-        self.step.embeds(self.weights[call.lines[0].right[0].name][0], found)
-        return found
+            tensor = tensor * 1.0
+        self.step.embeds(self.weights[call.lines[0].right[0].name][0], tensor)
+        return tensor
 
     def _line(self, line: Line, values: Values) -> Tensor:
         """A line by itself: a product is multiplied and summed, a sum added, a word its function."""
@@ -452,9 +454,9 @@ class _Scope:
         module = self.step.asked.module
         if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
             if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
-                result, whole = result.contiguous(), operands.pop()
+                result, factor = result.contiguous(), operands.pop()
                 spread = self.step.count(line.left[0].loops[:1])
-                return result.matmul(whole.copied(whole.elements * spread), elements)
+                return result.matmul(factor.copied(factor.elements * spread), elements)
             return result.matmul(operands.pop(), elements)
         if module.attention == "disentangled" and isinstance(line, Product) and numbers and not operands:
             return result  # divided before
@@ -477,14 +479,14 @@ def _turn(
     """A turn, or a block of one, to be run once or again on what it is given."""
     tape = scope.step.tape
 
-    def run(given: Sequence[Value]) -> list[Value]:
-        values = {name: Tensor(tape, value) for name, value in zip(names, given, strict=True)}
+    def run(arguments: Sequence[Value]) -> list[Value]:
+        values = {name: Tensor(tape, value) for name, value in zip(names, arguments, strict=True)}
         scope.run(calls, values, ends)
         return [values[name].value for name in ends]
 
     return run
 
 
-def _held(run: Callable[[Sequence[Value]], list[Value]], given: Sequence[Value]) -> Callable[[], list[Value]]:
+def _held(run: Callable[[Sequence[Value]], list[Value]], arguments: Sequence[Value]) -> Callable[[], list[Value]]:
     """The turn with what it is given, which it holds."""
-    return lambda: run(given)
+    return lambda: run(arguments)

@@ -99,9 +99,9 @@ class Tape:
         width = width or self.width
         return Value(elements, width, Room(self.account, elements * width), turned=turned)
 
-    def _look(self, taken: Mapping[int, tuple[int, int | str]]) -> None:
-        found = (gradient for node in self._weights for gradient in node.gradients if gradient)
-        self.gradients = sum(taken[id(gradient.room)][0] for gradient in found)
+    def _look(self, rooms: Mapping[int, tuple[int, int | str]]) -> None:
+        gradients = (gradient for node in self._weights for gradient in node.gradients if gradient)
+        self.gradients = sum(rooms[id(gradient.room)][0] for gradient in gradients)
 
     def weight(self, elements: int, width: int, room: Room) -> Value:
         """A weight that learns, in a room that holds others too."""
@@ -136,32 +136,35 @@ class Tape:
             target.kept = tuple(keeps)
             raise _RemadeError
         if views:
-            made = [Value(size, width, views, None, 0, True, turned) for size, width in results]
+            made_values = [Value(size, width, views, None, 0, True, turned) for size, width in results]
         else:
-            made = [self.new(size, width, turned) for size, width in results]
+            made_values = [self.new(size, width, turned) for size, width in results]
         if not needed:
-            return made
-        kept = (*keeps, *(made[number] for number in keeps_results))
+            return made_values
+        remembered = (*keeps, *(made_values[number] for number in keeps_results))
         if self._again is None:
-            node = self._node(operands, len(made), backward, kept)
+            node = self._node(operands, len(made_values), backward, remembered)
         elif target:
-            node, target.kept = _REMADE, kept
+            node, target.kept = _REMADE, remembered
             if not self._again:
                 raise _RemadeError
         else:
             node = _REMADE
-        for number, value in enumerate(made):
+        for number, value in enumerate(made_values):
             value.node, value.result = node, number
-        return made
+        return made_values
 
-    def _node(self, operands: Sequence[Value], results: int, backward: Backward, kept: tuple[Value, ...]) -> Node:
-        places = tuple((one.node, one.result, one.elements, one.width) if one.node else None for one in operands)
+    def _node(self, operands: Sequence[Value], results: int, backward: Backward, remembered: tuple[Value, ...]) -> Node:
+        places = tuple(
+            (operand.node, operand.result, operand.elements, operand.width) if operand.node else None
+            for operand in operands
+        )
         node = Node(backward, places, [None] * results, label=self.label)
-        if kept and self._frame:
+        if remembered and self._frame:
             node.frame = self._frame
             self._frame.nodes.append(node)
         else:
-            node.kept = kept
+            node.kept = remembered
         self._nodes.append(node)
         return node
 
@@ -172,24 +175,24 @@ class Tape:
         self._frame = None
         return result
 
-    def reentrant(self, run: Callable[[Sequence[Value]], list[Value]], given: Sequence[Value]) -> list[Value]:
+    def reentrant(self, run: Callable[[Sequence[Value]], list[Value]], arguments: Sequence[Value]) -> list[Value]:
         """The same as PyTorch's older way: the part runs without a tape, and its node runs it again with one."""
         self._without = True
-        found = run(given)
+        results = run(arguments)
         self._without = False
-        if not any(value.node for value in given):
-            return found  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
-        sizes = [(value.elements, value.width, value.room) for value in found]
-        needs = [bool(value.node) for value in given]
-        detached = [Value(one.elements, one.width, one.room, turned=one.turned) for one in given]
+        if not any(value.node for value in arguments):
+            return results  # as PyTorch has it: nothing below wants a gradient, so nothing in it gets one
+        sizes = [(value.elements, value.width, value.room) for value in results]
+        needs = [bool(value.node) for value in arguments]
+        detached = [Value(value.elements, value.width, value.room, turned=value.turned) for value in arguments]
 
         def backward(gradients: Gradients) -> Sequence[Value | None]:
             return self._run_again(run, detached, needs, gradients)
 
-        node = self._node(given, len(sizes), backward, ())
-        for number, value in enumerate(found):
+        node = self._node(arguments, len(sizes), backward, ())
+        for number, value in enumerate(results):
             value.node, value.result = node, number
-        return found
+        return results
 
     def _run_again(
         self,
@@ -202,12 +205,12 @@ class Tape:
         leaves = [Node(None) if need else None for need in needs]
         for value, leaf in zip(detached, leaves, strict=True):
             value.node, value.result = leaf, 0
-        found = run(detached)
-        for value in found:
+        results = run(detached)
+        for value in results:
             if value.node:
                 value.node.gradients[value.result] = gradients.pop(0)
-        outputs = [value.room for value in found]  # CheckpointFunction.backward has them to its end
-        del found, value
+        outputs = [value.room for value in results]  # CheckpointFunction.backward has them to its end
+        del results, value
         gradients.clear()
         for one in detached:
             one.node = None
@@ -249,18 +252,18 @@ class Tape:
     def _back(self, node: Node, again: bool) -> None:
         gradients, node.gradients = node.gradients, []
         assert node.backward
-        found = list(node.backward(gradients))
+        results = list(node.backward(gradients))
         if again:
             node.kept = ()  # the hook that unpacks what was made again holds it no longer
         for number, place in enumerate(node.operands):
-            gradient, found[number] = found[number], None
-            found[number] = self._settled(gradient, *place[2:]) if place and gradient else None
+            gradient, results[number] = results[number], None
+            results[number] = self._settled(gradient, *place[2:]) if place and gradient else None
             del gradient
         del gradients
         node.kept = ()
         node.backward = None
         for place in reversed(node.operands):
-            gradient = found.pop()
+            gradient = results.pop()
             if place and gradient:
                 owner, number, *_ = place
                 other = owner.gradients[number]

@@ -52,17 +52,17 @@ class Difference:
 
 def difference(side: str, one: Path, one_losses: Sequence[float], two: Path, two_losses: Sequence[float]) -> Difference:
     """How far the gradients in folder `two` are from those in `one`, which are of `side`, and the losses."""
-    expected, given = np.array(one_losses), np.array(two_losses)
-    loss = float(np.max(np.abs(given - expected) / np.abs(expected)))
+    expected, computed = np.array(one_losses), np.array(two_losses)
+    loss = float(np.max(np.abs(computed - expected) / np.abs(expected)))
     distances, norms = {}, {}
     for path in sorted(one.glob("*.npy")):
         first, second = (np.load(folder / path.name, mmap_mode="r") for folder in (one, two))
         norms[path.stem] = _norm(first)
         distances[path.stem] = _norm(second - first) if second.shape == first.shape else float("nan")
     least = SMALL * float(np.sqrt(sum(norm**2 for norm in norms.values())))
-    found = {name: distances[name] / max(norms[name], least) for name in norms}
-    worst = max(found, key=lambda name: np.inf if np.isnan(found[name]) else found[name])
-    return Difference(side, loss, found[worst], worst)
+    errors = {name: distances[name] / max(norms[name], least) for name in norms}
+    worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name])
+    return Difference(side, loss, errors[worst], worst)
 
 
 def _norm(array: Any) -> float:

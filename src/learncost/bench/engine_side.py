@@ -61,8 +61,8 @@ class EngineSide(Learner):
 
 def options(subject: Subject) -> Options:
     """The training's options that make the same step as the peers'. Raises InputError where the engine lacks one."""
-    known = {one.name for one in fields(Options)}
-    given: dict[str, Any] = {
+    option_names = {option.name for option in fields(Options)}
+    settings: dict[str, Any] = {
         "engine": usual(),
         "dtype": subject.dtype,
         "batch_size": subject.batch_size,
@@ -73,7 +73,7 @@ def options(subject: Subject) -> Options:
         "seed": SEED,
     }
     if subject.plan is not None:
-        if "plan" not in known:
+        if "plan" not in option_names:
             raise InputError("this engine takes no plans: leave --plan out")
-        given["plan"] = subject.plan
-    return Options(**given)
+        settings["plan"] = subject.plan
+    return Options(**settings)

@@ -22,12 +22,12 @@ def products(subject: Subject) -> dict[MatrixProduct, Fraction]:
     They are read off the step's table, line by line as the price book `matmul` counts them.
     """
     table, sizes = step(subject.built, "bp", "adamw"), subject.sizes
-    found: dict[MatrixProduct, Fraction] = {}
+    times_of: dict[MatrixProduct, Fraction] = {}
     pairs = zip(price(table, sizes, book("matmul")).rows, price(table, sizes, book("causal-half")).rows, strict=True)
-    for whole, half in pairs:
-        if flops := whole.flops.at(sizes):
-            assert isinstance(whole.source, Line)
-            one = matrix_product(whole.source, sizes)
-            found[one] = found.get(one, Fraction(0)) + Fraction(half.flops.at(sizes)) / one.flops
-            assert flops % one.flops == 0, whole.text
-    return found
+    for full, half in pairs:
+        if flops := full.flops.at(sizes):
+            assert isinstance(full.source, Line)
+            product = matrix_product(full.source, sizes)
+            times_of[product] = times_of.get(product, Fraction(0)) + Fraction(half.flops.at(sizes)) / product.flops
+            assert flops % product.flops == 0, full.text
+    return times_of

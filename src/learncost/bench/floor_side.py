@@ -40,17 +40,17 @@ class FloorSide:
     def begin(self, subject: Subject) -> dict[str, Any]:
         self.products, self.dtype = products(subject), _TYPES[subject.dtype]
         self.bytes = OPTIMIZER_BYTES * subject.parameters
-        self.routes = {one: self._accurate(one) for one in self.products}
-        flops = int(sum(one.flops * times for one, times in self.products.items()))
+        self.routes = {product: self._accurate(product) for product in self.products}
+        flops = int(sum(product.flops * times for product, times in self.products.items()))
         return {"flops": flops, "optimizer_bytes": self.bytes, **facts(self.device)}
 
     def turn(self, count: int) -> dict[str, Any]:
         """One measurement, whatever the count: `seconds`, of it those of the `optimizer`; FLOPs a second by product."""
-        times = {one: self._product(one) for one in self.products}
-        own = sum(seconds * float(self.products[one]) for one, seconds in times.items())
+        times = {product: self._product(product) for product in self.products}
+        products_seconds = sum(seconds * float(self.products[product]) for product, seconds in times.items())
         optimizer = self._copy()
-        rates = {str(one): one.flops / seconds for one, seconds in times.items()}
-        return {"seconds": [own + optimizer], "losses": [], "optimizer": optimizer, "rates": rates}
+        rates = {str(product): product.flops / seconds for product, seconds in times.items()}
+        return {"seconds": [products_seconds + optimizer], "losses": [], "optimizer": optimizer, "rates": rates}
 
     def gradients(self) -> dict[str, Any]:
         raise NotImplementedError("the floor learns nothing")
@@ -58,45 +58,45 @@ class FloorSide:
     def peak(self) -> int | None:
         return None
 
-    def _factors(self, one: MatrixProduct) -> tuple[Any, Any, Any]:
+    def _factors(self, product: MatrixProduct) -> tuple[Any, Any, Any]:
         """Factors as they lie in memory, seen as m x k and k x n, and their product's place."""
-        shapes = ((one.m, one.k), (one.k, one.n))
-        made = []
-        for (rows, columns), turned in zip(shapes, one.turned, strict=True):
-            shape = (one.batch, columns, rows) if turned else (one.batch, rows, columns)
+        shapes = ((product.m, product.k), (product.k, product.n))
+        arrays = []
+        for (rows, columns), turned in zip(shapes, product.turned, strict=True):
+            shape = (product.batch, columns, rows) if turned else (product.batch, rows, columns)
             array = (torch.rand(shape, device=self.device) - 0.5).to(self.dtype)
-            made.append(array.transpose(1, 2) if turned else array)
-        place = torch.empty(one.batch, one.m, one.n, dtype=self.dtype, device=self.device)
-        first, second = made
-        return (first, second, place) if one.batch > 1 else (first[0], second[0], place[0])
+            arrays.append(array.transpose(1, 2) if turned else array)
+        place = torch.empty(product.batch, product.m, product.n, dtype=self.dtype, device=self.device)
+        first, second = arrays
+        return (first, second, place) if product.batch > 1 else (first[0], second[0], place[0])
 
-    def _accurate(self, one: MatrixProduct) -> tuple[str, ...]:
+    def _accurate(self, product: MatrixProduct) -> tuple[str, ...]:
         """The routes that are as exact as the type says; for bf16 there is one."""
         if self.dtype is not torch.float32:
             return ROUTES[:1]
-        first, second, place = self._factors(one)
+        first, second, place = self._factors(product)
         # A part of the rows and columns tells as much as all.
         exact = first[..., :64, :].double() @ second[..., :, :64].double()
-        kept = []
+        exact_routes = []
         for route in ROUTES:
             _multiply(route, first, second, place)
             error = (place[..., :64, :64].double() - exact).norm() / exact.norm()
             if float(error) <= ACCURACY:
-                kept.append(route)
-        return tuple(kept) or ROUTES[:1]
+                exact_routes.append(route)
+        return tuple(exact_routes) or ROUTES[:1]
 
-    def _product(self, one: MatrixProduct) -> float:
+    def _product(self, product: MatrixProduct) -> float:
         """Seconds of the product by its best route."""
-        factors = self._factors(one)
-        return min(self._timed(partial(_multiply, route, *factors)) for route in self.routes[one])
+        factors = self._factors(product)
+        return min(self._timed(partial(_multiply, route, *factors)) for route in self.routes[product])
 
     def _copy(self) -> float:
         """Seconds to read half of the optimizer's bytes and to write the other half."""
         half = self.bytes // 2
-        own = min(half, LARGEST_COPY)
-        source = torch.ones(own, dtype=torch.uint8, device=self.device)
+        copied_bytes = min(half, LARGEST_COPY)
+        source = torch.ones(copied_bytes, dtype=torch.uint8, device=self.device)
         target = torch.zeros_like(source)
-        return self._timed(lambda: target.copy_(source)) * half / own
+        return self._timed(lambda: target.copy_(source)) * half / copied_bytes
 
     def _timed(self, work: Callable[[], Any]) -> float:
         work()  # threads, caches and the pages of the result

@@ -32,10 +32,10 @@ def loss_function(configuration: Configuration, dtype: Any) -> Callable[[Paramet
     logits = make(configuration, activation(configuration.activation, _ACTIVATIONS))
 
     def loss(parameters: Parameters, tokens: Any, targets: Any) -> Any:
-        own = {name: array.astype(dtype) for name, array in parameters.items()}
-        found = logits(own, tokens).astype(jnp.float32)
-        said = jnp.take_along_axis(found, targets[..., None], axis=-1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(found, axis=-1) - said)
+        cast = {name: array.astype(dtype) for name, array in parameters.items()}
+        scores = logits(cast, tokens).astype(jnp.float32)
+        target_scores = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - target_scores)
 
     return loss
 
@@ -78,8 +78,8 @@ def _llama(configuration: Configuration, activate: Callable[[Any], Any]) -> Call
         return (scaled * gain).astype(x.dtype)
 
     def turned(x: Any, cosine: Any, sine: Any) -> Any:
-        one, two = jnp.split(x, 2, axis=-1)
-        return (x * cosine + jnp.concatenate((-two, one), axis=-1) * sine).astype(x.dtype)
+        first, second = jnp.split(x, 2, axis=-1)
+        return (x * cosine + jnp.concatenate((-second, first), axis=-1) * sine).astype(x.dtype)
 
     def logits(p: Parameters, tokens: Any) -> Any:
         B, M = tokens.shape
@@ -111,16 +111,16 @@ def adamw_step(
 ) -> Any:
     """A jitted step: (parameters, first moments, second moments, number of the step from 1, tokens, targets) to the
     first three after it and the loss; what is given is overwritten (Loshchilov & Hutter 2019, algorithm 2)."""
-    one, two = betas
+    beta_1, beta_2 = betas
 
     @partial(jax.jit, donate_argnums=(0, 1, 2))
     def step(
         parameters: Parameters, first: Parameters, second: Parameters, time: Any, tokens: Any, targets: Any
     ) -> Any:
         value, gradients = jax.value_and_grad(loss)(parameters, tokens, targets)
-        first = jax.tree.map(lambda m, g: one * m + (1 - one) * g, first, gradients)
-        second = jax.tree.map(lambda v, g: two * v + (1 - two) * g * g, second, gradients)
-        correction, spread = 1 - one**time, 1 - two**time
+        first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, first, gradients)
+        second = jax.tree.map(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, second, gradients)
+        correction, spread = 1 - beta_1**time, 1 - beta_2**time
 
         def new(w: Any, m: Any, v: Any) -> Any:
             change = (m / correction) / (jnp.sqrt(v / spread) + epsilon)

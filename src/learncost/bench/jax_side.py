@@ -20,8 +20,8 @@ class Jax(Learner):
     """Parameters and moments are overwritten in place, where the device can."""
 
     def __init__(self) -> None:
-        some = jnp.ones((256, 256))
-        jax.jit(jnp.matmul)(some, some).block_until_ready()
+        square = jnp.ones((256, 256))
+        jax.jit(jnp.matmul)(square, square).block_until_ready()
 
     def begin(self, subject: Subject) -> dict[str, Any]:
         self.subject = subject
@@ -38,15 +38,15 @@ class Jax(Learner):
 
     def step(self, tokens: Any, targets: Any) -> float:
         time = np.float32(self.steps + 1)
-        found = self.run(self.parameters, self.first, self.second, time, tokens, targets)
-        self.parameters, self.first, self.second, loss = found
-        jax.block_until_ready(found)  # type: ignore[no-untyped-call]
+        stepped = self.run(self.parameters, self.first, self.second, time, tokens, targets)
+        self.parameters, self.first, self.second, loss = stepped
+        jax.block_until_ready(stepped)  # type: ignore[no-untyped-call]
         return float(loss)
 
     def gradients(self) -> dict[str, Any]:
         """From the first moments, which after one step are the gradients times 1 - beta_1."""
-        own = {name: np.asarray(array) / (1 - BETAS[0]) for name, array in self.first.items()}
-        return unpacked(self.subject.built, own)
+        gradients = {name: np.asarray(array) / (1 - BETAS[0]) for name, array in self.first.items()}
+        return unpacked(self.subject.built, gradients)
 
     def peak(self) -> int | None:
         stats = jax.devices()[0].memory_stats() or {}

@@ -32,20 +32,22 @@ def machine() -> dict[str, Any]:
     }
 
 
-def described(found: Mapping[str, Any]) -> str:
+def described(facts: Mapping[str, Any]) -> str:
     """The same as a few words."""
-    versions = ", ".join(f"{name} {own}" for name, own in found["versions"].items() if own and name != "jaxlib")
-    memory = found["memory_bytes"]
+    versions = ", ".join(
+        f"{name} {version}" for name, version in facts["versions"].items() if version and name != "jaxlib"
+    )
+    memory = facts["memory_bytes"]
     parts = [
-        f"{found['processor']}, {found['cores']} cores",
+        f"{facts['processor']}, {facts['cores']} cores",
         f"{memory / 2**30:.0f} GiB" if memory else "",
-        found["system"],
-        f"Python {found['python']}",
+        facts["system"],
+        f"Python {facts['python']}",
         versions,
-        found["compiler"] or "no C compiler",
-        f"OMP_NUM_THREADS={found['threads']}" if found["threads"] else "",
-        f"load {found['load']} before" if found["load"] is not None else "",
-        found["date"][:10],
+        facts["compiler"] or "no C compiler",
+        f"OMP_NUM_THREADS={facts['threads']}" if facts["threads"] else "",
+        f"load {facts['load']} before" if facts["load"] is not None else "",
+        facts["date"][:10],
     ]
     return "; ".join(filter(None, parts))
 
@@ -75,7 +77,9 @@ def _compiler() -> str | None:
     if path is None:
         return None
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        version_text = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return next(iter(said.splitlines()), None)
+    return next(iter(version_text.splitlines()), None)

@@ -40,13 +40,13 @@ def unpacked(model: Model, arrays: Arrays) -> dict[str, Any]:
     """The weights of the model's table (or their gradients), from the peers' arrays."""
     theirs: dict[str, Any] = {}
     for name, array in arrays.items():
-        fused = next((one for one in _FUSED if name.endswith(one)), None)
+        fused = next((ending for ending in _FUSED if name.endswith(ending)), None)
         if fused is None:
             theirs[name] = array.T if name.endswith(_TURNED) else array
             continue
         rows = _rows(model)[fused]
-        for part, own in zip(_FUSED[fused], np.split(array, np.cumsum(rows)[:-1]), strict=True):
-            theirs[name.removesuffix(fused) + part] = own
+        for part, part_array in zip(_FUSED[fused], np.split(array, np.cumsum(rows)[:-1]), strict=True):
+            theirs[name.removesuffix(fused) + part] = part_array
     return from_theirs(model, theirs, "a side of the benchmark")
 
 

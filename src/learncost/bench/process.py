@@ -64,10 +64,10 @@ class Process:
         """Bytes."""
         return self._ask("memory")
 
-    def _ask(self, what: str, **values: Any) -> dict[str, Any]:
+    def _ask(self, request: str, **values: Any) -> dict[str, Any]:
         assert self._process.stdin
         with suppress(BrokenPipeError):  # it has ended; its answer, which is none, says so
-            self._process.stdin.write(json.dumps({"do": what, **values}) + "\n")
+            self._process.stdin.write(json.dumps({"do": request, **values}) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
@@ -76,10 +76,10 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             raise SideError(self._end())
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise SideError(found["error"])
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise SideError(answer["error"])
+        return answer
 
     def _end(self) -> str:
         """How the process ended, with the last line that it said."""

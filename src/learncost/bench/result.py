@@ -81,7 +81,7 @@ class Case:
 
     def _ratio(self, name: str, others: list[list[float]]) -> float | None:
         # A round that was broken off has fewer sides: it counts where both have it.
-        ratios = [own / min(best) for own, *best in zip(self.sides[name].turns, *others, strict=False) if best]
+        ratios = [seconds / min(best) for seconds, *best in zip(self.sides[name].turns, *others, strict=False) if best]
         return median(ratios) if ratios else None
 
     def beyond(self, name: str) -> int | None:
@@ -91,10 +91,10 @@ class Case:
 
     def beyond_over_peers(self, name: str) -> float | None:
         """The same over that of the leanest peer."""
-        found = [self.beyond(peer.name) for peer in self.peers]
-        least = min((value for value in found if value is not None and value > 0), default=None)
-        own = self.beyond(name)
-        return None if least is None or own is None else own / least
+        beyond_peers = [self.beyond(peer.name) for peer in self.peers]
+        least = min((value for value in beyond_peers if value is not None and value > 0), default=None)
+        beyond = self.beyond(name)
+        return None if least is None or beyond is None else beyond / least
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in seconds and bytes, as JSON can hold it."""
@@ -105,18 +105,18 @@ class Case:
         }
 
     def _side(self, side: SideFound) -> dict[str, Any]:
-        found: dict[str, Any] = {"left_out": side.left_out, **({"facts": side.facts} if side.facts else {})}
+        facts: dict[str, Any] = {"left_out": side.left_out, **({"facts": side.facts} if side.facts else {})}
         if side.memory is not None:
-            found["memory"] = {**vars(side.memory), "beyond": self.beyond(side.name)}
-            found["memory_over_leanest_peer"] = self.beyond_over_peers(side.name)
+            facts["memory"] = {**vars(side.memory), "beyond": self.beyond(side.name)}
+            facts["memory_over_leanest_peer"] = self.beyond_over_peers(side.name)
         if side.difference is not None:
-            found["difference"] = side.difference.to_dict()
+            facts["difference"] = side.difference.to_dict()
         if side.step is not None:
-            found |= {"seconds": side.step, "rounds": side.rounds}
+            facts |= {"seconds": side.step, "rounds": side.rounds}
             if side.name != FLOOR:
-                found["tokens_per_second"] = self.subject.tokens / side.step
-                found |= {"over_best_peer": self.over_peers(side.name), "over_floor": self.over_floor(side.name)}
-        return found
+                facts["tokens_per_second"] = self.subject.tokens / side.step
+                facts |= {"over_best_peer": self.over_peers(side.name), "over_floor": self.over_floor(side.name)}
+        return facts
 
 
 @dataclass(repr=False)

@@ -38,16 +38,16 @@ def bench(
     """
     if rounds < 1:
         raise InputError(f"rounds must be a whole number from 1, not {rounds}")
-    found = Bench(machine(), rounds)
+    results = Bench(machine(), rounds)
     try:
         for subject in subjects:
             names = (ENGINE, *peers, FLOOR)
             case = Case(subject, {name: SideFound(name) for name in names})
-            found.cases.append(case)
+            results.cases.append(case)
             _measure(case, rounds, say)
     except KeyboardInterrupt:
-        found.interrupted = True
-    return found
+        results.interrupted = True
+    return results
 
 
 def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> None:
@@ -77,9 +77,9 @@ def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> None:
             for side in case.sides.values():
                 if side.left_out is None:
                     with _left_out(side):
-                        found = processes[side.name].turn(count)
-                        side.rounds.append(found.pop("seconds"))
-                        side.facts |= {name: value for name, value in found.items() if name != "losses"}
+                        answer = processes[side.name].turn(count)
+                        side.rounds.append(answer.pop("seconds"))
+                        side.facts |= {name: value for name, value in answer.items() if name != "losses"}
                     sleep(PAUSE)
 
 
@@ -118,20 +118,20 @@ def _check(
     for side in sorted(sides, key=lambda side: side.name == ENGINE):
         say(f"check of {side.name}")
         with _left_out(side):
-            process, own = processes[side.name], folder / side.name
-            own.mkdir()
+            process, side_folder = processes[side.name], folder / side.name
+            side_folder.mkdir()
             first = process.turn(1)
-            process.gradients(own)
+            process.gradients(side_folder)
             rest = process.turn(check.STEPS - 1)
             losses = first["losses"] + rest["losses"]
             fastest = min(*rest["seconds"], fastest or math.inf)
             if not all(map(math.isfinite, losses)):
                 raise SideError(f"its losses are {losses}")
             if reference is None:
-                reference = (side.name, own, losses)
+                reference = (side.name, side_folder, losses)
                 continue
-            side.difference = check.difference(*reference, own, losses)
-            shutil.rmtree(own)
+            side.difference = check.difference(*reference, side_folder, losses)
+            shutil.rmtree(side_folder)
             if not side.difference.within(tolerance):
                 raise SideError(f"it does something else: {side.difference}")
     return fastest

@@ -21,8 +21,8 @@ def refuse(configuration: Configuration) -> None:
             raise InputError(f"the peers' models have no {name} = {value!r}, only {only!r}")
 
 
-def activation(word: str, known: Mapping[str, Function]) -> Function:
+def activation(word: str, functions: Mapping[str, Function]) -> Function:
     """The function of an activation. Raises InputError."""
-    if word not in known:
-        raise InputError(f"the peers' models have no activation {word!r}, only {', '.join(known)}")
-    return known[word]
+    if word not in functions:
+        raise InputError(f"the peers' models have no activation {word!r}, only {', '.join(functions)}")
+    return functions[word]

@@ -12,15 +12,15 @@ COLUMNS = ("", "ms a step", "tokens/s", "of best peer", "of floor", "peak MiB", 
 _MIB = 2**20
 
 
-def sheets(found: Bench, width: int = WIDTH) -> tuple[Sheet, ...]:
+def sheets(results: Bench, width: int = WIDTH) -> tuple[Sheet, ...]:
     """A table a case; what goes for all of them stands below."""
-    return *map(_sheet, found.cases), Sheet("", (), (), _notes(found))
+    return *map(_sheet, results.cases), Sheet("", (), (), _notes(results))
 
 
-def _notes(found: Bench) -> tuple[str, ...]:
+def _notes(results: Bench) -> tuple[str, ...]:
     """What goes for all cases."""
-    ended = ("Interrupted: not all that was asked for is here.",) if found.interrupted else ()
-    return (*_METHOD, *ended, f"{described(found.machine)}.")
+    ended = ("Interrupted: not all that was asked for is here.",) if results.interrupted else ()
+    return (*_METHOD, *ended, f"{described(results.machine)}.")
 
 
 _METHOD = (

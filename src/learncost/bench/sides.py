@@ -95,7 +95,7 @@ SIDES: Mapping[str, Entry] = {
 
 def peers(names: str) -> tuple[str, ...]:
     """The peers that a list with commas names. Raises InputError."""
-    wanted = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-    for name in wanted:
+    names_asked = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in names_asked:
         named_one("peer", name, PEERS)
-    return wanted
+    return names_asked

@@ -119,21 +119,26 @@ def subjects(
 
 
 def _subject(model: str, shape: tuple[int, int] | None, dtype: str, plan: str | None) -> Subject:
-    own = shapes().get(model)
-    if own is None and shape is None:
+    usual_shape = shapes().get(model)
+    if usual_shape is None and shape is None:
         raise InputError(f"{model} needs --shape B T; those with a shape of their own are {', '.join(shapes())}")
-    batch_size, seq_len = shape or (own.batch_size, own.seq_len)  # type: ignore[union-attr]
+    batch_size, seq_len = shape or (usual_shape.batch_size, usual_shape.seq_len)  # type: ignore[union-attr]
     for name, size in (("B", batch_size), ("T", seq_len)):
         if size < 1:
             raise InputError(f"--shape: {name} must be a whole number from 1, not {size}")
-    found = configure(own.config if own else model)
-    if found.family not in FAMILIES or found.head != "language-model":
+    configuration = configure(usual_shape.config if usual_shape else model)
+    if configuration.family not in FAMILIES or configuration.head != "language-model":
         raise InputError(f"{model} cannot be measured: the peers have language models of {', '.join(FAMILIES)} only")
-    subject = Subject(model, _keys(found), batch_size, seq_len, dtype, plan)
+    subject = Subject(model, _keys(configuration), batch_size, seq_len, dtype, plan)
     subject.sizes  # noqa: B018 - refuses a length that the model does not have
     return subject
 
 
-def _keys(found: Configuration) -> dict[str, Any]:
+def _keys(configuration: Configuration) -> dict[str, Any]:
     """The keys that make the same configuration again in another process, whatever file it came from."""
-    return {"model_type": found.family, **found.sizes, **found.settings, "architecture": found.architecture}
+    return {
+        "model_type": configuration.family,
+        **configuration.sizes,
+        **configuration.settings,
+        "architecture": configuration.architecture,
+    }

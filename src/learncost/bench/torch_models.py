@@ -174,8 +174,8 @@ class LlamaFeedForward(nn.Module):
 
 def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """Rotary positions, a head's first half paired with its second."""
-    one, two = x.chunk(2, dim=-1)
-    return (x * cosine + torch.cat((-two, one), dim=-1) * sine).to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return (x * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -22,18 +22,18 @@ class Eager(Learner):
 
     def begin(self, subject: Subject) -> dict[str, Any]:
         self.subject = subject
-        own = packed(subject.built, subject.weights())
+        weights = packed(subject.built, subject.weights())
         with self.device:
             self.module = module(subject.configuration)
-        self.module.load_state_dict({name: torch.from_numpy(array) for name, array in own.items()}, strict=False)
+        self.module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
         rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True, **rates)
         self.run = self.called(self.module)
         return facts(self.device)
 
-    def called(self, own: torch.nn.Module) -> Any:
+    def called(self, module: torch.nn.Module) -> Any:
         """What is called for the loss."""
-        return own
+        return module
 
     def prepare(self, tokens: Any, targets: Any) -> tuple[Any, Any]:
         return torch.from_numpy(tokens).to(self.device), torch.from_numpy(targets).to(self.device)
@@ -53,8 +53,8 @@ class Eager(Learner):
 
     def gradients(self) -> dict[str, Any]:
         grads = ((name, parameter.grad) for name, parameter in self.module.named_parameters())
-        own = {name: gradient.cpu().numpy() for name, gradient in grads if gradient is not None}
-        return unpacked(self.subject.built, own)
+        gradients = {name: gradient.cpu().numpy() for name, gradient in grads if gradient is not None}
+        return unpacked(self.subject.built, gradients)
 
     def peak(self) -> int | None:
         return int(torch.cuda.max_memory_allocated()) if self.device.type == "cuda" else None
@@ -67,14 +67,14 @@ class Compiled(Eager):
         super().__init__()
         import torch._inductor.compile_fx  # noqa: F401 - the compiler is imported late, and is not the step's memory
 
-    def called(self, own: torch.nn.Module) -> Any:
-        return torch.compile(own)
+    def called(self, module: torch.nn.Module) -> Any:
+        return torch.compile(module)
 
 
 def start(device: torch.device) -> None:
     """A product large enough to start all threads and the libraries behind it."""
-    some = torch.ones(256, 256, device=device)
-    (some @ some).sum().item()
+    square = torch.ones(256, 256, device=device)
+    (square @ square).sum().item()
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -37,16 +37,16 @@ class Worker:
         """What was asked for."""
         requests: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "begin": self._begin,
-            "turn": lambda asked: self.side.turn(asked["count"]),
+            "turn": lambda request: self.side.turn(request["count"]),
             "gradients": self._gradients,
-            "memory": lambda asked: self._memory(),
+            "memory": lambda request: self._memory(),
         }
         return requests[request["do"]](request)
 
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        found = self.side.begin(Subject(**request["subject"]))
+        facts = self.side.begin(Subject(**request["subject"]))
         forget_highest()
-        return found
+        return facts
 
     def _gradients(self, request: Mapping[str, Any]) -> dict[str, Any]:
         for name, array in self.side.gradients().items():

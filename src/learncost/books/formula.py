@@ -50,12 +50,12 @@ class Formula:
 def formulas() -> Mapping[str, Formula]:
     """The formulas by the names of their price books, in the order of formulas.toml."""
     text = (files("learncost.books") / "formulas.toml").read_text(encoding="utf-8")
-    found = {}
-    for name, given in tomllib.loads(text).items():
-        rows = tuple(Operation(**row) for row in given.pop("rows"))
-        needs, own = tuple(given.pop("needs")), Book(name, given.pop("title"), given.pop("source"), FORMULA)
-        found[name] = Formula(own, needs, rows=rows, **given)
-    return found
+    by_name = {}
+    for name, entry in tomllib.loads(text).items():
+        rows = tuple(Operation(**row) for row in entry.pop("rows"))
+        needs, book = tuple(entry.pop("needs")), Book(name, entry.pop("title"), entry.pop("source"), FORMULA)
+        by_name[name] = Formula(book, needs, rows=rows, **entry)
+    return by_name
 
 
 def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
@@ -65,15 +65,15 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
     """
     formula = formulas()[book.name]
     if procedure != "bp" and not (procedure == "recompute" and formula.recomputes):
-        known = "bp and recompute" if formula.recomputes else "bp"
-        raise InputError(f"price book {book.name} is a formula of {known}: it says nothing of {procedure}")
+        procedures = "bp and recompute" if formula.recomputes else "bp"
+        raise InputError(f"price book {book.name} is a formula of {procedures}: it says nothing of {procedure}")
     if set(model.learning) != set(model.table.weights):
         raise InputError(f"price book {book.name} is a formula of models that learn as a whole, not of parts of them")
     reading = Reading(model)
     for need in formula.needs:
-        if what := _NEEDS[need](reading):
+        if refusal := _NEEDS[need](reading):
             name = model.configuration.name
-            raise InputError(f"price book {book.name} is a formula of {_MEANT[need]}: {name} {what}")
+            raise InputError(f"price book {book.name} is a formula of {_MEANT[need]}: {name} {refusal}")
     letters = {letter: reading.quantity(meaning) for letter, meaning in formula.letters.items()}
     return tuple(_rows(formula, letters, reading.blocks, procedure == "recompute"))
 
@@ -81,21 +81,21 @@ def priced(model: Model, book: Book, procedure: str) -> tuple[Row, ...]:
 def _rows(formula: Formula, letters: Mapping[str, Count], blocks: Count, again: bool) -> Iterator[Row]:
     times = {"forward": 1, "recomputation": int(again), "backward": BACKWARD}
     for macro, factor in times.items():
-        for one in formula.rows:
-            if factor and (one.blocks or macro != "recomputation"):
-                flops = value(one.flops, letters) * factor
+        for operation in formula.rows:
+            if factor and (operation.blocks or macro != "recomputation"):
+                flops = value(operation.flops, letters) * factor
                 yield Row(
-                    one.name,
-                    one.layer or "model",
+                    operation.name,
+                    operation.layer or "model",
                     None,
                     macro,
                     "",
-                    ZERO if one.kind == "elementwise" else _half(flops),
+                    ZERO if operation.kind == "elementwise" else _half(flops),
                     flops,
                     ZERO,
-                    blocks if one.blocks else Count.of(()),
-                    one.kind,
-                    source=f"{one.name}: {one.flops}",
+                    blocks if operation.blocks else Count.of(()),
+                    operation.kind,
+                    source=f"{operation.name}: {operation.flops}",
                 )
 
 
@@ -105,12 +105,12 @@ def _half(count: Count) -> Count:
 
 def value(text: str, letters: Mapping[str, Count]) -> Count:
     """A product such as `4 B s^2 h l` with what its letters stand for."""
-    found = Count.of(())
+    product = Count.of(())
     for factor in text.split():
         name, _, power = factor.partition("^")
         for _ in range(int(power or 1)):
-            found = found * (Count.of((), int(name)) if name.isdigit() else letters[name])
-    return found
+            product = product * (Count.of((), int(name)) if name.isdigit() else letters[name])
+    return product
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Reading:
 
     def quantity(self, meaning: str) -> Count:
         """A named quantity, or a product of axes."""
-        named: Mapping[str, Callable[[], Count]] = {
+        quantities: Mapping[str, Callable[[], Count]] = {
             "blocks": lambda: self.blocks,
             "parameters": lambda: parameters(self.model.table),
             "active parameters": lambda: self.active,
@@ -129,7 +129,7 @@ class Reading:
             "attention matrices": lambda: self.matrices(attention=True),
             "other matrices": lambda: self.matrices(attention=False),
         }
-        return named[meaning]() if meaning in named else Count.of(meaning.split())
+        return quantities[meaning]() if meaning in quantities else Count.of(meaning.split())
 
     @cached_property
     def lines(self) -> tuple[tuple[Line, tuple[str, ...]], ...]:
@@ -140,12 +140,12 @@ class Reading:
     def attention(self) -> tuple[tuple[Product, tuple[str, ...]], ...]:
         """The products of scores and of values."""
         table = self.model.table
-        found = [
+        products = [
             (line, turns)
             for line, turns in self.lines
             if isinstance(line, Product) and kind(line, table) == "attention"
         ]
-        return tuple(found)
+        return tuple(products)
 
     @cached_property
     def blocks(self) -> Count:
@@ -160,8 +160,8 @@ class Reading:
     @cached_property
     def heads(self) -> Count:
         """The width of all heads of all blocks: the products of scores and values have twice as many MACCs a pair."""
-        whole = total(matrix_maccs(line) * Count.of(turns) for line, turns in self.attention)
-        return Count({_without(monomial, ("B", "M", "M")): n // 2 for monomial, n in whole.terms.items()})
+        counts = total(matrix_maccs(line) * Count.of(turns) for line, turns in self.attention)
+        return Count({_without(monomial, ("B", "M", "M")): n // 2 for monomial, n in counts.terms.items()})
 
     @cached_property
     def active(self) -> Count:
@@ -176,13 +176,15 @@ class Reading:
     def matrices(self, attention: bool) -> Count:
         """The parameters of the blocks' matrices: those of attention, or the others."""
         table, layers = self.model.table, {line.tag.layer for line, _ in self.attention}
-        found: dict[str, bool] = {}
+        is_attention: dict[str, bool] = {}
         for line, turns in self.lines:
             if isinstance(line, Product) and turns and matrix_maccs(line):
                 for name in line.reads:
                     if name in table.weights:
-                        found[name] = line.tag.layer in layers
-        return total(Count.of(table.axes[name]) for name, own in found.items() if own is attention)
+                        is_attention[name] = line.tag.layer in layers
+        return total(
+            Count.of(table.axes[name]) for name, of_attention in is_attention.items() if of_attention is attention
+        )
 
 
 def _without(monomial: tuple[str, ...], axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -201,8 +203,8 @@ def _several_stacks(reading: Reading) -> str:
 
 
 def _widths_of_heads(reading: Reading) -> str:
-    whole = total(matrix_maccs(line) * Count.of(turns) for line, turns in reading.attention)
-    even = all(coefficient % 2 == 0 for coefficient in whole.terms.values())
+    counts = total(matrix_maccs(line) * Count.of(turns) for line, turns in reading.attention)
+    even = all(coefficient % 2 == 0 for coefficient in counts.terms.values())
     return "" if even else "has keys and values of different widths"
 
 

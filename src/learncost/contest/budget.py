@@ -46,7 +46,7 @@ def budget(text: str) -> Budget:
 
 
 def share(
-    given: Budget, name: str, cost_of: Callable[[int], Cost], batch_size: int, steps: int, examples: int
+    budget: Budget, name: str, cost_of: Callable[[int], Cost], batch_size: int, steps: int, examples: int
 ) -> Share:
     """What the entrant of that name gets.
 
@@ -55,20 +55,20 @@ def share(
     steps       where the budget is memory
     Raises `InputError` for a budget that is not enough for one step, or for very many.
     """
-    if given.kind == "memory":
+    if budget.kind == "memory":
 
         def peak(size: int) -> int:
             return cost_of(size).peak
 
-        batch_size = examples if peak(examples) <= given.amount else largest_batch(peak, given.amount)
+        batch_size = examples if peak(examples) <= budget.amount else largest_batch(peak, budget.amount)
         if not batch_size:
             least = peak(1)
-            raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {given.amount:,}")
+            raise InputError(f"budget: one step of {name} on one example needs {least:,} bytes, over {budget.amount:,}")
         return Share(steps, batch_size, cost_of(batch_size))
     cost = cost_of(batch_size)
-    steps = given.amount if given.kind == "steps" else given.amount // cost.flops
+    steps = budget.amount if budget.kind == "steps" else budget.amount // cost.flops
     if not steps:
-        raise InputError(f"budget: one step of {name} takes {cost.flops:,} FLOPs, more than {given.amount:,}")
+        raise InputError(f"budget: one step of {name} takes {cost.flops:,} FLOPs, more than {budget.amount:,}")
     if steps > MOST_STEPS:
         raise InputError(f"budget: {steps:,} steps of {name} are too many; at most {MOST_STEPS:,}")
     return Share(steps, batch_size, cost)

@@ -104,25 +104,25 @@ def contest(
     parameters = sum(array.size for array in problem.begin(0).values())
     results = []
     for entrant in entrants:
-        own = share(budget, entrant.name, costs(setting, entrant), size, steps, most)
-        results.append(Result(entrant, own, parameters))
-    found = Contest(setting, budget, tuple(seeds), tuple(results))
-    run = _Run(found, tuple(rates), report, stop)
+        entrant_share = share(budget, entrant.name, costs(setting, entrant), size, steps, most)
+        results.append(Result(entrant, entrant_share, parameters))
+    contest_run = Contest(setting, budget, tuple(seeds), tuple(results))
+    run = _Run(contest_run, tuple(rates), report, stop)
     try:
         run.all()
     except StoppedError:
-        found.stopped = True
-    return found
+        contest_run.stopped = True
+    return contest_run
 
 
 class _Run:
     """A contest on its way."""
 
     def __init__(
-        self, found: Contest, rates: tuple[float, ...], report: Report | None, stop: Callable[[], bool]
+        self, contest_run: Contest, rates: tuple[float, ...], report: Report | None, stop: Callable[[], bool]
     ) -> None:
-        self.found, self.report, self.stop = found, report, stop
-        self.rates, self.finer = rates or RATES[found.setting.optimizer], not rates
+        self.found, self.report, self.stop = contest_run, report, stop
+        self.rates, self.finer = rates or RATES[contest_run.setting.optimizer], not rates
         self.done = 0
 
     def all(self) -> None:
@@ -166,9 +166,9 @@ class _Run:
 
     def _outcome(self, result: Result, rate: float, seed: int, parts: Any) -> Outcome:
         before = self.done
-        one = outcome(self.found.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
+        trained = outcome(self.found.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
         self.done = before + result.share.steps  # the steps after a divergence are not done, but over
-        return one
+        return trained
 
     def _stepped(self) -> bool:
         self.done += 1

@@ -48,17 +48,17 @@ class Entrant:
 def entrants(text: str, mode: str) -> tuple[Entrant, ...]:
     """Those that a list with commas names, such as `bp,pepita:paper`; `mode` is that of those that name none."""
     named_one("mode", mode, MODES)
-    found = []
+    entrants_named = []
     for item in text.split(","):
-        name, colon, own = (part.strip() for part in item.partition(":"))
+        name, colon, named_mode = (part.strip() for part in item.partition(":"))
         chosen = procedure(name)
-        if colon and own not in chosen.modes:
-            having = " and ".join(known.name for known in LEARNING.values() if known.modes)
+        if colon and named_mode not in chosen.modes:
+            having = " and ".join(procedure.name for procedure in LEARNING.values() if procedure.modes)
             raise InputError(f"only {having} have modes, {' and '.join(MODES)}: not {shown(item)}")
-        found.append(Entrant(chosen.name, (own or mode) if chosen.modes else ""))
-    if len(set(found)) < len(found):
+        entrants_named.append(Entrant(chosen.name, (named_mode or mode) if chosen.modes else ""))
+    if len(set(entrants_named)) < len(entrants_named):
         raise InputError(f"procedures must be different names with commas between them, not {shown(text)}")
-    return tuple(found)
+    return tuple(entrants_named)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Training(LayerTraining):
         """The mean loss of examples and the share of right answers; nothing is learned."""
         losses, rights, weights = [], [], []
         for start in range(0, len(examples), AT_ONCE):
-            given = examples.rows(slice(start, start + AT_ONCE))
-            loss, scores = self.look(**given, **self.problem.fixed)
-            right = given[self.problem.answers]
+            batch = examples.rows(slice(start, start + AT_ONCE))
+            loss, scores = self.look(**batch, **self.problem.fixed)
+            right = batch[self.problem.answers]
             losses.append(loss)
             rights.append(float((predicted(scores) == right).mean()))
             weights.append(len(right))

@@ -46,9 +46,9 @@ def _digits() -> tuple[Any, Any]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise InputError("digits come with scikit-learn: pip install 'learncost[contest]'") from None
-    found = load_digits()
-    order = generator(0, "digits").permutation(len(found.target))
-    return found.data[order] / BRIGHTEST, found.target[order]
+    digits = load_digits()
+    order = generator(0, "digits").permutation(len(digits.target))
+    return digits.data[order] / BRIGHTEST, digits.target[order]
 
 
 def _problem(name: str, shape: tuple[int, ...], inputs: tuple[str, str], optimizer: str, **more: Any) -> Problem:
@@ -102,9 +102,9 @@ def mlp(widths: tuple[int, ...] = WIDTHS) -> Problem:
             drawn[f"W{i}"] = generator(seed, f"W{i}").uniform(-1, 1, (before, after)) * sqrt(6 / before)
         return drawn
 
-    shown = "-".join(map(str, (SIDE * SIDE, *widths, CLASSES)))
+    widths_text = "-".join(map(str, (SIDE * SIDE, *widths, CLASSES)))
     return _problem(
-        f"mlp {shown}",
+        f"mlp {widths_text}",
         (SIDE * SIDE,),
         ("X", "targets"),
         "momentum",
@@ -116,9 +116,9 @@ def mlp(widths: tuple[int, ...] = WIDTHS) -> Problem:
 def vit(sizes: Mapping[str, Any]) -> Problem:
     """A vision transformer on patches; `sizes` are any of the family's."""
     configuration = configure(dict(VIT), dict(sizes))
-    own = {name: configuration.sizes[name] for name in ("image_size", "image_width", "num_channels")}
-    if own != {"image_size": SIDE, "image_width": SIDE, "num_channels": 1}:
-        raise InputError(f"the digits are {SIDE} by {SIDE} pixels of one channel: leave {', '.join(own)} out")
+    image_sizes = {name: configuration.sizes[name] for name in ("image_size", "image_width", "num_channels")}
+    if image_sizes != {"image_size": SIDE, "image_width": SIDE, "num_channels": 1}:
+        raise InputError(f"the digits are {SIDE} by {SIDE} pixels of one channel: leave {', '.join(image_sizes)} out")
     if configuration.settings["num_labels"] != CLASSES or not configuration.head.startswith("image"):
         raise InputError("the digits need ViTForImageClassification with 10 labels: leave both out")
     model = build(configuration)

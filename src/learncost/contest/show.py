@@ -16,39 +16,39 @@ SCHEMA = 1
 _UNKNOWN = "-"
 
 
-def sheets(found: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
+def sheets(contest: Contest, width: int = WIDTH) -> tuple[Sheet, Sheet]:
     """What was learned, and what it took."""
-    return _learned(found), _taken(found)
+    return _learned(contest), _taken(contest)
 
 
-def _learned(found: Contest) -> Sheet:
+def _learned(contest: Contest) -> Sheet:
     """Means over the seeds that did not diverge, and who diverged. Chance, and the initial weights, stand on top."""
-    loss, accuracy = found.setting.problem.chance
+    loss, accuracy = contest.setting.problem.chance
     rows = [Row(("chance", f"{loss:.3f}", "", f"{100 * accuracy:.1f} %"), "dim")]
-    if begun := found.results[0].outcomes:  # the initial weights are the same for all
-        before = [fmean(one.before[place] for one in begun) for place in (0, 1)]
+    if begun := contest.results[0].outcomes:  # the initial weights are the same for all
+        before = [fmean(outcome.before[place] for outcome in begun) for place in (0, 1)]
         rows.append(Row(("before", f"{before[0]:.3f}", "", f"{100 * before[1]:.1f} %"), "dim"))
-    for result in found.results:
-        ends = [one.after for one in result.outcomes if one.after is not None]
+    for result in contest.results:
+        ends = [outcome.after for outcome in result.outcomes if outcome.after is not None]
         losses, rights = ([end[0] for end in ends], [100 * end[1] for end in ends])
         cells = (*_spread(losses, 3), *_spread(rights, 1, " %"), _rate(result), _diverged(result))
         rows.append(Row((result.entrant.name, *cells)))
-    problem, setting = found.setting.problem, found.setting
+    problem, setting = contest.setting.problem, contest.setting
     columns = ("", "loss", "± seeds", "accuracy", "± seeds", "learning rate", "diverged")
-    title = f"{problem.name}: {found.budget} each, {setting.optimizer}, seeds {_listed(found.seeds)}"
+    title = f"{problem.name}: {contest.budget} each, {setting.optimizer}, seeds {_listed(contest.seeds)}"
     notes = [
-        f"{problem.facts}. {found.results[0].parameters:,} parameters in {setting.dtype}. Loss and accuracy on what "
+        f"{problem.facts}. {contest.results[0].parameters:,} parameters in {setting.dtype}. Loss and accuracy on what "
         "validates, means over the seeds that did not diverge, and their standard deviation. Chance: a guess by how "
         "often each class is in the training.",
-        *_of_rates(found),
+        *_of_rates(contest),
     ]
-    if found.stopped:
+    if contest.stopped:
         notes.insert(0, "Stopped before the end: this is what was there.")
     return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 6}))
 
 
-def _of_rates(found: Contest) -> Iterator[str]:
-    for result in found.results:
+def _of_rates(contest: Contest) -> Iterator[str]:
+    for result in contest.results:
         if result.search is None:
             continue
         if result.search.lost:
@@ -57,11 +57,11 @@ def _of_rates(found: Contest) -> Iterator[str]:
             yield f"* {result.entrant.name}: the first or the last that was tried; one beyond may be better."
 
 
-def _taken(found: Contest) -> Sheet:
+def _taken(contest: Contest) -> Sheet:
     """One training that goes to its end."""
     rows = []
-    for result in found.results:
-        seconds = [one.seconds for one in result.outcomes if one.after is not None]
+    for result in contest.results:
+        seconds = [outcome.seconds for outcome in result.outcomes if outcome.after is not None]
         cells = (
             f"{result.share.steps:,}",
             f"{result.share.batch_size:,}",
@@ -74,10 +74,9 @@ def _taken(found: Contest) -> Sheet:
         rows.append(Row((result.entrant.name, *cells)))
     columns = ("", "steps", "batch", "10^9 MACCs", "10^9 FLOPs", "seconds", "predicted", "measured")
     notes = (
-        f"MACCs and FLOPs as executed, by the price book {found.setting.book}; seconds of the steps alone. Predicted: "
-        "the arrays' bytes at the worst moment of a step, as NumPy executes it; measured: those that tracemalloc sees, "
-        "with Python's own objects. The search for the learning rate is in no "
-        "budget and in no row.",
+        f"MACCs and FLOPs as executed, by the price book {contest.setting.book}; seconds of the steps alone. "
+        "Predicted: the arrays' bytes at the worst moment of a step, as NumPy executes it; measured: those that "
+        "tracemalloc sees, with Python's own objects. The search for the learning rate is in no budget and in no row.",
     )
     return Sheet("One training", columns, tuple(rows), notes)
 
@@ -90,7 +89,7 @@ def _spread(values: Sequence[float], digits: int, unit: str = "") -> tuple[str, 
 
 
 def _diverged(result: Result) -> str:
-    lost = [one.diverged for one in result.outcomes if one.diverged is not None]
+    lost = [outcome.diverged for outcome in result.outcomes if outcome.diverged is not None]
     if not lost:
         return "no" if result.outcomes else _UNKNOWN
     return f"{len(lost)} of {len(result.outcomes)}, step {_listed(sorted(set(lost)))}"
@@ -106,28 +105,28 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(f"{number:,}" for number in numbers)
 
 
-def as_dict(found: Contest) -> dict[str, Any]:
+def as_dict(contest: Contest) -> dict[str, Any]:
     """Everything as data: every step's loss of every training, every trial."""
-    problem, setting = found.setting.problem, found.setting
+    problem, setting = contest.setting.problem, contest.setting
     loss, accuracy = problem.chance
     return {
         "schema": SCHEMA,
         "problem": problem.name,
         "data": problem.facts,
-        "budget": {"kind": found.budget.kind, "amount": found.budget.amount},
+        "budget": {"kind": contest.budget.kind, "amount": contest.budget.amount},
         "optimizer": setting.optimizer,
         "dtype": setting.dtype,
         "price_book": setting.book,
-        "seeds": list(found.seeds),
-        "stopped": found.stopped,
+        "seeds": list(contest.seeds),
+        "stopped": contest.stopped,
         "chance": {"loss": loss, "accuracy": accuracy},
         "diverged_above": problem.diverged,
-        "results": [_result(result) for result in found.results],
+        "results": [_result(result) for result in contest.results],
     }
 
 
 def _result(result: Result) -> dict[str, Any]:
-    steps = [one.seconds / len(one.losses) for one in result.outcomes]
+    steps = [outcome.seconds / len(outcome.losses) for outcome in result.outcomes]
     return {
         "procedure": result.entrant.procedure,
         "mode": result.entrant.mode or None,
@@ -143,23 +142,23 @@ def _result(result: Result) -> dict[str, Any]:
         "measured_peak_bytes": result.measured_peak,
         "learning_rate": result.search.best if result.search else None,
         "learning_rate_at_edge": result.search.edge if result.search else None,
-        "trials": [_outcome(one, False) for one in (result.search.tried if result.search else ())],
-        "trainings": [_outcome(one, True) for one in result.outcomes],
+        "trials": [_outcome(outcome, False) for outcome in (result.search.tried if result.search else ())],
+        "trainings": [_outcome(outcome, True) for outcome in result.outcomes],
     }
 
 
-def _outcome(one: Outcome, whole: bool) -> dict[str, Any]:
+def _outcome(outcome: Outcome, with_losses: bool) -> dict[str, Any]:
     def pair(values: tuple[float, float] | None) -> dict[str, float] | None:
         return values and {"loss": values[0], "accuracy": values[1]}
 
-    found: dict[str, Any] = {
-        "seed": one.seed,
-        "learning_rate": one.learning_rate,
-        "seconds": one.seconds,
-        "before": pair(one.before),
-        "after": pair(one.after),
-        "diverged_at_step": one.diverged,
+    result: dict[str, Any] = {
+        "seed": outcome.seed,
+        "learning_rate": outcome.learning_rate,
+        "seconds": outcome.seconds,
+        "before": pair(outcome.before),
+        "after": pair(outcome.after),
+        "diverged_at_step": outcome.diverged,
     }
-    if whole:  # what is no number has no form in JSON
-        found["losses"] = [loss if isfinite(loss) else None for loss in one.losses]
-    return found
+    if with_losses:  # what is no number has no form in JSON
+        result["losses"] = [loss if isfinite(loss) else None for loss in outcome.losses]
+    return result

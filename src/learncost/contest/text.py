@@ -42,15 +42,17 @@ def text(
     share   of the documents that validate; of a single one its end does
     Raises `InputError` for a path that is not there, too little text, a model that does not say the next token.
     """
-    own = tokenizer("bytes")
-    configuration = configure(dict(model) if isinstance(model, Mapping) else model, {"vocab_size": own.size, **sizes})
+    byte_tokens = tokenizer("bytes")
+    configuration = configure(
+        dict(model) if isinstance(model, Mapping) else model, {"vocab_size": byte_tokens.size, **sizes}
+    )
     if configuration.head != "language-model" or configuration.two_sided:
         raise InputError(f"{configuration.name} is not a language model that says the next token")
     built = build(configuration)
     with TemporaryDirectory(prefix="learncost-") as folder:
-        corpus.prepare(paths, own, share, Path(folder))
-        found = corpus.load(Path(folder), "give the text again")
-        training, validation = (np.array(part[:MOST], int) for part in (found.training, found.validation))
+        corpus.prepare(paths, byte_tokens, share, Path(folder))
+        loaded = corpus.load(Path(folder), "give the text again")
+        training, validation = (np.array(part[:MOST], int) for part in (loaded.training, loaded.validation))
     if min(len(training) // 5, len(validation)) <= seq_len:
         raise InputError(f"{len(training) + len(validation):,} tokens are too few for sequences of {seq_len}")
     learned, checked = _windows(training, seq_len), _windows(validation, seq_len)
@@ -66,7 +68,7 @@ def text(
         training=learned,
         validation=checked,
         answers="targets",
-        classes=own.size,
+        classes=byte_tokens.size,
         begin=lambda seed: initial_weights(built.table, built.sizes, seed),
         optimizer=DEFAULT,
         batch_size=8,

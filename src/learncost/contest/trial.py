@@ -85,12 +85,12 @@ class Search:
 
     @property
     def edge(self) -> bool:
-        rates = [one.learning_rate for one in self.tried]
+        rates = [outcome.learning_rate for outcome in self.tried]
         return len(rates) > 1 and self.best in (min(rates), max(rates)) and not self.lost
 
     @property
     def lost(self) -> bool:
-        return bool(self.tried) and all(one.after is None for one in self.tried)
+        return bool(self.tried) and all(outcome.after is None for outcome in self.tried)
 
 
 def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: bool) -> Search:
@@ -102,12 +102,12 @@ def search(rates: Iterable[float], trial: Callable[[float], Outcome], finer: boo
     if finer:
         best = min(tried, key=_rank).learning_rate
         tried += [trial(rate) for rate in (best / FINER, best * FINER)]
-    tried.sort(key=lambda one: one.learning_rate)
+    tried.sort(key=lambda outcome: outcome.learning_rate)
     return Search(tuple(tried), min(tried, key=_rank).learning_rate)
 
 
-def _rank(one: Outcome) -> tuple[bool, float, float]:
+def _rank(outcome: Outcome) -> tuple[bool, float, float]:
     """The lower the better."""
-    if one.after is None:
-        return True, -float(one.diverged or 0), one.learning_rate
-    return False, one.after[0], one.learning_rate
+    if outcome.after is None:
+        return True, -float(outcome.diverged or 0), outcome.learning_rate
+    return False, outcome.after[0], outcome.learning_rate

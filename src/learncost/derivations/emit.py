@@ -110,8 +110,8 @@ def emit(
         raise InputError(f"macro must be one of {', '.join(MACROS)}, not {shown(macro)}{nearest(macro, MACROS)}")
     if precision is not None:
         dtype = either(dtype, precision).name
-    own = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
-    given = {**own, "macro": None if macro == "step" else macro}
+    step_flags = {"procedure": procedure, "optimizer": optimizer, "plan": plan}
+    model_flags = {**step_flags, "macro": None if macro == "step" else macro}
     shape = {"batch_size": batch_size, "seq_len": seq_len, "dtype": dtype}
     if dtype is not None and (kind := precision_of(dtype)).quantized:
         raise InputError(
@@ -124,11 +124,11 @@ def emit(
     if backend != IN_PLACE and read_off:
         flag = read_off[0].replace("_", "-")
         raise InputError(f"--{flag} is for --backend c: other programs read shapes and types off their arrays")
-    flags = {**given, **shape, **sizes}
+    flags = {**model_flags, **shape, **sizes}
     if isinstance(subject, str):
         written = _command(subject, backend, flags)
-        found = layer_or_model(subject)
-        subject = configure(found, sizes) if isinstance(found, str) else found
+        named_subject = layer_or_model(subject)
+        subject = configure(named_subject, sizes) if isinstance(named_subject, str) else named_subject
     else:
         written = f"learncost.emit({type(subject).__name__}, {backend!r})"
     constants: Mapping[str, int] = {}
@@ -178,9 +178,9 @@ def _in_place(
         plan = smallest(table, sizes, dtype)
         table = planned(table, plan)
         about += f"\nUnder the plan {plan}, chosen for {batch} x {sizes['M']:,} tokens in {dtype}."
-    found = placed(table, sizes, dtype)
-    about += f"\nIts arena takes {found.bytes:,} bytes; weights and the optimizer's state are the caller's."
-    return standalone(found, _title(about, "PyTorch on a processor, with kernels in C", written))
+    program = placed(table, sizes, dtype)
+    about += f"\nIts arena takes {program.bytes:,} bytes; weights and the optimizer's state are the caller's."
+    return standalone(program, _title(about, "PyTorch on a processor, with kernels in C", written))
 
 
 def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
@@ -190,7 +190,7 @@ def _command(name: str, backend: str, flags: Mapping[str, Any]) -> str:
 
 def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Table, str]:
     """The step of a model: with an optimizer it returns new weights, without one gradients."""
-    found = find_procedure(procedure)
+    chosen = find_procedure(procedure)
     if optimizer == "none":
         table, end = step(model, procedure), "gradients"
     else:
@@ -199,8 +199,8 @@ def _model(model: Model, procedure: str, optimizer: str, plan: str) -> tuple[Tab
     configuration = model.configuration
     under = f" under {plan}" if plan else ""
     about = f"{configuration.name}, one step of {procedure}{under}, {end}."
-    if found.title != procedure:
-        about += f"\n\n{found.title[:1].upper()}{found.title[1:]}: {found.source}."
+    if chosen.title != procedure:
+        about += f"\n\n{chosen.title[:1].upper()}{chosen.title[1:]}: {chosen.source}."
     return table, f"{about}\nCounted as {configuration.counted}." if configuration.counted else about
 
 

@@ -104,25 +104,25 @@ def explain(
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     shown_as = cast("Format", format)
-    own = {"procedure": procedure, "batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    settings = {"procedure": procedure, "batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     name = name_of(subject)
     if layer is not None or is_model(subject):
         of_a_model(subject, layer, jacobian)
-        run = prepared(name, price_book, procedure or "bp", optimizer, own, sizes)
+        run = prepared(name, price_book, procedure or "bp", optimizer, settings, sizes)
         return model_explained(run, procedure or "bp", layer or "", shown_as)
-    not_of_a_model(name, {**own, **sizes})
+    not_of_a_model(name, {**settings, **sizes})
     if not is_layer(subject) and (word := called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
-    found = find_subject(subject, price_book, jacobian, optimizer)
-    parts = tuple(Part(macro, tuple(_steps(table, found))) for macro, table in found.tables.items())
-    source = found.layer.source
-    kept = _kept(found)
-    return Explanation(found.name, source, found.book, found.jacobian, parts, kept, found.axes, shown_as)
+    topic = find_subject(subject, price_book, jacobian, optimizer)
+    parts = tuple(Part(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
+    source = topic.layer.source
+    kept_values = _kept(topic)
+    return Explanation(topic.name, source, topic.book, topic.jacobian, parts, kept_values, topic.axes, shown_as)
 
 
-def _steps(table: Table, found: Subject) -> Iterator[Step]:
+def _steps(table: Table, topic: Subject) -> Iterator[Step]:
     """The lines with their prices; the heading of a repeat is a line without a price."""
-    rows = iter(price(table, {}, found.book).rows)
+    rows = iter(price(table, {}, topic.book).rows)
 
     def statements(lines: Iterable[Statement], depth: int) -> Iterator[Step]:
         for line in lines:
@@ -135,14 +135,14 @@ def _steps(table: Table, found: Subject) -> Iterator[Step]:
             yield Step(
                 write.equation(line),
                 str(bare),
-                write.latex(bare, found.known),
-                write.mathml(bare, found.known, display=False),
+                write.latex(bare, topic.known),
+                write.mathml(bare, topic.known, display=False),
                 row.maccs,
                 row.flops,
                 depth,
                 row.outside_paper,
             )
-            if withdrawn := found.book.withdrawn.get((line.tag.layer, line.tag.local)):
+            if withdrawn := topic.book.withdrawn.get((line.tag.layer, line.tag.local)):
                 back = next(rows)
                 text = f"the publication's total leaves {write.equation(line)} out"
                 yield Step(withdrawn, text, "", "", back.maccs, back.flops, depth)
@@ -151,27 +151,29 @@ def _steps(table: Table, found: Subject) -> Iterator[Step]:
     assert next(rows, None) is None
 
 
-def _kept(found: Subject) -> tuple[Kept, ...]:
+def _kept(topic: Subject) -> tuple[Kept, ...]:
     """What `live` finds kept, with the lines that read it. Sizes do not matter, only names and axes are used."""
-    if found.derived is None:
+    if topic.derived is None:
         return ()
-    step = found.derived.step
+    step = topic.derived.step
     sizes = {base(axis) for axes in step.axes.values() for axis in axes}
     sizes |= {count for _, turns in walk(step.lines) for count in turns}
-    held = live(found.derived, dict.fromkeys(sorted(sizes), 2)).kept
+    kept_arrays = live(topic.derived, dict.fromkeys(sorted(sizes), 2)).kept
     readers: dict[str, list[str]] = {}
-    for line, _ in walk(found.derived.reverse.lines):
+    for line, _ in walk(topic.derived.reverse.lines):
         for name in line.reads:
             readers.setdefault(name, []).append(line.name)
-    given = frozenset(found.layer.table.inputs)
+    inputs = frozenset(topic.layer.table.inputs)
     inner = _inner(step)
-    kept = []
-    for item in held:
-        own = step.known[item.name]
-        name = own.of if own.role == "kept" else item.name  # a stack of all turns is read inside by its slices' name
+    kept_values = []
+    for item in kept_arrays:
+        value = step.known[item.name]
+        name = (
+            value.of if value.role == "kept" else item.name
+        )  # a stack of all turns is read inside by its slices' name
         reading = tuple(dict.fromkeys(readers.get(name, ())))
-        kept.append(Kept(item.name, item.axes, item.name in given, reading, *inner.get(name, ())))
-    return tuple(kept)
+        kept_values.append(Kept(item.name, item.axes, item.name in inputs, reading, *inner.get(name, ())))
+    return tuple(kept_values)
 
 
 def _inner(table: Table) -> dict[str, tuple[str, str]]:

@@ -149,8 +149,8 @@ class Explanation(Readable):
                 counts = (self.short(step.maccs), self.short(step.flops))
                 yield Row((step.equation, step.text, *counts), "", step.depth)
             yield Row(("", "", self.whole(part.maccs), self.whole(part.flops)), "bold")
-        for kept in self.kept:
-            yield Row(("kept", kept.text, self.short(kept.elements), ""))
+        for array in self.kept:
+            yield Row(("kept", array.text, self.short(array.elements), ""))
 
     def show(self, format: str) -> str:
         """The explanation as table (or text), md (or markdown), latex, json or html."""
@@ -197,13 +197,13 @@ class Explanation(Readable):
             },
             "kept": [
                 {
-                    "name": kept.name,
-                    "axes": list(kept.axes),
-                    "elements": expression(kept.elements),
-                    "input": kept.given,
-                    "read_by": list(kept.readers),
+                    "name": array.name,
+                    "axes": list(array.axes),
+                    "elements": expression(array.elements),
+                    "input": array.given,
+                    "read_by": list(array.readers),
                 }
-                for kept in self.kept
+                for array in self.kept
             ],
             **({"made": list(self.made)} if self.made else {}),
         }
@@ -216,7 +216,7 @@ class Explanation(Readable):
         if self.sizes:
             return False
         counts = [c for part in self.parts for step in part.steps for c in (step.maccs, step.flops)]
-        counts += [kept.elements for kept in self.kept]
+        counts += [array.elements for array in self.kept]
         return any(counts) and write.divided(counts, "B") is not None
 
     def written(self, count: Count) -> Count:
@@ -258,7 +258,9 @@ class Explanation(Readable):
             notes.append("Lines of a repeat stand once, with the counts of all turns.")
         if any(step.outside_paper for part in self.parts for step in part.steps):
             notes.append("* not in the publication, priced as it runs.")
-        notes += [f"{kept.name} is line {kept.line} of the body of {kept.word}." for kept in self.kept if kept.line]
+        notes += [
+            f"{array.name} is line {array.line} of the body of {array.word}." for array in self.kept if array.line
+        ]
         notes.append(f"Price book {self.price_book.name}: {self.price_book.title}; {self.price_book.source}.")
         if self.jacobian != self.price_book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
@@ -269,7 +271,7 @@ class Explanation(Readable):
     @property
     def kept_total(self) -> Count:
         """Elements of all that is kept."""
-        return total(kept.elements for kept in self.kept)
+        return total(array.elements for array in self.kept)
 
     # The formats.
 
@@ -323,9 +325,9 @@ class Explanation(Readable):
 
         grid = _columns(numbers, (_WHOLE - numbers - _MACCS - _FLOPS, _MACCS + _FLOPS + 1))
         grid.add_row("", Text("Kept between the passes", "bold"), Text("elements", "dim"))
-        for kept in self.kept:
-            readers = f"  {'input, ' if kept.given else ''}read by {', '.join(kept.readers) or 'later turns'}"
-            grid.add_row("", Text.assemble(kept.text, (readers, "dim")), Text(self.short(kept.elements)))
+        for array in self.kept:
+            readers = f"  {'input, ' if array.given else ''}read by {', '.join(array.readers) or 'later turns'}"
+            grid.add_row("", Text.assemble(array.text, (readers, "dim")), Text(self.short(array.elements)))
         grid.add_row("", "", Text(self.short(self.kept_total), "bold"))
         return grid
 
@@ -350,9 +352,9 @@ class Explanation(Readable):
             lines += [f"| | **total** | | {formula(part.maccs)} | {formula(part.flops)} |", ""]
         if self.kept:
             lines += ["## Kept between the passes", "", "| value | elements | read by |", "| --- | --- | --- |"]
-            for kept in self.kept:
-                name = f"`{kept.text}`" + (" (input)" if kept.given else "")
-                lines.append(f"| {name} | {formula(kept.elements)} | {', '.join(f'`{r}`' for r in kept.readers)} |")
+            for array in self.kept:
+                name = f"`{array.text}`" + (" (input)" if array.given else "")
+                lines.append(f"| {name} | {formula(array.elements)} | {', '.join(f'`{r}`' for r in array.readers)} |")
             lines += [f"| **total** | {formula(self.kept_total)} | |", ""]
         return "\n".join([*lines, *(note + "\n" for note in self.notes)]).rstrip() + "\n"
 
@@ -372,13 +374,17 @@ class Explanation(Readable):
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)])
 
 
-def in_format(found: Any, format: str, **others: Callable[[], str]) -> str:
+def in_format(answer: Any, format: str, **others: Callable[[], str]) -> str:
     """An answer that is more than sheets in one of its formats: table, json, html, and those of its own."""
-    known = {"table": lambda: plain(found._table()), "json": lambda: json.dumps(found.to_dict(), indent=2), **others}
-    known["html"] = found._repr_html_
-    if (wanted := SPELLED.get(format, format)) not in known:
-        raise InputError(f"format must be one of {', '.join(known)}, not {format!r}")
-    return known[wanted]()
+    writers = {
+        "table": lambda: plain(answer._table()),
+        "json": lambda: json.dumps(answer.to_dict(), indent=2),
+        **others,
+    }
+    writers["html"] = answer._repr_html_
+    if (chosen := SPELLED.get(format, format)) not in writers:
+        raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
+    return writers[chosen]()
 
 
 def plain(table: RenderableType, width: int = 80) -> str:

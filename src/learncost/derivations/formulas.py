@@ -183,14 +183,14 @@ class Formulas(Readable):
             notes.append("Per sequence: a batch of B sequences costs B times as much.")
         if self.one_width:
             notes.append("h d_k is written d_model.")
-        own = self.price_book
+        book = self.price_book
         compares = LEARNING[self.procedure].compares
         if self.layer == "embedding" and compares and self.rows[0].passes == 1:
             notes.append("Forward: all passes together, the modulated one being dense.")
-        elif own.rule == "executed" and compares:
+        elif book.rule == "executed" and compares:
             notes.append(f"Besides, {self.procedure} compares values; `learncost cost` counts those lines, too.")
-        notes.append(f"Price book {own.name}: {own.title}; {own.source}.")
-        if self.jacobian != own.jacobian:
+        notes.append(f"Price book {book.name}: {book.title}; {book.source}.")
+        if self.jacobian != book.jacobian:
             notes.append(f"Backward {'through the explicit Jacobian' if self.jacobian else 'in closed form'}.")
         return tuple(notes)
 
@@ -312,39 +312,39 @@ def formulas(
     if format not in get_args(Format):
         raise InputError(f"no format is called {format!r} (there are {', '.join(get_args(Format))})")
     find_procedure(procedure)
-    own = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
+    settings = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     name = name_of(subject)
     if layer is not None or is_model(subject):
         of_a_model(subject, layer, jacobian)
-        run = prepared(name, price_book, procedure, optimizer, own, sizes)
+        run = prepared(name, price_book, procedure, optimizer, settings, sizes)
         return model_formulas(run, procedure, layer or "")
-    not_of_a_model(name, {**own, **sizes})
+    not_of_a_model(name, {**settings, **sizes})
     if not is_layer(subject) and (word := called(name)):
         return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
-    found = find_subject(subject, price_book, jacobian, optimizer)
-    priced = {macro: _priced(table, found.book) for macro, table in found.tables.items()}
-    rows, others = _rows(found, priced, procedure)
+    topic = find_subject(subject, price_book, jacobian, optimizer)
+    priced = {macro: _priced(table, topic.book) for macro, table in topic.tables.items()}
+    rows, others = _rows(topic, priced, procedure)
     maccs, flops = (total(getattr(row, kind) * row.passes for row in rows) for kind in ("maccs", "flops"))
     return Formulas(
-        found.name,
-        found.layer.source,
-        found.book,
+        topic.name,
+        topic.layer.source,
+        topic.book,
         procedure,
-        found.jacobian,
+        topic.jacobian,
         rows,
         Formula("total", maccs, flops),
         others,
-        found.axes,
+        topic.axes,
         cast("Format", format),
     )
 
 
 def _of_a_word(word: Entry, book: Book, format: Format) -> Formulas:
     """What a word and its gradient cost, as they run."""
-    told = word_explained(word, book)
-    rows = tuple(Formula(part.macro_operation, part.maccs, part.flops) for part in told.parts[:2])
-    whole = Formula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
-    return Formulas(word.name, told.source, book, "bp", False, rows, whole, (), told.axes, format)
+    explanation = word_explained(word, book)
+    rows = tuple(Formula(part.macro_operation, part.maccs, part.flops) for part in explanation.parts[:2])
+    whole_cost = Formula("total", total(row.maccs for row in rows), total(row.flops for row in rows))
+    return Formulas(word.name, explanation.source, book, "bp", False, rows, whole_cost, (), explanation.axes, format)
 
 
 Cost = tuple[Count, Count]
@@ -359,24 +359,27 @@ def _sum(rows: Iterable[Row]) -> Cost:
     return total(row.maccs for row in rows), total(row.flops for row in rows)
 
 
-def _rows(found: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+def _rows(topic: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
     """The rows of the procedure, and those of the others where they differ."""
     if "forward" not in priced:
         return tuple(Formula(macro, *cost) for macro, cost in priced.items()), ()
     costs = {**priced, "recomputation": priced["forward"]}
     passes = dict(find_procedure(procedure).passes)
-    if found.name in _OUTSIDE_BLOCKS:
+    if topic.name in _OUTSIDE_BLOCKS:
         passes.pop("recomputation", None)
     mine: tuple[str, ...] = ()
     others: tuple[Formula, ...] = ()
-    if found.name == "embedding":
-        groups = {kind: tuple(n for n, one in PROCEDURES.items() if one.compares == kind) for kind in (False, True)}
+    if topic.name == "embedding":
+        groups = {
+            kind: tuple(n for n, procedure_of in PROCEDURES.items() if procedure_of.compares == kind)
+            for kind in (False, True)
+        }
         compares = LEARNING[procedure].compares
-        modulated = _modulated_embedding(found, procedure if compares else groups[True][0])
-        there = priced["weight_update"] if compares else modulated["weight_update"]
+        modulated = _modulated_embedding(topic, procedure if compares else groups[True][0])
+        updates = priced["weight_update"] if compares else modulated["weight_update"]
         if modulated["weight_update"] != priced["weight_update"]:
             mine = groups[compares]
-            others = (Formula("weight_update", *there, 1, groups[not compares]),)
+            others = (Formula("weight_update", *updates, 1, groups[not compares]),)
         if compares:
             costs["weight_update"] = modulated["weight_update"]
             if modulated["forward"] != tuple(count * passes["forward"] for count in costs["forward"]):
@@ -390,11 +393,11 @@ def _rows(found: Subject, priced: dict[str, Cost], procedure: str) -> tuple[tupl
     return rows, others
 
 
-def _modulated_embedding(found: Subject, procedure: str) -> dict[str, Cost]:
+def _modulated_embedding(topic: Subject, procedure: str) -> dict[str, Cost]:
     """What the embedding costs in a step of the procedure, whose modulated input is dense; read off that step."""
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), 1)
     model = build(configure("encoder", {"num_hidden_layers": 1, **sizes}))
-    rows = price(step(model, procedure), {}, found.book).rows
-    own = [row for row in rows if row.layer == found.name]
+    rows = price(step(model, procedure), {}, topic.book).rows
+    of_layer = [row for row in rows if row.layer == topic.name]
     macros = ("forward", "weight_update")
-    return {macro: _sum(row for row in own if row.macro_operation == macro) for macro in macros}
+    return {macro: _sum(row for row in of_layer if row.macro_operation == macro) for macro in macros}

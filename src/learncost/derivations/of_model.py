@@ -136,89 +136,93 @@ def _said(count: Count, value: int) -> str:
     return f"{write.plain(count, {})} = {number(value)}" if count.terms else "0"
 
 
-def model_formulas(found: Run, procedure: str, layer: str = "") -> ModelFormulas:
+def model_formulas(run: Run, procedure: str, layer: str = "") -> ModelFormulas:
     """The formulas of a model's layers, or of one of them. Raises `InputError` where it has none of that name."""
-    rows = _rows(found, procedure, layer)
+    rows = _rows(run, procedure, layer)
     groups: dict[tuple[str, str | None, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((shown_layer(row.layer), row.block, row.macro_operation), []).append(row)
-    made = []
-    ledger = found.cost(procedure, found.book)
+    formulas = []
+    ledger = run.cost(procedure, run.book)
     repeats = {(row.layer, row.block, row.macro_operation): row.repeat for row in ledger.rows}
-    for (name, block, macro), own in groups.items():
-        counts = total(row.maccs for row in own), total(row.flops for row in own)
-        maccs, flops = (int(count.at(found.axes)) if count else 0 for count in counts)
-        made.append(LayerFormula(name, block, repeats[name, block, macro], macro, *counts, (maccs, flops)))
-    made.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
-    name = found.model.configuration.name
-    asked = ", ".join(dict.fromkeys(row.layer for row in made)) if layer else ""
+    for (name, block, macro), group in groups.items():
+        counts = total(row.maccs for row in group), total(row.flops for row in group)
+        maccs, flops = (int(count.at(run.axes)) if count else 0 for count in counts)
+        formulas.append(LayerFormula(name, block, repeats[name, block, macro], macro, *counts, (maccs, flops)))
+    formulas.sort(key=lambda row: list(MACRO_OPERATIONS).index(row.macro_operation))
+    name = run.model.configuration.name
+    layers_asked = ", ".join(dict.fromkeys(row.layer for row in formulas)) if layer else ""
     return ModelFormulas(
-        name, procedure, found.book.name, tuple(made), found.axes, found.model.rules, asked, found.model.two_sided
+        name, procedure, run.book.name, tuple(formulas), run.axes, run.model.rules, layers_asked, run.model.two_sided
     )
 
 
-def model_explained(found: Run, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
+def model_explained(run: Run, procedure: str, layer: str = "", format: Format = "text") -> Explanation:
     """A model's step, or one of its layers, line by line as it stands in the model's table."""
-    rows = _rows(found, procedure, layer)
-    name = found.model.configuration.name
-    shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
+    rows = _rows(run, procedure, layer)
+    name = run.model.configuration.name
+    layers_shown = ", ".join(dict.fromkeys(shown_layer(row.layer) for row in rows)) if layer else "all layers"
     by_macro = {macro: [row for row in rows if row.macro_operation == macro] for macro in MACRO_OPERATIONS}
-    parts = [Part(macro, tuple(_steps(found, own))) for macro, own in by_macro.items() if own]
+    parts = [Part(macro, tuple(_steps(run, group))) for macro, group in by_macro.items() if group]
     counts = [count for row in rows for count in (row.maccs, row.flops)]
-    letters = legend(counts, found.axes, found.model.rules)
+    letters = legend(counts, run.axes, run.model.rules)
     return Explanation(
         name,
-        f"{shown} in one step of {procedure}.",
-        found.book,
-        found.book.jacobian,
+        f"{layers_shown} in one step of {procedure}.",
+        run.book,
+        run.book.jacobian,
         tuple(parts),
         (),
         format=format,
-        sizes=found.axes,
+        sizes=run.axes,
         letters=letters,
-        part=shown if layer else "",
-        made=() if layer else written(found.model.configuration, found.axes),
+        part=layers_shown if layer else "",
+        made=() if layer else written(run.model.configuration, run.axes),
     )
 
 
-def _rows(found: Run, procedure: str, layer: str) -> list[Row]:
+def _rows(run: Run, procedure: str, layer: str) -> list[Row]:
     """The priced lines of the step that are of the layer that is asked for."""
-    rows = found.rows(procedure, found.book)
+    rows = run.rows(procedure, run.book)
     if not layer:
         return list(rows)
-    known = dict.fromkeys(shown_layer(row.layer) for row in rows)
-    wanted = plain(usual_names().get(plain(layer), layer))
+    names_known = dict.fromkeys(shown_layer(row.layer) for row in rows)
+    layer_name = plain(usual_names().get(plain(layer), layer))
     tests: tuple[Callable[[str], bool], ...] = (
         lambda name: plain(name) == plain(layer),
-        lambda name: plain(name) == wanted,
-        lambda name: plain(name).endswith(wanted),
+        lambda name: plain(name) == layer_name,
+        lambda name: plain(name).endswith(layer_name),
     )
     for test in tests:
-        if names := {name for name in known if test(name)}:
+        if names := {name for name in names_known if test(name)}:
             return [row for row in rows if shown_layer(row.layer) in names]
-    hint = nearest(layer, known) or f"; it has {', '.join(known)}"
-    raise InputError(f"{found.model.configuration.name} has no layer {layer!r}{hint}")
+    hint = nearest(layer, names_known) or f"; it has {', '.join(names_known)}"
+    raise InputError(f"{run.model.configuration.name} has no layer {layer!r}{hint}")
 
 
-def _steps(found: Run, rows: list[Row]) -> Iterator[Step]:
+def _steps(run: Run, rows: list[Row]) -> Iterator[Step]:
     """The lines, those of equal blocks together: the first as it stands, with the counts of all of them."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         line = row.source
         key = shape(line) if isinstance(line, Line) else line
         groups.setdefault((row.layer, row.line, row.equation, key), []).append(row)
-    known = frozenset(found.model.table.axes)
-    for own in groups.values():
-        line, first = own[0].source, own[0]
-        maccs, flops = total(row.maccs for row in own), total(row.flops for row in own)
+    names_known = frozenset(run.model.table.axes)
+    for group in groups.values():
+        line, first = group[0].source, group[0]
+        maccs, flops = total(row.maccs for row in group), total(row.flops for row in group)
         if isinstance(line, Line):
             bare = replace(line, tag=replace(line.tag, equation=""))
-            text, latex, mathml = str(bare), write.latex(bare, known), write.mathml(bare, known, display=False)
+            text, latex, mathml = (
+                str(bare),
+                write.latex(bare, names_known),
+                write.mathml(bare, names_known, display=False),
+            )
             equation = write.equation(line)
         else:
             text, latex, mathml, equation = str(line), "", "", first.equation or first.line
-        times = f" (× {len(own)})" if len(own) > 1 else ""
-        outside = any(row.outside_paper for row in own)
+        times = f" (× {len(group)})" if len(group) > 1 else ""
+        outside = any(row.outside_paper for row in group)
         yield Step(equation, text + times, latex, mathml, maccs, flops, 0, outside)
 
 

@@ -17,22 +17,22 @@ _AXES: Mapping[str, str] = {"_": "B"}
 _PARTS = {"forward": "body", "backward": "gradient", "jacobian": "jacobian"}
 
 
-def word_explained(found: Entry, book: Book, format: Format = "text") -> Explanation:
+def word_explained(word: Entry, book: Book, format: Format = "text") -> Explanation:
     """A word's body, its gradient and, where it has one, its Jacobian, with what their lines cost as they run."""
     parts = []
     for macro, part in _PARTS.items():
-        lines: Iterable[Line] = getattr(found, part)
-        if part == "body" and not found.body:
-            lines = _primitive(found)
-        steps = tuple(_steps(lines, found))
+        lines: Iterable[Line] = getattr(word, part)
+        if part == "body" and not word.body:
+            lines = _primitive(word)
+        steps = tuple(_steps(lines, word))
         if steps or part == "gradient":
             parts.append(Part(macro, steps))
-    told = found.source[:1].upper() + found.source[1:]
-    kind = f"A primitive, {found.kind}." if found.kind else "A word of the vocabulary."
-    letters = "n: the axis that the word acts on; B: all other axes" if _acts(found) else "B: all elements"
+    source = word.source[:1].upper() + word.source[1:]
+    kind = f"A primitive, {word.kind}." if word.kind else "A word of the vocabulary."
+    letters = "n: the axis that the word acts on; B: all other axes" if _acts(word) else "B: all elements"
     return Explanation(
-        found.name,
-        " ".join(part for part in (kind, f"{told.rstrip('.')}." if told else "") if part),
+        word.name,
+        " ".join(part for part in (kind, f"{source.rstrip('.')}." if source else "") if part),
         book,
         False,
         tuple(parts),
@@ -43,26 +43,26 @@ def word_explained(found: Entry, book: Book, format: Format = "text") -> Explana
     )
 
 
-def _acts(found: Entry) -> bool:
-    return not found.pointwise and found.kind != "constant"
+def _acts(word: Entry) -> bool:
+    return not word.pointwise and word.kind != "constant"
 
 
-def _primitive(found: Entry) -> tuple[Line, ...]:
+def _primitive(word: Entry) -> tuple[Line, ...]:
     """A primitive as the one line that it is."""
-    if not found.outputs:
+    if not word.outputs:
         return ()
-    axes = ("_",) if found.pointwise else ("_", "n")
-    left = ("_", "k") if found.chooses == "some" else ("_",) if found.reduces else axes
-    right = tuple(Term(name, axes) for name in found.inputs)
-    acted = ("n",) if found.inputs and not found.pointwise else ()
-    outputs = tuple(Term(name, left) for name in found.outputs)
-    return (Word(outputs, right, word=found.name, axes=acted, given=found.inputs, gives=found.outputs),)
+    axes = ("_",) if word.pointwise else ("_", "n")
+    left = ("_", "k") if word.chooses == "some" else ("_",) if word.reduces else axes
+    right = tuple(Term(name, axes) for name in word.inputs)
+    acted = ("n",) if word.inputs and not word.pointwise else ()
+    outputs = tuple(Term(name, left) for name in word.outputs)
+    return (Word(outputs, right, word=word.name, axes=acted, given=word.inputs, gives=word.outputs),)
 
 
-def _steps(lines: Iterable[Line], found: Entry) -> Iterator[Step]:
-    own = tuple(lines)
-    known = frozenset({*found.inputs, *found.outputs})
-    for line in own:
+def _steps(lines: Iterable[Line], word: Entry) -> Iterator[Step]:
+    word_lines = tuple(lines)
+    names_known = frozenset({*word.inputs, *word.outputs})
+    for line in word_lines:
         moved = line.renamed({}, _AXES)
         if isinstance(moved, Word):
             own_word = entry(moved.word)
@@ -70,5 +70,5 @@ def _steps(lines: Iterable[Line], found: Entry) -> Iterator[Step]:
         priced = [executed(part) for part in lower_line(moved)]
         maccs, flops = total(maccs for maccs, _ in priced), total(flops for _, flops in priced)
         bare = replace(moved, tag=replace(moved.tag, equation=""))
-        latex, mathml = write.latex(bare, known), write.mathml(bare, known, display=False)
+        latex, mathml = write.latex(bare, names_known), write.mathml(bare, names_known, display=False)
         yield Step("", str(bare), latex, mathml, maccs or Count(), flops or Count())

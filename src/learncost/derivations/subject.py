@@ -59,14 +59,14 @@ def subject(
     if name == "optimizer":
         step = _optimizer(optimizer_name or default_optimizer(chosen))
         return Subject(step, chosen, through, {"optimizer_step": step.table}, None)
-    found = read_layer(name)
-    table = found.table
-    if found.name == "error_projection":
+    layer = read_layer(name)
+    table = layer.table
+    if layer.name == "error_projection":
         # Nothing learns through the projection: it has one pass and no gradient.
-        return Subject(found, chosen, through, {"error_projection": table}, None)
+        return Subject(layer, chosen, through, {"error_projection": table}, None)
     derived = derive(table, jacobian=through)
     tables = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}
-    return Subject(found, chosen, through, tables, derived)
+    return Subject(layer, chosen, through, tables, derived)
 
 
 def layers() -> tuple[str, ...]:
@@ -78,8 +78,8 @@ def read_layer(name: str | Layer) -> Layer:
     """The layer that ships under a name, or that a file holds; a layer is itself."""
     if isinstance(name, Layer):
         return name
-    if known := usual_names().get(plain(name)):
-        return named(known)
+    if layer_name := usual_names().get(plain(name)):
+        return named(layer_name)
     if name.endswith(".table") or os.path.isfile(name):
         return read_file(Path(name))
     everything = (*layers(), *usual_names(), *(word.name for word in entries()), *preset_names())
@@ -117,11 +117,11 @@ def _optimizer(name: str) -> Layer:
     chosen = optimizer(name)
     word = entry(chosen.word)
 
-    def term(given: str) -> str:
-        return f"{given}[]" if given in chosen.scalars else f"{given}[n_parameters]"
+    def term(name: str) -> str:
+        return f"{name}[]" if name in chosen.scalars else f"{name}[n_parameters]"
 
     left = " ".join(map(term, word.outputs))
-    others = " ".join(given for given in word.inputs if given != "W")
+    others = " ".join(operand for operand in word.inputs if operand != "W")
     head = f"optimizer({others}; W) -> {' '.join(word.outputs)}"
     body = f"{left} = {word.name}({', '.join(map(term, word.inputs))})"
     return layer(f"% One step of {name} on all parameters: {word.source}\n{head}\n  {body}")
@@ -142,14 +142,14 @@ def of_a_word(name: str, price_book: str, jacobian: bool | None, optimizer: str 
             f"the lines of a word are priced as they run: leave --price-book out, or name a layer with {name}"
         )
     if jacobian is not None or optimizer is not None:
-        which = "optimizer" if jacobian is None else "jacobian"
-        raise InputError(f"--{which} goes with a layer; {shown(name)} is a word")
+        flag = "optimizer" if jacobian is None else "jacobian"
+        raise InputError(f"--{flag} goes with a layer; {shown(name)} is a word")
     return book(price_book)
 
 
-def not_of_a_model(subject: str, given: Mapping[str, Any]) -> None:
+def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
     """Refuse what goes with a model alone."""
-    if extra := next((name for name, value in given.items() if value is not None), None):
+    if extra := next((name for name, value in flags.items() if value is not None), None):
         if not (is_layer(subject) or called(subject)):
             read_layer(subject)  # an unknown name is what is wrong
         raise InputError(f"--{extra.replace('_', '-')} goes with a model; {shown(subject)} is none")
@@ -164,5 +164,5 @@ def prepared(
     sizes: Mapping[str, Any],
 ) -> Run:
     """The model that is asked for, ready to be priced. Raises `InputError`."""
-    own = (lengths.get("batch_size") or 1, lengths.get("seq_len"), lengths.get("target_len"))
-    return prepare(model, price_book, *own, None, optimizer, 0.0, "fp32", sizes, (procedure,))
+    lengths_given = (lengths.get("batch_size") or 1, lengths.get("seq_len"), lengths.get("target_len"))
+    return prepare(model, price_book, *lengths_given, None, optimizer, 0.0, "fp32", sizes, (procedure,))

@@ -21,10 +21,10 @@ PUE = Figure(
 
 def mfu(device: Device, fine_tuning: bool = False) -> Figure:
     """The share of the peak that a whole run makes use of, recomputation left out."""
-    asked = groups(device.family, "fine-tuning" if fine_tuning else "whole runs")
-    usual, known = typical(utilizations(), asked), trusted(utilizations(), asked)
-    source = f"the median of {usual.many}; interval: {known.many}, {known.tested}"
-    return Figure(usual.middle, "", "assumed", source, *_around(usual.middle, known.low, known.high))
+    group_names = groups(device.family, "fine-tuning" if fine_tuning else "whole runs")
+    usual, evidence = typical(utilizations(), group_names), trusted(utilizations(), group_names)
+    source = f"the median of {usual.many}; interval: {evidence.many}, {evidence.tested}"
+    return Figure(usual.middle, "", "assumed", source, *_around(usual.middle, evidence.low, evidence.high))
 
 
 def power(device: Device) -> Figure | None:
@@ -37,14 +37,14 @@ def power(device: Device) -> Figure | None:
         return Figure(mean, "W", "published", f"drawn in training: {device.system_power_source}", *ends)
     if device.tdp_w is None:
         return None
-    found = trusted(powers(), power_groups(device))
-    low, high = _around(found.middle, found.low, found.high)
+    evidence = trusted(powers(), power_groups(device))
+    low, high = _around(evidence.middle, evidence.low, evidence.high)
     return Figure(
-        device.tdp_w * found.middle,
+        device.tdp_w * evidence.middle,
         "W",
         "modelled",
-        f"{found.middle:.2f} x the design power of the device alone, the median of {found.many}; interval: "
-        f"x {low:.2f} to x {high:.2f}, {found.tested}",
+        f"{evidence.middle:.2f} x the design power of the device alone, the median of {evidence.many}; interval: "
+        f"x {low:.2f} to x {high:.2f}, {evidence.tested}",
         device.tdp_w * low,
         device.tdp_w * high,
     )

@@ -86,9 +86,9 @@ def calibration(row: Mapping[str, Any], where: str) -> Calibration:
     for engine, types in _table(row, "rates", where).items():
         if engine not in ENGINES:
             raise InputError(f"{where}: rates are of {' or '.join(ENGINES)}, not {shown(engine)}")
-        own = _table(row["rates"], engine, where)
+        engine_rates = _table(row["rates"], engine, where)
         engines[engine] = {
-            dtype: _rates(_table(own, dtype, where), where, texts["name"], dtype, source) for dtype in types
+            dtype: _rates(_table(engine_rates, dtype, where), where, texts["name"], dtype, source) for dtype in types
         }
     if "operators" not in engines or not engines["operators"]:
         raise InputError(f"{where} has no rates of operators; `learncost calibrate` measures them")
@@ -134,26 +134,26 @@ def _rates(row: Mapping[str, Any], where: str, name: str, dtype: str, source: st
 
 
 def _grid(row: Mapping[str, Any], name: str, where: str) -> Grid:
-    own = _table(row, name, where)
-    sizes = tuple(int(size) for size in _several(own, "sizes", where))
-    rates = _several(own, "rates", where)
+    table = _table(row, name, where)
+    sizes = tuple(int(size) for size in _several(table, "sizes", where))
+    rates = _several(table, "rates", where)
     if not 2 <= len(sizes) <= MOST or sorted(set(sizes)) != list(sizes) or len(rates) != len(sizes) ** 3:
         raise InputError(f"{where}: {name} needs sizes in rising order, and a rate for every three of them")
     return Grid(sizes, rates)
 
 
 def _table(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    found = row.get(key)
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: {shown(key)} must be an object, not {shown(found)}")
-    return found
+    value = row.get(key)
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {shown(key)} must be an object, not {shown(value)}")
+    return value
 
 
 def _several(row: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
-    found = row.get(key)
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST**3:
+    value = row.get(key)
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST**3:
         raise InputError(f"{where}: {key} must be a list of numbers")
-    return tuple(_number(value, key, where, 1e-300) for value in found)
+    return tuple(_number(value, key, where, 1e-300) for value in value)
 
 
 def _number(value: object, key: str, where: str, least: float) -> float:

@@ -90,7 +90,7 @@ class Device:
     @property
     def trained_in(self) -> str:
         """The data type of training, where none is named."""
-        return next((own for own in TRAINED_IN if own in self.peak_tflops), TRAINED_IN[0])
+        return next((dtype for dtype in TRAINED_IN if dtype in self.peak_tflops), TRAINED_IN[0])
 
     @property
     def cited(self) -> str:
@@ -138,10 +138,13 @@ def device(name: object) -> Device:
         return name
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
-    if found := _squeezed().get(_squeeze(name)):
-        return devices()[found]
-    wanted = set(_words(name))
-    several = sorted({own for own, spelling in _spellings() if wanted and wanted <= set(_words(spelling))}, key=_place)
+    if full_name := _squeezed().get(_squeeze(name)):
+        return devices()[full_name]
+    words_asked = set(_words(name))
+    several = sorted(
+        {full_name for full_name, spelling in _spellings() if words_asked and words_asked <= set(_words(spelling))},
+        key=_place,
+    )
     if len(several) == 1:
         return devices()[several[0]]
     if several:
@@ -155,23 +158,27 @@ def device(name: object) -> Device:
 
 def _near_words(name: str) -> str:
     """The devices whose one telling word is near to the name, such as H100 to H10."""
-    words = {word: own for own in devices() for word in own.split() if any(map(str.isdigit, word))}
+    words = {word: full_name for full_name in devices() for word in full_name.split() if any(map(str.isdigit, word))}
     return nearest(name, words)
 
 
 @cache
 def _spellings() -> tuple[tuple[str, str], ...]:
     """Every device's own name with each of its spellings, that name first."""
-    return tuple((own, spelling) for own, found in devices().items() for spelling in (own, *found.names))
+    return tuple(
+        (full_name, spelling)
+        for full_name, device_found in devices().items()
+        for spelling in (full_name, *device_found.names)
+    )
 
 
 @cache
 def _squeezed() -> Mapping[str, str]:
-    return {_squeeze(spelling): own for own, spelling in _spellings()}
+    return {_squeeze(spelling): full_name for full_name, spelling in _spellings()}
 
 
-def _place(own: str) -> int:
-    return list(devices()).index(own)
+def _place(name: str) -> int:
+    return list(devices()).index(name)
 
 
 def _words(name: str) -> list[str]:
@@ -183,8 +190,8 @@ def _words(name: str) -> list[str]:
 def _squeeze(name: str) -> str:
     """A name without case, its maker, and whatever joins words: RTX4090 is NVIDIA GeForce RTX 4090."""
     joined = "".join(re.findall(r"[a-z0-9]+", name.lower()))
-    while made := next((maker for maker in _MAKERS if joined.startswith(maker) and joined != maker), ""):
-        joined = joined.removeprefix(made)
+    while maker_found := next((maker for maker in _MAKERS if joined.startswith(maker) and joined != maker), ""):
+        joined = joined.removeprefix(maker_found)
     return joined
 
 
@@ -196,11 +203,11 @@ def _from_file(name: str) -> Device:
 
 def _device(row: Mapping[str, Any], where: str) -> Device:
     """A device of what a file says; every key is checked."""
-    known = [own.name for own in fields(Device)]
+    keys = [option.name for option in fields(Device)]
     checked: dict[str, Any] = {}
     for key, value in row.items():
-        if key not in known:
-            raise InputError(f"{where}: a device has no {shown(key)}{nearest(key, known)} (it has {', '.join(known)})")
+        if key not in keys:
+            raise InputError(f"{where}: a device has no {shown(key)}{nearest(key, keys)} (it has {', '.join(keys)})")
         if key in ("peak_tflops", "measured_tflops"):
             checked[key] = _rates(key, value, where)
         elif key in ("memory_gb", "bandwidth_gbs", "system_power_w"):
@@ -211,7 +218,7 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
         elif key in ("tdp_w", "flash_gb"):
             checked[key] = _number(key, value, where)
         elif key == "names":
-            if not isinstance(value, list) or not all(isinstance(own, str) and own.isprintable() for own in value):
+            if not isinstance(value, list) or not all(isinstance(text, str) and text.isprintable() for text in value):
                 raise InputError(f"{where}: names must be a list of lines of text, not {shown(value)}")
             checked[key] = tuple(value)
         elif not isinstance(value, str) or not value.isprintable():

@@ -88,32 +88,32 @@ def held(rows: Sequence[Observation]) -> float:
     shares = []
     for source in sorted({row.source for row in rows}):
         others = [row for row in rows if row.source != source]
-        own = [row.value for row in rows if row.source == source]
+        of_source = [row.value for row in rows if row.source == source]
         low, high = ends(others) if others else (0.0, 0.0)
-        shares.append((sum(low <= value <= high for value in own), len(own)))
+        shares.append((sum(low <= value <= high for value in of_source), len(of_source)))
     if not shares:
         return 0.0
-    return min(sum(own for own, _ in shares) / len(rows), mean(own / all_ for own, all_ in shares))
+    return min(sum(count for count, _ in shares) / len(rows), mean(count / all_ for count, all_ in shares))
 
 
 @cache
 def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
-    own = [row for row in rows if group in row.groups]
-    if not own:
+    of_group = [row for row in rows if group in row.groups]
+    if not of_group:
         return None
-    sources = sorted({row.source for row in own})
-    middle = median(median(row.value for row in own if row.source == source) for source in sources)
-    return Evidence(group, middle, *ends(own), len(own), len(sources), held(own))
+    sources = sorted({row.source for row in of_group})
+    middle = median(median(row.value for row in of_group if row.source == source) for source in sources)
+    return Evidence(group, middle, *ends(of_group), len(of_group), len(sources), held(of_group))
 
 
 def typical(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
     """What the narrowest group says of which more is known than a few runs of one source; the widest has to do."""
-    found = [one for one in (_of(rows, group) for group in groups) if one is not None]
-    known = (one for one in found if one.rows >= FEWEST_ROWS or one.sources > 1)
-    return next(known, found[-1])
+    evidence = [candidate for candidate in (_of(rows, group) for group in groups) if candidate is not None]
+    sufficient = (candidate for candidate in evidence if candidate.rows >= FEWEST_ROWS or candidate.sources > 1)
+    return next(sufficient, evidence[-1])
 
 
 def trusted(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:
     """What the narrowest group says that is trusted; where none is, the typical one."""
-    found = (one for one in (_of(rows, group) for group in groups) if one is not None)
-    return next((one for one in found if one.trusted), typical(rows, groups))
+    evidence = (candidate for candidate in (_of(rows, group) for group in groups) if candidate is not None)
+    return next((candidate for candidate in evidence if candidate.trusted), typical(rows, groups))

@@ -92,8 +92,8 @@ def calibrated(on: object, dtype: str | None = None, engine: str = "operators") 
 
 
 def _measured(path: Path, dtype: str | None, engine: str) -> Rates:
-    found = load(path)
-    types = found.rates.get(engine) or found.rates["operators"]
+    calibrated = load(path)
+    types = calibrated.rates.get(engine) or calibrated.rates["operators"]
     if dtype is None:
         return types.get("fp32") or next(iter(types.values()))
     if dtype not in types:
@@ -109,13 +109,13 @@ def published(device: Device, dtype: str | None = None, engine: str = "operators
         lacks = f"no peak in {dtype} (known: {has})" if device.bandwidth_gbs else "no bandwidth"
         raise InputError(f"{device.name} has {lacks}, so its time is not known; give --dtype, or another device")
     peak = device.peak_tflops[dtype] * 1e12
-    best, said = _best(device, dtype, peak)
+    best, basis = _best(device, dtype, peak)
     shares = {size: size / (size + TILE) for size in _SIZES}
     grid = Grid(_SIZES, tuple(best * shares[m] * shares[n] * shares[k] for m, n, k in product(_SIZES, repeat=3)))
     drawn = assumptions.power(device)
     watts = None if drawn is None else (drawn.low or drawn.value, drawn.value, drawn.high or drawn.value)
     source = (
-        f"assumed: {said}, half of it with {TILE} rows or columns; {BANDWIDTH:.0%} of the published "
+        f"assumed: {basis}, half of it with {TILE} rows or columns; {BANDWIDTH:.0%} of the published "
         f"{max(device.bandwidth_gbs):,.0f} GB/s; {LAUNCH * 1e6:g} microseconds a call ({device.cited})"
     )
     return Rates(
@@ -140,11 +140,11 @@ def _best(device: Device, dtype: str, peak: float) -> tuple[float, str]:
     if dtype in device.measured_tflops:
         best = device.measured_tflops[dtype] * 1e12
         return best, f"products at the {best / 1e12:,.4g} TFLOP/s that the source measured"
-    known = [
-        own.measured_tflops[kind] / own.peak_tflops[kind]
-        for own in devices().values()
-        for kind in own.measured_tflops
-        if kind in own.peak_tflops
+    ratios = [
+        other.measured_tflops[kind] / other.peak_tflops[kind]
+        for other in devices().values()
+        for kind in other.measured_tflops
+        if kind in other.peak_tflops
     ]
-    share = sum(known) / len(known)
+    share = sum(ratios) / len(ratios)
     return share * peak, f"products at {share:.0%} of the peak, the mean of the devices whose best product is known"

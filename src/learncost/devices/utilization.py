@@ -25,8 +25,8 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 def groups(family: str, kind: str) -> tuple[str, ...]:
     """The groups of a training, the narrowest first: of its family of devices and kind, of either, of all."""
-    own = (f"{kind} on {family}", f"all on {family}") if family else ()
-    return (*own, kind, ALL)
+    of_family = (f"{kind} on {family}", f"all on {family}") if family else ()
+    return (*of_family, kind, ALL)
 
 
 def kind_of(row: dict[str, str]) -> str:

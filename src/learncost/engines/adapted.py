@@ -22,24 +22,24 @@ def begun(model: Model, plain: Mapping[str, Any], seed: int, dtype: Any) -> Arra
     """The weights of an adapted or quantized model: the plain model's, cut in its stretches of layers; codes and scales
     of those that are quantized; low-rank paths as they are drawn, their second half 0, so that the model is the same.
     """
-    given: Arrays = {}
+    start_weights: Arrays = {}
     drawn = initial_weights(model.table, model.sizes, seed, dtype)
     drawn |= {name: np.zeros_like(drawn[name]) for name in _second_halves(model.table)}
-    stored, stretches = {one.codes.name: one for one in model.quantized}, _stretches(model)
+    stored, stretches = {weight.codes.name: weight for weight in model.quantized}, _stretches(model)
     for name in model.table.weights:
-        one = stored.get(name)
-        if one is not None and name in plain:
-            given |= {array.name: plain[array.name] for array in (one.codes, *one.scales)}
+        quantized = stored.get(name)
+        if quantized is not None and name in plain:
+            start_weights |= {array.name: plain[array.name] for array in (quantized.codes, *quantized.scales)}
             continue
-        weight = one.weight if one else name
+        weight = quantized.weight if quantized else name
         group, turns = stretches[weight]
         array = plain[weight] if weight in plain else plain[group][turns] if group in plain else None
         array = drawn[name] if array is None else np.array(array, dtype)
-        expected = shape_of(one.axes if one else model.table.axes[name], model.sizes)
+        expected = shape_of(quantized.axes if quantized else model.table.axes[name], model.sizes)
         if array.shape != expected:
             raise InputError(f"the weight {weight} is {array.shape}, but must be {expected}")
-        given |= quantize(one, array, model.sizes) if one else {weight: array}
-    return given
+        start_weights |= quantize(quantized, array, model.sizes) if quantized else {weight: array}
+    return start_weights
 
 
 def _second_halves(table: Table) -> set[str]:
@@ -50,46 +50,46 @@ def _second_halves(table: Table) -> set[str]:
 
 def _stretches(model: Model) -> dict[str, tuple[str, slice]]:
     """Of every weight, in order, the plain one that it is of, and which of its turns it is where repeats were split."""
-    stored = {one.codes.name: one for one in model.quantized}
-    found: dict[str, tuple[str, slice]] = {}
+    stored = {weight.codes.name: weight for weight in model.quantized}
+    stretches: dict[str, tuple[str, slice]] = {}
     begin: dict[str, int] = {}
     for name in model.table.weights:
-        one = stored.get(name)
-        group = one.group if one else model.table.values[name].group
+        quantized = stored.get(name)
+        group = quantized.group if quantized else model.table.values[name].group
         turns = slice(None)
         if group:
             first = begin.get(group, 0)
             begin[group] = first + int(model.table.axes[name][0])  # the turns of a part of a repeat
             turns = slice(first, begin[group])
-        found[one.weight if one else name] = (group or name, turns)
-    return found
+        stretches[quantized.weight if quantized else name] = (group or name, turns)
+    return stretches
 
 
 def merged(model: Model, plain: Table, weights: Mapping[str, Any]) -> Arrays:
     """The weights of the plain model that computes the same: paths added to the matrices beside which they run, codes
     as what they stand for. Raises `InputError` where one matrix would have to be two.
     """
-    own = {one.weight: dequantized(one, weights, model.sizes) for one in model.quantized}
-    codes = {one.codes.name for one in model.quantized}
-    own |= {name: weights[name] for name in model.table.weights if name not in codes}
-    added = dict(own)
+    plain_weights = {weight.weight: dequantized(weight, weights, model.sizes) for weight in model.quantized}
+    codes = {weight.codes.name for weight in model.quantized}
+    plain_weights |= {name: weights[name] for name in model.table.weights if name not in codes}
+    added = dict(plain_weights)
     readers: dict[str, int] = {}
     for line, lines, outer in _lines(model.table):
-        for name in {outer.get(name, name) for name in line.reads} & own.keys():
+        for name in {outer.get(name, name) for name in line.reads} & plain_weights.keys():
             readers[name] = readers.get(name, 0) + 1
         path = _path(line, lines)
         if path is not None:
             weight, a, b, scale = path
             target = outer.get(weight.name, weight.name)
-            added[target] = added[target] + scale * _product(weight, a, b, own, outer)
+            added[target] = added[target] + scale * _product(weight, a, b, plain_weights, outer)
     for name, array in added.items():
-        if array is not own[name] and readers[name] > 1:
+        if array is not plain_weights[name] and readers[name] > 1:
             raise InputError(f"{name} is read in several places, of which one has a low-rank path: it cannot be merged")
     parts: dict[str, list[str]] = {}
     for name, (group, _) in _stretches(model).items():
         parts.setdefault(group, []).append(name)
     return {
-        name: added[name] if parts[name] == [name] else np.concatenate([added[one] for one in parts[name]])
+        name: added[name] if parts[name] == [name] else np.concatenate([added[part] for part in parts[name]])
         for name in plain.weights
     }
 
@@ -124,7 +124,7 @@ def _path(line: Line, makers: Mapping[str, Line]) -> tuple[Term, Term, Term, flo
     return weight, a, b, factor.number({})
 
 
-def _product(weight: Term, a: Term, b: Term, own: Mapping[str, Any], outer: Mapping[str, str]) -> Any:
+def _product(weight: Term, a: Term, b: Term, arrays_of: Mapping[str, Any], outer: Mapping[str, str]) -> Any:
     """A B in the order of the weight's axes, for all turns at once where the weight is a stack."""
     letters: dict[str, str] = {}
 
@@ -132,6 +132,6 @@ def _product(weight: Term, a: Term, b: Term, own: Mapping[str, Any], outer: Mapp
         turns = ("turns",) if term.name in outer else ()
         return "".join(letters.setdefault(axis, chr(97 + len(letters))) for axis in (*turns, *term.declared))
 
-    one, two, whole = spelled(a), spelled(b), spelled(weight)
-    arrays = (np.asarray(own[outer.get(term.name, term.name)], float) for term in (a, b))
-    return np.einsum(f"{one},{two}->{whole}", *arrays)
+    left, right, product = spelled(a), spelled(b), spelled(weight)
+    arrays = (np.asarray(arrays_of[outer.get(term.name, term.name)], float) for term in (a, b))
+    return np.einsum(f"{left},{right}->{product}", *arrays)

@@ -30,11 +30,11 @@ _THREADS = (("-fopenmp",), ())
 @cache
 def compiler() -> tuple[str, ...] | None:
     """The command of the C compiler: $CC, or the first of cc, gcc, clang on the path; None: there is none."""
-    given = shlex.split(os.environ.get("CC", ""))
-    if given:
-        return tuple(given) if shutil.which(given[0]) else None
-    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    return (found,) if found else None
+    command = shlex.split(os.environ.get("CC", ""))
+    if command:
+        return tuple(command) if shutil.which(command[0]) else None
+    command_name = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    return (command_name,) if command_name else None
 
 
 def cache_folder() -> Path:
@@ -49,31 +49,33 @@ def compiled(text: str) -> ctypes.CDLL:
     """
     command = compiler()
     if command is None:
-        asked = os.environ.get("CC")
+        variable = os.environ.get("CC")
         raise InputError(
-            f"CC is {asked}, which is not there" if asked else "no C compiler: none of cc, gcc, clang is on the path"
+            f"CC is {variable}, which is not there"
+            if variable
+            else "no C compiler: none of cc, gcc, clang is on the path"
         )
-    said = ""
+    failure = ""
     for threads in _THREADS:
         options = (*_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *threads)
         key = hashlib.sha256("\n".join((text, *_version(command), *options)).encode()).hexdigest()[:32]
         folder = _writable_folder()
         library = folder / f"{key}.so"
         if not library.exists():
-            said = said or _compile(command, options, text, library)
+            failure = failure or _compile(command, options, text, library)
         if library.exists():
             return ctypes.CDLL(str(library))
-    raise InputError(f"{command[0]} could not compile the kernels: {said}")
+    raise InputError(f"{command[0]} could not compile the kernels: {failure}")
 
 
 @cache
 def _version(command: tuple[str, ...]) -> tuple[str, ...]:
     """What tells one compiler on one kind of processor from another."""
-    said = subprocess.run((*command, "--version"), capture_output=True, text=True, check=False).stdout
+    version = subprocess.run((*command, "--version"), capture_output=True, text=True, check=False).stdout
     target = subprocess.run(
         (*command, "-march=native", "-E", "-dM", "-x", "c", os.devnull), capture_output=True, text=True, check=False
     ).stdout
-    return (*command, said, target, sys.platform)
+    return (*command, version, target, sys.platform)
 
 
 @cache
@@ -91,18 +93,18 @@ def _writable_folder() -> Path:
 def _compile(command: Sequence[str], options: Sequence[str], text: str, library: Path) -> str:
     """Compile into a file of its own, which then takes its name: a reader never sees half a library."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made, given = Path(folder) / library.name, Path(folder) / "kernels.c"
-        given.write_text(text, encoding="utf-8")
+        library_made, source = Path(folder) / library.name, Path(folder) / "kernels.c"
+        source.write_text(text, encoding="utf-8")
         threads = [option for option in options if option == "-fopenmp"]
         steps = (
-            (*command, *options, "-c", str(given), "-o", f"{made}.o"),
-            (*command, "-shared", *threads, f"{made}.o", "-o", str(made), "-lm"),
+            (*command, *options, "-c", str(source), "-o", f"{library_made}.o"),
+            (*command, "-shared", *threads, f"{library_made}.o", "-o", str(library_made), "-lm"),
         )
         for step in steps:
             done = subprocess.run(step, capture_output=True, text=True, check=False)
             if done.returncode:
                 return next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-        os.replace(made, library)
+        os.replace(library_made, library)
         return ""
 
 
@@ -130,15 +132,15 @@ class Kernels:
         return iter(self._calls)
 
 
-def bind(library: ctypes.CDLL, given: Mapping[str, int] | None = None) -> None:
+def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> None:
     """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one.
 
     given   addresses to hand in instead, by BLAS's names
     """
-    found = products() if given is None else given
+    products_found = products() if addresses is None else addresses
     library.bind.argtypes = [ctypes.c_void_p] * 2
     library.bind.restype = None
-    library.bind(found.get("sgemm_"), found.get("dgemm_"))
+    library.bind(products_found.get("sgemm_"), products_found.get("dgemm_"))
 
 
 def products() -> Mapping[str, int]:
@@ -151,12 +153,12 @@ def products() -> Mapping[str, int]:
     if path is None:
         return {}
     library = ctypes.CDLL(str(path))
-    found = {}
+    addresses = {}
     for name in ("sgemm_", "dgemm_"):
         try:
             address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         except AttributeError:
             continue
         if address:
-            found[name] = address
-    return found
+            addresses[name] = address
+    return addresses

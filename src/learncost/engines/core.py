@@ -100,33 +100,33 @@ class Core:
 
     def _step_table(self, model: Model) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
-        found = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
-        found = with_clipping(found) if self.settings.clip else found
-        return with_weight_decay(found) if self.settings.weight_decay else found
+        table = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
+        table = with_clipping(table) if self.settings.clip else table
+        return with_weight_decay(table) if self.settings.weight_decay else table
 
     def _scalars(self, table: Table, count: int) -> Values:
         """The numbers that the step reads: of the procedure, of the optimizer at this step."""
-        own, mode = self.settings, MODES[self.settings.mode]
-        sign = mode.sign if own.sign is None else own.sign
-        scale = mode.scale if own.scale is None else own.scale
-        (one, two), time = own.betas, self.steps + 1
+        settings, mode = self.settings, MODES[self.settings.mode]
+        sign = mode.sign if settings.sign is None else settings.sign
+        scale = mode.scale if settings.scale is None else settings.scale
+        (first, second), time = settings.betas, self.steps + 1
         numbers = {
             "dloss": 1.0,
             "count": count,
             "inverse_count": 1 / max(count, 1),
             "strength": sign * scale,
             "lr": self.learning_rate,
-            "mu": own.momentum,
-            "b1": one,
-            "c1": 1 - float(self.dtype.type(one)),  # with b1, as rounded, exactly 1: a mean keeps its scale
-            "b2": two,
-            "c2": 1 - two,
-            "k1": 1 / (1 - one**time),
-            "k2": 1 / (1 - two**time),
-            "eps": own.epsilon,
-            "decay": 1 - self.learning_rate * own.weight_decay,
-            "weight_decay": own.weight_decay,
-            "clip": own.clip,
+            "mu": settings.momentum,
+            "b1": first,
+            "c1": 1 - float(self.dtype.type(first)),  # with b1, as rounded, exactly 1: a mean keeps its scale
+            "b2": second,
+            "c2": 1 - second,
+            "k1": 1 / (1 - first**time),
+            "k2": 1 / (1 - second**time),
+            "eps": settings.epsilon,
+            "decay": 1 - self.learning_rate * settings.weight_decay,
+            "weight_decay": settings.weight_decay,
+            "clip": settings.clip,
         }
         names = [name for name in table.inputs if name in numbers and not table.axes[name]]
         return {name: np.asarray(numbers[name], self.dtype) for name in names}
@@ -168,7 +168,7 @@ class Core:
 
     def _take(self, table: Table, values: Values) -> None:
         """The new weights and state in place of the old ones."""
-        new = {name: values[made] for name, made in table.renewed.items()}
+        new = {name: values[result] for name, result in table.renewed.items()}
         self.weights = self._keep({name: new.get(name, array) for name, array in self.weights.items()})
         self.state = self._keep({name: new.get(name, array) for name, array in self.state.items()})
         if (kind := BLOCKS.get(self.precision.states)) is not None:
@@ -209,8 +209,8 @@ class Interpreter:
         precision = self._training.precision
         if precision.values != "bf16":
             return lower(table), frozenset()
-        found, types = typed(table, precision.name)
-        return lower(found), frozenset(name for name, kind in types.items() if kind == "bf16")
+        typed_table, types = typed(table, precision.name)
+        return lower(typed_table), frozenset(name for name, kind in types.items() if kind == "bf16")
 
 
 def _round(low: frozenset[str], line: Line, values: Values) -> None:

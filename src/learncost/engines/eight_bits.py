@@ -19,12 +19,12 @@ EXPONENTS = 7
 @cache
 def levels(signed: bool) -> Any:
     """What the 256 codes stand for, in order: linear between powers of ten, 0 and 1; negative ones where `signed`."""
-    found = [0.0, 1.0]
+    numbers = [0.0, 1.0]
     for place in range(EXPONENTS):
         boundaries = np.linspace(0.1, 1, 2 ** (place if signed else place + 1) + 1)
         means = 10.0 ** (place - EXPONENTS + 1) * (boundaries[:-1] + boundaries[1:]) / 2
-        found += [*means, *(-means if signed else ())]
-    return np.sort(np.array(found))
+        numbers += [*means, *(-means if signed else ())]
+    return np.sort(np.array(numbers))
 
 
 def rounded(array: Any, kind: Blocks, turns: int = 1) -> Any:
@@ -42,7 +42,7 @@ def rounded(array: Any, kind: Blocks, turns: int = 1) -> Any:
     cut = padded.reshape(turns, blocks, kind.block)
     scales = np.abs(cut).max(axis=2, keepdims=True)
     parts = np.divide(cut, scales, out=np.zeros_like(cut), where=scales > 0)
-    known = levels(bool(rows.min() < 0))
-    codes = np.searchsorted((known[1:] + known[:-1]) / 2, parts)
-    found = (known[codes] * scales).astype(np.float32).reshape(turns, -1)[:, :size]
-    return found.reshape(array.shape).astype(array.dtype)
+    numbers = levels(bool(rows.min() < 0))
+    codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, parts)
+    decoded = (numbers[codes] * scales).astype(np.float32).reshape(turns, -1)[:, :size]
+    return decoded.reshape(array.shape).astype(array.dtype)

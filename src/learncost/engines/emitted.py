@@ -43,7 +43,7 @@ class Emitted:
             result = self._function(*arguments)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
-        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+        return {name: value for tree, result in trees for name, value in unfold(tree, result)}
 
 
 class Programs:
@@ -77,6 +77,6 @@ class Programs:
     def _predicted(self, table: Table, sizes: Mapping[str, int]) -> int:
         """The peak of the program, and what the training has beside it that the program does not read."""
         read, training = {*table.weights, *table.inputs}, self._training
-        own = {**training.weights, **training.state}
-        beside: int = sum(array.nbytes for name, array in own.items() if name not in read)
+        arrays = {**training.weights, **training.state}
+        beside: int = sum(array.nbytes for name, array in arrays.items() if name not in read)
         return executed(table, sizes, TYPES[training.dtype.name]).peak + beside

@@ -67,7 +67,10 @@ class InPlace:
             tensor.copy_(torch.as_tensor(np.require(arrays[name], requirements="W")))
         with torch.inference_mode(), library_products():
             self._step(self._memory, self._kernels)
-            return {name: getattr(self._memory, own).view(shape) for name, (own, shape) in self.program.results.items()}
+            return {
+                name: getattr(self._memory, output).view(shape)
+                for name, (output, shape) in self.program.results.items()
+            }
 
 
 def _large(size: int) -> torch.Tensor:
@@ -83,7 +86,9 @@ def _large(size: int) -> torch.Tensor:
 
 def _on_tensors(call: Call) -> Call:
     """A kernel that takes tensors in the place of their addresses, and sizes after them."""
-    return lambda *given: call(*[one if isinstance(one, int) else one.data_ptr() for one in given])
+    return lambda *arguments: call(
+        *[argument if isinstance(argument, int) else argument.data_ptr() for argument in arguments]
+    )
 
 
 @contextmanager
@@ -114,9 +119,9 @@ def _is_exact(precision: str) -> bool:
     torch.set_float32_matmul_precision(precision)
     errors = []
     for rows, inner in ((16, 512), (64, 64), (128, 256)):
-        one, two = (torch.randn(rows, inner, generator=generator) for _ in range(2))
-        errors += [(one @ two.t() - (one.double() @ two.t().double())).abs().max().item()]
-        errors += [(one.t() @ two - (one.t().double() @ two.double())).abs().max().item()]
+        left, right = (torch.randn(rows, inner, generator=generator) for _ in range(2))
+        errors += [(left @ right.t() - (left.double() @ right.t().double())).abs().max().item()]
+        errors += [(left.t() @ right - (left.t().double() @ right.double())).abs().max().item()]
     torch.set_float32_matmul_precision(before)
     # Sums of up to 512 products of about 1: fp32 is wrong by about 1e-4 at most, factors rounded to bf16 by 0.1.
     return max(errors) < 2e-3

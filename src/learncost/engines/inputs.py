@@ -54,12 +54,12 @@ class Datum:
 
 @lru_cache(maxsize=64)
 def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
-    found, values = table.it, table.it.values
-    places = indexed(found)
-    answers = {values[name].of: values[name].axes for name in found.inputs if values[name].role == "share"}
-    given = [name for name in found.inputs if values[name].role in ("value", "index", "constant", "kind")]
-    given = [name for name in given if name not in fixed]
-    last = {name.rpartition(".")[2]: name for name in given}
+    table_found, values = table.it, table.it.values
+    places = indexed(table_found)
+    answers = {values[name].of: values[name].axes for name in table_found.inputs if values[name].role == "share"}
+    names = [name for name in table_found.inputs if values[name].role in ("value", "index", "constant", "kind")]
+    names = [name for name in names if name not in fixed]
+    last = {name.rpartition(".")[2]: name for name in names}
     result = [
         Datum(
             name.rpartition(".")[2] if last[name.rpartition(".")[2]] == name else name.replace(".", "_"),
@@ -69,20 +69,20 @@ def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
             name in answers,
             values[name].role == "kind",
         )
-        for name in given
+        for name in names
     ]
-    signed = {values[name].of: values[name].axes for name in found.inputs if values[name].role == "sign"}
-    result += [Datum(name, "", axes[:-1], "2", True, False) for name, axes in signed.items() if name not in given]
+    signed = {values[name].of: values[name].axes for name in table_found.inputs if values[name].role == "sign"}
+    result += [Datum(name, "", axes[:-1], "2", True, False) for name, axes in signed.items() if name not in names]
     return tuple(result)
 
 
 def data(model: Model) -> tuple[Datum, ...]:
     """What a model is to be given, beside its weights: no more what positions say, and what codes stand for."""
-    stored = {name for one in model.quantized for name in one.reads}
+    stored = {name for weight in model.quantized for name in weight.reads}
     return _data(Same(model.table), names_made(model) | stored)
 
 
-def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], one: Any) -> Arrays:
+def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
     """The inputs that follow from answers and from where sequences end; answers that are not there are 0.
 
     arrays   what is given, by the names of the table's inputs and of answers
@@ -99,13 +99,13 @@ def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], one:
             continue
         answers = arrays[value.of]
         if value.role == "sign":
-            found = (2 * (answers > 0) - 1) * one
+            derived = (2 * (answers > 0) - 1) * unit
         else:
-            there = answered(answers, table.values[name].axes, keeps)
-            found = there * one / -there.sum()
+            is_answered = answered(answers, table.values[name].axes, keeps)
+            derived = is_answered * unit / -is_answered.sum()
             if value.of in table.inputs:
-                result[value.of] = answers * there
-        result[name] = found.reshape(*found.shape, *[1] * (len(value.axes) - found.ndim))
+                result[value.of] = answers * is_answered
+        result[name] = derived.reshape(*derived.shape, *[1] * (len(value.axes) - derived.ndim))
     return result
 
 
@@ -126,9 +126,9 @@ def with_told(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) 
 
 def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any:
     """Where there is an answer: not negative, and no padding."""
-    there = answers >= 0
+    is_answered = answers >= 0
     keep = keeps.get(axes[1]) if len(axes) > 1 else None
-    return there if keep is None else there & (keep > 0)
+    return is_answered if keep is None else is_answered & (keep > 0)
 
 
 def random_data(
@@ -179,11 +179,11 @@ class Batch:
     def _key(datum: Datum) -> str:
         return datum.input or datum.name
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
-        known = [datum.name for datum in self._data]
+    def _check_names(self, data: Mapping[str, Any]) -> None:
+        names = [datum.name for datum in self._data]
         masks = [name for name, axis in MASKS.items() if self._positions(axis)]
-        if unknown := [name for name in given if name not in (*known, *masks)]:
-            raise InputError(f"{self.name} does not take {unknown[0]}; it takes {', '.join((*known, *masks))}")
+        if unknown := [name for name in data if name not in (*names, *masks)]:
+            raise InputError(f"{self.name} does not take {unknown[0]}; it takes {', '.join((*names, *masks))}")
         table = self.model.table
         outputs = {table.header(output) for output in table.outputs} - {"loss"}
         if wrong := set(self.gradients) - outputs:
@@ -193,15 +193,15 @@ class Batch:
         """The data that stand at the positions of an axis: tokens, and what is said of each."""
         return [datum for datum in self._data if datum.axes == ("B", axis) and datum.places]
 
-    def _array(self, datum: Datum, given: Mapping[str, Any]) -> Any:
+    def _array(self, datum: Datum, data: Mapping[str, Any]) -> Any:
         """The data as one array. Rows of unequal length are padded on the right."""
-        array = given[datum.name]
+        array = data[datum.name]
         axis = datum.axes[-1] if datum.axes else ""
         if _unequal(array):
             if datum not in self._positions(axis):
                 raise InputError(f"{datum.name} must be an array [{' '.join(datum.axes)}], not rows of unequal length")
             if not datum.answers:
-                if any(name in given for name, of in MASKS.items() if of == axis):
+                if any(name in data for name, of in MASKS.items() if of == axis):
                     raise InputError(
                         f"{datum.name} have unequal lengths, which says what is padding: leave the mask out"
                     )
@@ -211,12 +211,12 @@ class Batch:
         if datum.places and array.dtype.kind not in "iu":
             raise InputError(f"{datum.name} must be integers, not {array.dtype}")
         if datum.places and array.ndim != len(datum.axes):
-            what = "a batch of sequences" if len(datum.axes) == 2 else f"[{' '.join(datum.axes)}]"
-            raise InputError(f"{datum.name} must be {what}, not an array with {array.ndim} axes")
+            shape_text = "a batch of sequences" if len(datum.axes) == 2 else f"[{' '.join(datum.axes)}]"
+            raise InputError(f"{datum.name} must be {shape_text}, not an array with {array.ndim} axes")
         return array
 
-    def _mask(self, name: str, axis: str, given: Any) -> None:
-        keep = np.asarray(given).astype(bool)
+    def _mask(self, name: str, axis: str, mask: Any) -> None:
+        keep = np.asarray(mask).astype(bool)
         tokens = next(datum for datum in self._positions(axis) if not datum.answers)
         shape = self.arrays[tokens.input].shape if tokens.input in self.arrays else keep.shape
         if keep.shape != shape:
@@ -245,20 +245,22 @@ class Batch:
         return answers.axes == tokens.axes and answers.places == tokens.places
 
     def _sizes(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        lengths_found: dict[str, int] = {}
         for datum in self._data:
             array = self.arrays[self._key(datum)]
             if not array.ndim:
                 raise InputError(f"{datum.name} must be [{' '.join(datum.axes)}], not one number")
-            rows = found.setdefault("B", len(array))
+            rows = lengths_found.setdefault("B", len(array))
             if rows != len(array):
                 first = self._data[0].name
                 raise InputError(f"there are {rows} rows of {first}, but {len(array)} of {datum.name}")
             if len(array.shape) == len(datum.axes):
                 for axis, size in zip(datum.axes, array.shape, strict=True):
-                    found.setdefault(axis, size)
-        lengths = (found.get("N"), found.get("M")) if self.model.two_sided else (found.get("M"), None)
-        return run_sizes(self.model, found.get("B", 1), *lengths)
+                    lengths_found.setdefault(axis, size)
+        lengths = (
+            (lengths_found.get("N"), lengths_found.get("M")) if self.model.two_sided else (lengths_found.get("M"), None)
+        )
+        return run_sizes(self.model, lengths_found.get("B", 1), *lengths)
 
     def _fitting(self, datum: Datum, array: Any) -> Any:
         shape = shape_of(datum.axes, self.sizes)
@@ -271,10 +273,10 @@ class Batch:
             return array
         most = size_of(datum.places, self.sizes)
         keep = self.keeps.get(datum.axes[1]) if len(datum.axes) == 2 else None
-        there = array if keep is None else array[keep]
-        if there.size == 0:
+        present = array if keep is None else array[keep]
+        if present.size == 0:
             raise InputError(f"there are no {datum.name}")
-        if there.max() >= most or (not datum.answers and there.min() < 0):
+        if present.max() >= most or (not datum.answers and present.min() < 0):
             raise InputError(
                 f"{datum.name} must be below {most}" if datum.answers else f"{datum.name} must be from 0 to {most - 1}"
             )
@@ -309,20 +311,20 @@ class Batch:
 
     def inputs(self, table: Table) -> Arrays:
         """What the batch and the positions say of the inputs of a table of this model, or of a step of it."""
-        made = made_inputs(self.model.configuration, self.sizes)
-        found = {name: array for name, array in made.items() if name in table.inputs}
+        made_arrays = made_inputs(self.model.configuration, self.sizes)
+        arrays = {name: array for name, array in made_arrays.items() if name in table.inputs}
         for name in table.inputs:
             value = table.values[name]
             if name in self.arrays:
-                found[name] = self.arrays[name]
+                arrays[name] = self.arrays[name]
             elif value.role == "buffer":
-                found[name] = np.zeros(shape_of(value.axes, self.sizes))
+                arrays[name] = np.zeros(shape_of(value.axes, self.sizes))
             elif value.role == "padding":
                 keep = self.keep(base(value.axes[-1]))
-                found[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every turn
+                arrays[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every turn
             elif name.startswith("inverse_count.") and value.role == "constant":
-                found[name] = self.keep(base(value.axes[-1])) / self.count
-        return found
+                arrays[name] = self.keep(base(value.axes[-1])) / self.count
+        return arrays
 
 
 def next_tokens(tokens: Any, keep: Any = None) -> Any:
@@ -334,9 +336,9 @@ def next_tokens(tokens: Any, keep: Any = None) -> Any:
     return targets
 
 
-def _unequal(given: Any) -> bool:
-    rows = isinstance(given, (list, tuple)) and all(isinstance(row, (Sequence, np.ndarray)) for row in given)
-    return rows and len({len(row) for row in given}) > 1
+def _unequal(array: Any) -> bool:
+    rows = isinstance(array, (list, tuple)) and all(isinstance(row, (Sequence, np.ndarray)) for row in array)
+    return rows and len({len(row) for row in array}) > 1
 
 
 def _keep(rows: Sequence[Any]) -> Any:
@@ -352,10 +354,10 @@ def _ragged(rows: Sequence[Any], filler: int) -> Any:
     return result
 
 
-def _regrouped(given: Sequence[int], wanted: Sequence[int]) -> bool:
+def _regrouped(sizes: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether the wanted axes are the given ones, some of them cut in several."""
-    rest = list(wanted)
-    for size in given:
+    rest = list(expected)
+    for size in sizes:
         part = [rest.pop(0)] if rest else [0]
         while prod(part) < size and rest:
             part.append(rest.pop(0))

@@ -107,8 +107,8 @@ class LayerTraining(Core):
     def look(self, **inputs: Any) -> tuple[float, Any]:
         """The loss of a forward pass, and the scores of the classes that its answers are among."""
         values, sizes, _ = self._given(inputs)
-        found = self._run(Prepared(self._looking, values, sizes))
-        return float(found["loss"]), found[self._looking.outputs[1]]
+        results = self._run(Prepared(self._looking, values, sizes))
+        return float(results["loss"]), results[self._looking.outputs[1]]
 
     def prepare(self, **inputs: Any) -> Prepared:
         """The step's table with the arrays that it reads."""
@@ -118,7 +118,9 @@ class LayerTraining(Core):
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
-        given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
-        given, count = with_told(self.model.table, given, {})
-        arrays = {n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in given.items()} | self.weights
+        arrays_given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
+        arrays_given, count = with_told(self.model.table, arrays_given, {})
+        arrays = {
+            n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in arrays_given.items()
+        } | self.weights
         return arrays, infer_sizes(self.model.table, arrays, {**self.model.sizes, **sizes}), count

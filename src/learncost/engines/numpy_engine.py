@@ -165,16 +165,16 @@ class Training(Core):
         """
         if not self.is_plain and not weights.keys() >= self.weights.keys():
             weights = begun(self.model, weights, self.settings.seed, self.dtype)
-        for kind, given, own in (("weight", weights, self.weights), ("optimizer's state", state, self.state)):
-            for name, array in own.items():
-                if name not in given:
+        for kind, loaded, current in (("weight", weights, self.weights), ("optimizer's state", state, self.state)):
+            for name, array in current.items():
+                if name not in loaded:
                     raise InputError(f"the {kind} {name} is missing")
-                if given[name].shape != array.shape:
-                    raise InputError(f"the {kind} {name} is {given[name].shape}, but must be {array.shape}")
+                if loaded[name].shape != array.shape:
+                    raise InputError(f"the {kind} {name} is {loaded[name].shape}, but must be {array.shape}")
 
-        def taken(given: Mapping[str, Any], own: Values) -> Values:
-            types = {name: array.dtype if array.dtype.kind == "u" else self.dtype for name, array in own.items()}
-            return self._keep({name: np.array(given[name], types[name]) for name in own})
+        def taken(loaded: Mapping[str, Any], current: Values) -> Values:
+            types = {name: array.dtype if array.dtype.kind == "u" else self.dtype for name, array in current.items()}
+            return self._keep({name: np.array(loaded[name], types[name]) for name in current})
 
         self.weights, self.state, self.steps = taken(weights, self.weights), taken(state, self.state), steps
 
@@ -183,9 +183,9 @@ class Training(Core):
         """The weights of the plain model that computes the same. Raises `InputError` where there is none."""
         if self.is_plain:
             return {name: widened(array) for name, array in self.weights.items()}
-        own = {name: widened(array) for name, array in self.weights.items()}
-        found = merged(self.model, build(self.configuration).table, own)
-        return {name: np.asarray(array, self.dtype) for name, array in found.items()}
+        widened_weights = {name: widened(array) for name, array in self.weights.items()}
+        plain = merged(self.model, build(self.configuration).table, widened_weights)
+        return {name: np.asarray(array, self.dtype) for name, array in plain.items()}
 
     @property
     def learns(self) -> str:
@@ -227,24 +227,26 @@ class Training(Core):
             where there is no answer; `gradients` of a bare encoder, in place of answers: arrays by the names of its
             outputs, the loss then being nan.
         """
-        found = self._read(tokens, targets, **batch)
-        values = self._run(self._prepared(found)) if self.settings.accumulate == 1 else self._accumulated(found)
-        self._take(self.table(found.padded), values)
+        read_batch = self._read(tokens, targets, **batch)
+        values = (
+            self._run(self._prepared(read_batch)) if self.settings.accumulate == 1 else self._accumulated(read_batch)
+        )
+        self._take(self.table(read_batch.padded), values)
         return float(values["loss"]) if "loss" in values else float("nan")
 
-    def _accumulated(self, found: Batch) -> Values:
+    def _accumulated(self, whole_batch: Batch) -> Values:
         """The new weights and state of a step in microbatches; its loss is the sum of theirs, as each is a share."""
-        halves = self._halves(self.table(found.padded))
-        names = {name: shape(halves.gather, name, found.sizes) for name in halves.sums}
+        halves = self._halves(self.table(whole_batch.padded))
+        names = {name: shape(halves.gather, name, whole_batch.sizes) for name in halves.sums}
         values: Values = {name: np.zeros(size, self.dtype) for name, size in names.items()}
         loss = 0.0
         for number in range(self.settings.accumulate):
-            part = self._prepared(found.part(number, self.settings.accumulate), halves.gather, number)
-            made = self._run(replace(part, values={**part.values, **values}))
-            values = {name: made[new] for name, new in halves.gather.renewed.items()}
-            loss += float(made["loss"]) if "loss" in made else float("nan")
-        values |= self.weights | self.state | self._scalars(halves.update, found.count)
-        return self._run(Prepared(halves.update, values, found.sizes)) | {"loss": loss}
+            part = self._prepared(whole_batch.part(number, self.settings.accumulate), halves.gather, number)
+            results = self._run(replace(part, values={**part.values, **values}))
+            values = {name: results[new] for name, new in halves.gather.renewed.items()}
+            loss += float(results["loss"]) if "loss" in results else float("nan")
+        values |= self.weights | self.state | self._scalars(halves.update, whole_batch.count)
+        return self._run(Prepared(halves.update, values, whole_batch.sizes)) | {"loss": loss}
 
     def updates(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
         """What the optimizer would be given: the gradient of every weight, or what PEPITA has in its place.
@@ -258,9 +260,9 @@ class Training(Core):
 
         Takes what `step` takes.
         """
-        found = self._read(tokens, targets, **batch)
-        model = self._evaluated(found.padded)
-        values = self._run(Prepared(model.table, self._inputs(model.table, found), found.sizes))
+        read_batch = self._read(tokens, targets, **batch)
+        model = self._evaluated(read_batch.padded)
+        values = self._run(Prepared(model.table, self._inputs(model.table, read_batch), read_batch.sizes))
         return values | {model.table.header(name): values[name] for name in model.table.outputs}
 
     def look(self, **batch: Any) -> tuple[float, Any]:
@@ -268,12 +270,12 @@ class Training(Core):
 
         Takes what `step` takes, by name.
         """
-        found = self._read(**batch)
-        if found.padded not in self._looking:
-            table = self._evaluated(found.padded).table
-            self._looking[found.padded] = replace(table, outputs=("loss", scored(table)))
-        table = self._looking[found.padded]
-        values = self._run(Prepared(table, self._inputs(table, found), found.sizes))
+        read_batch = self._read(**batch)
+        if read_batch.padded not in self._looking:
+            table = self._evaluated(read_batch.padded).table
+            self._looking[read_batch.padded] = replace(table, outputs=("loss", scored(table)))
+        table = self._looking[read_batch.padded]
+        values = self._run(Prepared(table, self._inputs(table, read_batch), read_batch.sizes))
         return float(values["loss"]), values[table.outputs[1]]
 
     def inputs(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Values:
@@ -281,8 +283,8 @@ class Training(Core):
 
         Takes what `step` takes.
         """
-        found = self._read(tokens, targets, **batch)
-        return self._inputs(self._evaluated(found.padded).table, found)
+        read_batch = self._read(tokens, targets, **batch)
+        return self._inputs(self._evaluated(read_batch.padded).table, read_batch)
 
     def prepare(self, tokens: Any = None, targets: Any = None, **batch: Any) -> Prepared:
         """The step's table with the arrays that it reads.
@@ -291,26 +293,26 @@ class Training(Core):
         """
         return self._prepared(self._read(tokens, targets, **batch))
 
-    def _prepared(self, found: Batch, table: Table | None = None, part: int = 0) -> Prepared:
-        table = table or self.table(found.padded)
-        values = self._inputs(table, found, part) | self._scalars(table, found.count) | self.state
-        values |= self._projections(table, found.sizes)
-        for name in self._models[found.padded].table.outputs:
+    def _prepared(self, read_batch: Batch, table: Table | None = None, part: int = 0) -> Prepared:
+        table = table or self.table(read_batch.padded)
+        values = self._inputs(table, read_batch, part) | self._scalars(table, read_batch.count) | self.state
+        values |= self._projections(table, read_batch.sizes)
+        for name in self._models[read_batch.padded].table.outputs:
             if name != "loss":
-                given = found.gradients.get(table.header(name), np.zeros(shape(table, name, found.sizes)))
-                values[f"d{name}"] = np.asarray(given, self.dtype)
-        return Prepared(table, values, found.sizes)
+                gradient = read_batch.gradients.get(table.header(name), np.zeros(shape(table, name, read_batch.sizes)))
+                values[f"d{name}"] = np.asarray(gradient, self.dtype)
+        return Prepared(table, values, read_batch.sizes)
 
     def _read(self, tokens: Any = None, targets: Any = None, gradients: Any = None, **batch: Any) -> Batch:
         return Batch(self.model, {"tokens": tokens, "targets": targets, **batch}, gradients)
 
-    def _inputs(self, table: Table, found: Batch, part: int = 0) -> Values:
+    def _inputs(self, table: Table, read_batch: Batch, part: int = 0) -> Values:
         values = self.weights | self._constants
-        for name, array in found.inputs(table).items():
+        for name, array in read_batch.inputs(table).items():
             values[name] = array if array.dtype.kind in "iub" else array.astype(self.dtype)
         for name in table.inputs:
             if table.values[name].role == "mask":
-                values[name] = self._mask(table, name, found.sizes, self.dropout, part)
+                values[name] = self._mask(table, name, read_batch.sizes, self.dropout, part)
         return values
 
 

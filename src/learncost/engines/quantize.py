@@ -15,70 +15,75 @@ from learncost.layers.rewrite_quantized import Quantized, levels_of, places_of
 Arrays = dict[str, Any]
 
 
-def quantize(one: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arrays:
+def quantize(quantized: Quantized, weight: Any, sizes: Mapping[str, int]) -> Arrays:
     """Codes and scales of a weight, by name: each number's nearest level of its block's largest (absmax).
 
     Codes are bytes here, whatever they are packed in. Dettmers et al. 2023, QLoRA, equations (1) and (2) and section 3.
     """
-    rows = _in_rows(one, weight, sizes)
-    scales = _largest(rows, one.kind.block)
-    codes = _nearest(one.kind, rows, _spread(scales, one.kind.block, rows.shape[1]))
-    found = {one.codes.name: _as_stored(one, codes, sizes)}
-    first = one.scales[0]
+    rows = _in_rows(quantized, weight, sizes)
+    scales = _largest(rows, quantized.kind.block)
+    codes = _nearest(quantized.kind, rows, _spread(scales, quantized.kind.block, rows.shape[1]))
+    arrays = {quantized.codes.name: _as_stored(quantized, codes, sizes)}
+    first = quantized.scales[0]
     shape = shape_of(first.axes, sizes)
-    if one.second is None:
-        kind = np.float16 if one.kind.scales == "fp16" else np.float32
-        return found | {first.name: scales.astype(kind).astype(np.float32).reshape(shape)}
+    if quantized.second is None:
+        kind = np.float16 if quantized.kind.scales == "fp16" else np.float32
+        return arrays | {first.name: scales.astype(kind).astype(np.float32).reshape(shape)}
     # The scales of a row of blocks, in blocks of the results that they belong to.
     turned = scales.swapaxes(1, 2)
-    second = _largest(turned, one.second.block)
-    inner = _nearest(one.second, turned, _spread(second, one.second.block, turned.shape[1]))
-    outer = one.scales[1]
-    found[first.name] = inner.swapaxes(1, 2).reshape(shape)
-    return found | {outer.name: second.swapaxes(1, 2).astype(np.float32).reshape(shape_of(outer.axes, sizes))}
+    second = _largest(turned, quantized.second.block)
+    inner = _nearest(quantized.second, turned, _spread(second, quantized.second.block, turned.shape[1]))
+    outer = quantized.scales[1]
+    arrays[first.name] = inner.swapaxes(1, 2).reshape(shape)
+    return arrays | {outer.name: second.swapaxes(1, 2).astype(np.float32).reshape(shape_of(outer.axes, sizes))}
 
 
-def dequantized(one: Quantized, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+def dequantized(quantized: Quantized, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
     """The weight that codes and scales stand for, in the order of its axes."""
-    rows = _in_rows(one, arrays[one.codes.name], sizes)
-    first, blocks = one.scales[0], -(-rows.shape[1] // (one.kind.block or rows.shape[1]))
+    rows = _in_rows(quantized, arrays[quantized.codes.name], sizes)
+    first, blocks = quantized.scales[0], -(-rows.shape[1] // (quantized.kind.block or rows.shape[1]))
     scales = np.asarray(arrays[first.name]).reshape(rows.shape[0], blocks, rows.shape[2])
-    if one.second is not None:
-        second = np.asarray(arrays[one.scales[1].name]).reshape(rows.shape[0], blocks, -1).swapaxes(1, 2)
-        levels = np.asarray(one.second.levels)[scales].swapaxes(1, 2)
-        scales = (levels * _spread(second, one.second.block, levels.shape[1])).swapaxes(1, 2)
-    return _as_stored(one, np.asarray(one.kind.levels)[rows] * _spread(scales, one.kind.block, rows.shape[1]), sizes)
+    if quantized.second is not None:
+        second = np.asarray(arrays[quantized.scales[1].name]).reshape(rows.shape[0], blocks, -1).swapaxes(1, 2)
+        levels = np.asarray(quantized.second.levels)[scales].swapaxes(1, 2)
+        scales = (levels * _spread(second, quantized.second.block, levels.shape[1])).swapaxes(1, 2)
+    return _as_stored(
+        quantized, np.asarray(quantized.kind.levels)[rows] * _spread(scales, quantized.kind.block, rows.shape[1]), sizes
+    )
 
 
 def constants(quantized: Iterable[Quantized], sizes: Mapping[str, int], dtype: Any) -> Arrays:
     """What all weights of a type read alike, by name: levels, and in which block every place is."""
-    found: Arrays = {}
-    for one in quantized:
-        for kind, axes in ((one.kind, one.inside), (one.second, one.out)):
+    arrays: Arrays = {}
+    for weight in quantized:
+        for kind, axes in ((weight.kind, weight.inside), (weight.second, weight.out)):
             if kind is None:
                 continue
-            found[levels_of(kind)] = np.asarray(kind.levels, dtype)
+            arrays[levels_of(kind)] = np.asarray(kind.levels, dtype)
             if kind.block:
                 shape = shape_of(axes, sizes)
-                found[places_of(axes, kind)] = (np.arange(prod(shape)) // kind.block).reshape(shape)
-    return found
+                arrays[places_of(axes, kind)] = (np.arange(prod(shape)) // kind.block).reshape(shape)
+    return arrays
 
 
-def _in_rows(one: Quantized, array: Any, sizes: Mapping[str, int]) -> Any:
+def _in_rows(quantized: Quantized, array: Any, sizes: Mapping[str, int]) -> Any:
     """An array of a weight as turns by what is summed by results."""
-    array, own = np.asarray(array), one.axes
-    order = [own.index(axis, len(one.stack)) for axis in (*one.inside, *one.out)]
-    moved = array.transpose([*range(len(one.stack)), *order])
-    turns, inside = prod(shape_of(one.stack, sizes)), prod(shape_of(one.inside, sizes))
+    array, axes = np.asarray(array), quantized.axes
+    order = [axes.index(axis, len(quantized.stack)) for axis in (*quantized.inside, *quantized.out)]
+    moved = array.transpose([*range(len(quantized.stack)), *order])
+    turns, inside = prod(shape_of(quantized.stack, sizes)), prod(shape_of(quantized.inside, sizes))
     return moved.reshape(turns, inside, -1)
 
 
-def _as_stored(one: Quantized, rows: Any, sizes: Mapping[str, int]) -> Any:
+def _as_stored(quantized: Quantized, rows: Any, sizes: Mapping[str, int]) -> Any:
     """Turns by what is summed by results as the weight has its axes."""
-    axes = (*one.stack, *one.inside, *one.out)
+    axes = (*quantized.stack, *quantized.inside, *quantized.out)
     array = rows.reshape(shape_of(axes, sizes))
-    start = len(one.stack)
-    order = [*range(start), *(start + (*one.inside, *one.out).index(axis) for axis in one.axes[start:])]
+    start = len(quantized.stack)
+    order = [
+        *range(start),
+        *(start + (*quantized.inside, *quantized.out).index(axis) for axis in quantized.axes[start:]),
+    ]
     return np.ascontiguousarray(array.transpose(order))
 
 

@@ -23,11 +23,11 @@ def one_thread() -> Iterator[None]:
     Threads that share a small product wait for each other longer than they compute, above all where others use the
     processor too: products of 128 x 32 x 128 on two cores took eight times as long.
     """
-    found = None if any(name in os.environ for name in TOLD) else _openblas()
-    if found is None:
+    functions = None if any(name in os.environ for name in TOLD) else _openblas()
+    if functions is None:
         yield
         return
-    get, put = found
+    get, put = functions
     before = get()
     put(1)
     try:

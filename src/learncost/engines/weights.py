@@ -31,10 +31,10 @@ def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype
     What is added as it is (a bias, the shift of a norm) starts at 0, what multiplies element by element (the gain of a
     norm) at 1, everything else is normal with deviation 0.02, drawn from the seed and the weight's name.
     """
-    own = kinds(table)
+    kind_of = kinds(table)
     result = {}
     for name in table.weights:
-        size, kind = shape(table, name, sizes), own[name]
+        size, kind = shape(table, name, sizes), kind_of[name]
         if kind == "matrix":
             array = DEVIATION * generator(seed, name).standard_normal(size)
         else:
@@ -45,21 +45,21 @@ def initial_weights(table: Table, sizes: Mapping[str, int], seed: int = 0, dtype
 
 def kinds(table: Table) -> dict[str, str]:
     """What every weight of a table is: a bias, a gain or a matrix."""
-    found = _kinds(table.lines)
-    return {name: found.get(name, "matrix") for name in table.weights}
+    kind_of = _kinds(table.lines)
+    return {name: kind_of.get(name, "matrix") for name in table.weights}
 
 
 def _kinds(lines: Iterable[Statement]) -> dict[str, str]:
     """What each name on the right of a line is there: a bias, a gain or a matrix; a matrix anywhere is a matrix."""
-    found: dict[str, str] = {}
+    kind_of: dict[str, str] = {}
     for line in lines:
         if isinstance(line, Repeat):
             outer = dict(line.each)
-            own = {outer.get(name, name): kind for name, kind in _kinds(line.lines).items()}
+            kinds_inside = {outer.get(name, name): kind for name, kind in _kinds(line.lines).items()}
         else:
-            own = {term.name: _kind(line, term) for term in line.right if isinstance(term, Term)}
-        found |= {name: kind for name, kind in own.items() if found.get(name) != "matrix"}
-    return found
+            kinds_inside = {term.name: _kind(line, term) for term in line.right if isinstance(term, Term)}
+        kind_of |= {name: kind for name, kind in kinds_inside.items() if kind_of.get(name) != "matrix"}
+    return kind_of
 
 
 def _kind(line: Line, term: Operand) -> str:

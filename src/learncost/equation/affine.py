@@ -99,11 +99,11 @@ class Affine:
 
         None where not every place has one, as with y = 2 i.
         """
-        one = [part for part in self.parts if part.axis == axis]
-        if len(one) != 1 or one[0].sizes or abs(one[0].factor) != 1:
+        on_axis = [part for part in self.parts if part.axis == axis]
+        if len(on_axis) != 1 or on_axis[0].sizes or abs(on_axis[0].factor) != 1:
             return None
-        sign = one[0].factor
-        rest = (replace(part, factor=-sign * part.factor) for part in self.parts if part is not one[0])
+        sign = on_axis[0].factor
+        rest = (replace(part, factor=-sign * part.factor) for part in self.parts if part is not on_axis[0])
         return Affine((Part(sign, (), place), *rest), self.outside)
 
     def __str__(self) -> str:

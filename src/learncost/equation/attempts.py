@@ -18,8 +18,8 @@ _WORD = rf"(?P<word>{_NAME}(?:\[[^\]]*\])?)"
 
 
 def _blanks(match: re.Match[str]) -> str:
-    shown = re.sub(r"[\s,]+", " ", match[0])
-    return f"axes are parted by blanks: write {shown}"
+    with_blanks = re.sub(r"[\s,]+", " ", match[0])
+    return f"axes are parted by blanks: write {with_blanks}"
 
 
 def _number(match: re.Match[str]) -> str:
@@ -107,9 +107,9 @@ def advice(text: str) -> str:
     """What to write in place of a refused line, after a semicolon; empty where no row fits."""
     if text.count("[") != text.count("]"):
         return "; a square bracket is open: every [ has its ]"
-    for pattern, told in ATTEMPTS:
+    for pattern, hint in ATTEMPTS:
         if match := re.search(pattern, text):
-            return f"; {told if isinstance(told, str) else told(match)}"
+            return f"; {hint if isinstance(hint, str) else hint(match)}"
     if bare := _BARE.search(re.sub(r"\[[^\[\]]*\]", "[]", text)):
         return f"; a value shows its axes, as in {bare[0]}[M d]; one without axes has {bare[0]}[]"
     return ""
@@ -143,4 +143,4 @@ HEADERS: tuple[tuple[str, str], ...] = (
 
 def header_advice(text: str) -> str:
     """What to write in place of a refused header, after a semicolon; empty where no row fits."""
-    return next((f"; {told}" for pattern, told in HEADERS if re.search(pattern, text)), "")
+    return next((f"; {hint}" for pattern, hint in HEADERS if re.search(pattern, text)), "")

@@ -29,7 +29,7 @@ _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 def summands(size: str) -> tuple[tuple[int, str], ...]:
     """A sum of sizes and numbers, `M+N-1`, as these with their signs; a size alone is its only one."""
-    return tuple((-1 if sign == "-" else 1, one) for sign, one in _SUMMAND.findall(size))
+    return tuple((-1 if sign == "-" else 1, size_name) for sign, size_name in _SUMMAND.findall(size))
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
@@ -38,15 +38,15 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> Any:
     Raises `InputError` where the parts are not whole, KeyError where the size is not known.
     """
     if len(several := summands(axis)) > 1:
-        return sum(sign * size_of(one, sizes) for sign, one in several)
+        return sum(sign * size_of(summand, sizes) for sign, summand in several)
     name, _, parts = base(axis).partition("/")
-    whole = int(name) if name.isdigit() else sizes[name]
+    size = int(name) if name.isdigit() else sizes[name]
     if not parts:
-        return whole
-    rest = whole % int(parts)
+        return size
+    rest = size % int(parts)
     if rest.any() if hasattr(rest, "any") else rest:
-        raise InputError(f"{name} is {whole} and cannot be cut in segments of {parts}: {parts} must divide it")
-    return whole // int(parts)
+        raise InputError(f"{name} is {size} and cannot be cut in segments of {parts}: {parts} must divide it")
+    return size // int(parts)
 
 
 def shape_of(axes: Iterable[str], sizes: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -134,23 +134,23 @@ class Count:
 
     def _parts(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are parts of known ones (`size_of`)."""
-        found = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
-        return {name: size_of(name, sizes) for name in found}
+        parts = [name for name in self.sizes - sizes.keys() if name.partition("/")[0] in sizes]
+        return {name: size_of(name, sizes) for name in parts}
 
     def _lesser(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes among its own that are the lesser of two (`least`), where the two are known."""
-        found = {}
+        lesser = {}
         for name in self.sizes - sizes.keys():
-            one, _, many = name.removeprefix("min(").removesuffix(")").partition(", ")
+            size_name, _, many = name.removeprefix("min(").removesuffix(")").partition(", ")
             names = many.split()
-            if names and (sizes.keys() >= {one, *names} or (one.isdigit() and sizes.keys() >= set(names))):
+            if names and (sizes.keys() >= {size_name, *names} or (size_name.isdigit() and sizes.keys() >= set(names))):
                 product: Any = 1
                 for factor in names:
                     product = product * sizes[factor]
-                size = size_of(one, sizes)
+                size = size_of(size_name, sizes)
                 # One is at most the other in 0 or 1 of the cases: arrays go element by element.
-                found[name] = size * (size <= product) + product * (size > product)
-        return found
+                lesser[name] = size * (size <= product) + product * (size > product)
+        return lesser
 
     def _whole(self, total: Any, common: int) -> Any:
         """The value of the polynomial times `common`, divided by it."""

@@ -70,10 +70,10 @@ def in_two_lines(line: str) -> str:
     return in_two_lines(line)
 
 
-def named_one(kind: str, name: object, known: Mapping[str, Known]) -> Known:
+def named_one(kind: str, name: object, registry: Mapping[str, Known]) -> Known:
     """What a registry has under a name; an unknown name is refused with the nearest one and all that exist."""
-    if isinstance(name, str) and name in known:
-        return known[name]
-    near = difflib.get_close_matches(str(name), known, n=1)
+    if isinstance(name, str) and name in registry:
+        return registry[name]
+    near = difflib.get_close_matches(str(name), registry, n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
-    raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(known)})")
+    raise InputError(f"no {kind} is called {name!r}{hint} (there are {', '.join(registry)})")

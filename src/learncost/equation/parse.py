@@ -87,8 +87,8 @@ def names_of(line: Parsed) -> Iterator[str]:
         yield from (*line.arguments, *line.weights)
     else:
         yield from (*(handed.initial for handed in line.carry), *(old for _, old in line.each), *line.shared)
-        for own in line.lines:
-            yield from names_of(own)
+        for inner in line.lines:
+            yield from names_of(inner)
 
 
 def makes(line: Parsed) -> tuple[str, ...]:
@@ -127,8 +127,8 @@ def parse_header(text: str) -> Header:
     """The first line of a layer."""
     match = _HEADER.match(text)
     if not match:
-        told = "a layer begins with its header `name(inputs; weights) -> outputs`"
-        raise NotationError(f"{told}{header_advice(text)}", text or "(empty)")
+        rule = "a layer begins with its header `name(inputs; weights) -> outputs`"
+        raise NotationError(f"{rule}{header_advice(text)}", text or "(empty)")
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
     for one in (*inputs, *weights, *outputs):
@@ -137,7 +137,7 @@ def parse_header(text: str) -> Header:
     if not outputs:
         raise NotationError("the header names no output behind ->", text)
     for names in ((*inputs, *weights), outputs):
-        if twice := [one for i, one in enumerate(names) if one in names[:i]]:
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise NotationError(f"{twice[0]} stands twice in the header", text)
     return Header(name, inputs, weights, outputs)
 
@@ -165,7 +165,7 @@ def parse_lines(lines: Sequence[str]) -> tuple[Parsed, ...]:
             raise NotationError(f"a repeat of {count} cannot run: how often is a size or a number from 1", text)
         pairs = _pairs(each, text), _pairs(keep, text)
         for names in (split_names(carry), [new for new, _ in pairs[0]], [new for new, _ in pairs[1]]):
-            if twice := [one for i, one in enumerate(names) if one in names[:i]]:
+            if twice := [name for i, name in enumerate(names) if name in names[:i]]:
                 raise NotationError(f"{twice[0]} stands twice in the repeat", text)
         body = []
         while rest and _indent(rest[0]) > indent:
@@ -372,7 +372,7 @@ class _Reader:
         """Where an axis is read: at an index, `T[B M]`, or at a place that positions on axes give, `2 i + u - 1`."""
         if self.kind() == "name" and self.value(1) == "[":
             return self.term()
-        held = self.take("(")
+        in_brackets = self.take("(")
         parts = [self.part(-1 if self.take("-") else 1)]
         if parts[0].factor >= 0 and self.peek == "[":  # a fixed place is written as a number, 0[]
             self.expect("[")
@@ -382,7 +382,7 @@ class _Reader:
             if sign > 0:
                 self.take("+")
             parts.append(self.part(sign))
-        if held:
+        if in_brackets:
             self.expect(")")
         return Affine(total(parts))
 
@@ -488,12 +488,12 @@ class _Reader:
 def twice(term: Term) -> tuple[str, str]:
     """What is said of a term in which an axis stands twice, and what to write: a prime on every one but the first."""
     axes: list[str | Read] = []
-    for axis, own in zip(term.axes, term.declared, strict=True):
-        while own in Term("", tuple(axes)).declared:
-            own += "'"
-        axes.append(Read(own, axis.at) if isinstance(axis, Read) else own)
-    told = f"an axis stands twice in {term.name}; write a second one as a prime (N and N')"
-    return told, f": {Term(term.name, tuple(axes))}"
+    for axis, axis_name in zip(term.axes, term.declared, strict=True):
+        while axis_name in Term("", tuple(axes)).declared:
+            axis_name += "'"
+        axes.append(Read(axis_name, axis.at) if isinstance(axis, Read) else axis_name)
+    problem = f"an axis stands twice in {term.name}; write a second one as a prime (N and N')"
+    return problem, f": {Term(term.name, tuple(axes))}"
 
 
 def _tokens(body: str) -> Iterator[tuple[str, str]]:

@@ -49,8 +49,8 @@ _NF4 = (
 """Dettmers et al. 2023, QLoRA, appendix E: the quantiles of a normal distribution."""
 
 BLOCKS: Mapping[str, Blocks] = {
-    one.name: one
-    for one in (
+    precision.name: precision
+    for precision in (
         Blocks(
             "int8-256", 8, 256, "fp32",
             "bitsandbytes, optim/optimizer.py: blocks of 256; states of fewer than 4,096 numbers are fp32", least=4096,
@@ -165,8 +165,8 @@ _PURE = "torchtune's recipes, dtype: bf16: weights, gradients and states are bf1
 _QLORA = "Dettmers et al. 2023, QLoRA, section 3; low-rank paths in bf16 and states in fp32 as in its program qlora.py"
 
 PRECISIONS: dict[str, Precision] = {
-    one.name: one
-    for one in (
+    precision.name: precision
+    for precision in (
         _one("fp32", "fp32 for all"),
         _one("fp64", "fp64 for all"),
         Precision("bf16", "bf16 with fp32 master weights", "bf16", "bf16", "bf16", "fp32", "fp32", "fp32", _MIXED),
@@ -225,8 +225,8 @@ PRECISIONS: dict[str, Precision] = {
 
 def precision_of(name: str) -> Precision:
     """A precision by its name; an unknown one is refused with those that exist."""
-    known = {**PRECISIONS, **{other: one for one in PRECISIONS.values() for other in one.also}}
-    return named_one("precision", name, known)
+    by_name = {**PRECISIONS, **{other: precision for precision in PRECISIONS.values() for other in precision.also}}
+    return named_one("precision", name, by_name)
 
 
 def either(dtype: str | None, precision: str | None, usual: str = "fp32") -> Precision:

@@ -28,19 +28,19 @@ def role(line: str) -> dict[str, Value]:
     match = _ROLE.match(line)
     if not match:
         return {}
-    name, said, of = match.groups()
+    name, kind_text, of = match.groups()
     for kind in GIVEN:
-        if kind == said:
+        if kind == kind_text:
             return {name: Value((), kind, of)}
-    raise NotationError(f"what an input is of something is one of {', '.join(sorted(GIVEN))}, not {said}", line)
+    raise NotationError(f"what an input is of something is one of {', '.join(sorted(GIVEN))}, not {kind_text}", line)
 
 
 def spelled(roles: Mapping[str, Value], header: Header) -> dict[str, Value]:
     """The roles; `constants: share` beside targets is `share: share of targets`, as layers were written before."""
-    said = dict(roles)
-    if "share" in said and said["share"].role == "constant" and "targets" in header.inputs:
-        said["share"] = Value((), "share", "targets")
-    return said
+    spelled_roles = dict(roles)
+    if "share" in spelled_roles and spelled_roles["share"].role == "constant" and "targets" in header.inputs:
+        spelled_roles["share"] = Value((), "share", "targets")
+    return spelled_roles
 
 
 def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
@@ -48,32 +48,32 @@ def check(table: Table, header: Header, roles: Mapping[str, Value]) -> None:
     places = indexed(table)
     signed = {value.of for value in roles.values() if value.role == "sign"}
     for name, value in roles.items():
-        said = f"{name}: {value.role} of {value.of}"
+        statement = f"{name}: {value.role} of {value.of}"
         if name not in header.inputs:
-            raise NotationError(f"{name} is not an input of {header.name}", said if value.of else name)
+            raise NotationError(f"{name} is not an input of {header.name}", statement if value.of else name)
         if value.role in INDICES:
             if name not in places:
-                raise NotationError(f"{name} is read as a value, at no place of {value.of}", said)
+                raise NotationError(f"{name} is read as a value, at no place of {value.of}", statement)
             if base(places[name]) != base(value.of):
-                raise NotationError(f"{name} is read at places of {places[name]}, not of {value.of}", said)
+                raise NotationError(f"{name} is read at places of {places[name]}, not of {value.of}", statement)
         elif value.role == "share" and value.of not in (*header.inputs, *signed):
-            raise NotationError(f"{value.of} is not an input of {header.name}", said)
+            raise NotationError(f"{value.of} is not an input of {header.name}", statement)
 
 
 def indexed(table: Table) -> dict[str, str]:
     """The axis that each index reads places of, of every scope."""
-    found: dict[str, str] = {}
+    axis_of: dict[str, str] = {}
 
     def visit(axes: Mapping[str, tuple[str, ...]], lines: Iterable[Statement]) -> None:
         for line in lines:
             if isinstance(line, Repeat):
                 visit({**axes, **line.axes}, line.lines)
-                found.update({stack: found[turn] for turn, stack in line.each if turn in found})
+                axis_of.update({stack: axis_of[turn] for turn, stack in line.each if turn in axis_of})
                 continue
             for term in (each for operand in (*line.left, *line.right) for each in terms_of(operand)):
                 for place, axis in enumerate(term.axes):
                     if isinstance(axis, Read) and isinstance(axis.at, Term):
-                        found[axis.at.name] = axes[term.name][place]
+                        axis_of[axis.at.name] = axes[term.name][place]
 
     visit(table.axes, table.lines)
-    return found
+    return axis_of

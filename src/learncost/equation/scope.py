@@ -98,12 +98,12 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
     counts = {size: line for line, turns in reversed(every) for size in (*turns, *windows([line]))}
     for name in (*header.inputs, *header.weights):
         if name in axes or name in counts:
-            what = "an axis" if name in axes else "a size"
+            kind = "an axis" if name in axes else "a size"
             line = axes.get(name) or counts[name]
-            raise NotationError(f"{name} is {what} and a name of the header: call one otherwise", str(line))
+            raise NotationError(f"{name} is {kind} and a name of the header: call one otherwise", str(line))
     for line, _ in every:
-        whole = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
-        sizes = {base(one) for size in whole for _, one in summands(size) if not one.isdigit()}
+        sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
+        sizes = {base(one) for size in sizes_read for _, one in summands(size) if not one.isdigit()}
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""
@@ -174,7 +174,7 @@ class _Scope:
 
     def hint(self, name: str) -> str:
         """What may have been meant by a name that nothing has."""
-        near = next((known for known in self.current if known.lower() == name.lower()), None)
+        near = next((candidate for candidate in self.current if candidate.lower() == name.lower()), None)
         return f"; there is {near}" if near else "; an input or a weight stands in the header, name(inputs; weights)"
 
     def call(self, call: Call) -> tuple[Parsed, ...]:
@@ -183,13 +183,13 @@ class _Scope:
         for name in call.arguments:
             if name not in self.current:
                 raise NotationError(f"{name} is not defined before it is read", call.text)
-        known = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
-        found = self.expand(call, known)
-        if call.is_own and (twice := sorted(found.made & self.taken)):
-            told = f"{twice[0]} is a value of {call.layer} and one here: give a prefix in place of {OWN}"
-            raise NotationError(told, call.text)
-        self.roles |= {name: value for name, value in found.roles.items() if name not in self.roles}
-        for name in (*found.weights, *found.drawn):
+        axes_of_names = {name: self.axes[now] for name, now in self.current.items() if now in self.axes}
+        expansion = self.expand(call, axes_of_names)
+        if call.is_own and (twice := sorted(expansion.made & self.taken)):
+            problem = f"{twice[0]} is a value of {call.layer} and one here: give a prefix in place of {OWN}"
+            raise NotationError(problem, call.text)
+        self.roles |= {name: value for name, value in expansion.roles.items() if name not in self.roles}
+        for name in (*expansion.weights, *expansion.drawn):
             if name not in self.given:
                 if name in self.taken:
                     raise NotationError(
@@ -198,20 +198,20 @@ class _Scope:
                 self.given |= {name}
                 self.current[name] = name
                 self.taken.add(name)
-                (self.drawn if name in found.drawn else self.weights).append(name)
+                (self.drawn if name in expansion.drawn else self.weights).append(name)
                 self.called[name] = call.weights[0] if len(call.weights) == 1 else name
-        return found.lines
+        return expansion.lines
 
     def valued(self, axes: Axes) -> dict[str, Value]:
         """What is known of names with these axes."""
-        return {name: self.value(name, own) for name, own in axes.items()}
+        return {name: self.value(name, name_axes) for name, name_axes in axes.items()}
 
     def value(self, name: str, axes: tuple[str, ...]) -> Value:
-        known = name in self.roles and name in self.given and name not in self.weights
+        has_role = name in self.roles and name in self.given and name not in self.weights
         if name in self.indices:
-            said = self.roles[name] if known else Value(axes)
-            return said.along(axes) if said.role in ("kind", "end") else Value(axes, "index")
-        return self.roles[name].along(axes) if known else Value(axes, of=self.first.get(name, ""))
+            value = self.roles[name] if has_role else Value(axes)
+            return value.along(axes) if value.role in ("kind", "end") else Value(axes, "index")
+        return self.roles[name].along(axes) if has_role else Value(axes, of=self.first.get(name, ""))
 
     def line(self, line: Line) -> Line:
         for name in line.reads:
@@ -224,9 +224,9 @@ class _Scope:
         line = replace(
             line, left=tuple(Term(t.name, tuple(_rename_reads(a, self.current) for a in t.axes)) for t in line.left)
         )
-        known = set(line.loops)
+        loops = set(line.loops)
         for condition in line.where:
-            if unknown := sorted(condition.axes - known):
+            if unknown := sorted(condition.axes - loops):
                 raise NotationError(f"where {condition}: axis {unknown[0]} is not in the line", str(line))
         self.check_counts(line)
         line = settle(line, self.axes)  # so that a name that is met first declares its axes under their own names
@@ -249,9 +249,11 @@ class _Scope:
 
     def check_counts(self, line: Line) -> None:
         """Every name is read with as many axes as it has."""
-        seen: dict[str, tuple[str, ...]] = {}
+        first_axes: dict[str, tuple[str, ...]] = {}
         for term in _terms(line):
-            declared = self.axes[term.name] if term.name in self.axes else seen.setdefault(term.name, term.declared)
+            declared = (
+                self.axes[term.name] if term.name in self.axes else first_axes.setdefault(term.name, term.declared)
+            )
             if len(declared) != len(term.axes):
                 text = f"{term.name}[{' '.join(declared)}] is read with {len(term.axes)} axes"
                 raise NotationError(text, str(line))
@@ -281,8 +283,8 @@ class _Scope:
         shared = frozenset(block.shared) | self.outside
         slices = self.slices(block)
         starts = [self.start(handed) for handed in block.carry]
-        own = [name for name in self.stacked if self.is_own(name, block, shared)]
-        self.axes |= {name: self.axes[name][1:] for name in own if self.axes[name][:1] == (block.count,)}
+        sliced = [name for name in self.stacked if self.is_own(name, block, shared)]
+        self.axes |= {name: self.axes[name][1:] for name in sliced if self.axes[name][:1] == (block.count,)}
         outside = self.outside
         self.outside |= _read_outside(block.lines)  # what these lines read is shared by the turns of repeats within
         lines = self.statements(block.lines)
@@ -290,11 +292,11 @@ class _Scope:
         carry = [self.handed(handed, start, outer, block) for handed, start in zip(block.carry, starts, strict=True)]
         inner_axes = {n: a for n, a in self.axes.items() if n not in outer_axes or n in starts}
         read = dict.fromkeys(name for line in lines for name in line.reads)
-        brought = (name for name in read if name in (*self.weights, *self.drawn))
-        each = tuple(name for name in brought if self.is_own(name, block, shared))
+        read_here = (name for name in read if name in (*self.weights, *self.drawn))
+        each = tuple(name for name in read_here if self.is_own(name, block, shared))
         for name in each:
             inner_axes[name] = self.axes[name]
-        kept = [(new, self.kept(old, outer, block)) for new, old in block.keep]
+        kept_pairs = [(new, self.kept(old, outer, block)) for new, old in block.keep]
         self.current = {name: name for name in (*self.weights, *self.drawn)} | outer
         self.axes = outer_axes
         values = self.valued(inner_axes)
@@ -310,7 +312,7 @@ class _Scope:
             self.axes[final] = self.axes.setdefault(carry[place].initial, inner_axes[starts[place]])
             carry[place] = replace(carry[place], final=final)
         keep = []
-        for new, inside in kept:
+        for new, inside in kept_pairs:
             self.current[new] = self.version(new)
             self.axes[self.current[new]] = (block.count, *inner_axes[inside])
             keep.append((inside, self.current[new]))
@@ -449,11 +451,11 @@ def show_declared(line: Line, declared: Mapping[str, tuple[str, ...]]) -> Line:
 
 def _terms(line: Line) -> list[Term]:
     """Every term of the line, those inside indices included; left terms last."""
-    found: list[Term] = []
+    terms: list[Term] = []
 
     def visit(term: object) -> None:
         if isinstance(term, Term):
-            found.append(term)
+            terms.append(term)
             for axis in term.axes:
                 if isinstance(axis, Read):
                     visit(axis.at)
@@ -464,7 +466,7 @@ def _terms(line: Line) -> list[Term]:
         for axis in left.axes:
             if isinstance(axis, Read):
                 visit(axis.at)
-    return found
+    return terms
 
 
 def check_shape(line: Line) -> None:
@@ -504,12 +506,12 @@ def _reduced(line: Product, axis: str) -> str:
     if line.left[0].indexed:
         return ""
     if more:
-        term = next(own for own in line.right if axis in own.loops)
+        term = next(factor for factor in line.right if axis in factor.loops)
         if term.indexed:
             return ""
-        first = f"S[{' '.join(own for own in term.loops if own != axis)}]"
+        first = f"S[{' '.join(axis_left for axis_left in term.loops if axis_left != axis)}]"
         return f"; sum it first: {first} = sum[{axis}]({term}), then {first} in its place"
-    over = " ".join(own for own in term.loops if own not in line.left[0].loops)
+    over = " ".join(axis_summed for axis_summed in term.loops if axis_summed not in line.left[0].loops)
     return f"; write {line.left[0]} = sum[{over}]({term}), or mean[{over}]({term})"
 
 

@@ -34,14 +34,14 @@ class Sides:
         return bool(self.summed or self.lone)
 
 
-def sides(one: Sequence[str], two: Sequence[str], result: Collection[str]) -> Sides:
+def sides(left: Sequence[str], right: Sequence[str], result: Collection[str]) -> Sides:
     """The sides of a product, by the axes of its factors and of its result."""
     return Sides(
-        rows=tuple(axis for axis in result if axis in one and axis not in two),
-        columns=tuple(axis for axis in result if axis in two and axis not in one),
-        summed=tuple(axis for axis in one if axis in two and axis not in result),
-        batch=tuple(axis for axis in result if axis in one and axis in two),
+        rows=tuple(axis for axis in result if axis in left and axis not in right),
+        columns=tuple(axis for axis in result if axis in right and axis not in left),
+        summed=tuple(axis for axis in left if axis in right and axis not in result),
+        batch=tuple(axis for axis in result if axis in left and axis in right),
         lone=tuple(
-            axis for axis in dict.fromkeys((*one, *two)) if axis not in result and (axis in one) != (axis in two)
+            axis for axis in dict.fromkeys((*left, *right)) if axis not in result and (axis in left) != (axis in right)
         ),
     )

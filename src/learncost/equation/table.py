@@ -80,8 +80,8 @@ def _spelt(axes: tuple[Axis, ...]) -> Iterator[str]:
     """The axes as they are written; a place in parentheses where the axis behind it would be read as a part of it."""
     for axis, behind in zip_longest(axes, axes[1:]):
         at = axis.at if isinstance(axis, Read) else None
-        held = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
-        yield f"{axis.axis}=({at})" if held and isinstance(axis, Read) else str(axis)
+        in_brackets = isinstance(at, Affine) and at.ends_open and isinstance(behind, str)
+        yield f"{axis.axis}=({at})" if in_brackets and isinstance(axis, Read) else str(axis)
 
 
 @lru_cache(maxsize=4096)
@@ -120,7 +120,7 @@ class Literal:
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Literal:
         def renamed(size: str) -> str:
             parts = summands(size)
-            text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(one, one)}" for sign, one in parts)
+            text = "".join(f"{'-' if sign < 0 else '+'}{axes.get(summand, summand)}" for sign, summand in parts)
             return text if parts[0][0] < 0 else text[1:]
 
         return replace(self, sizes=tuple(map(renamed, self.sizes)))
@@ -273,8 +273,8 @@ class Product(Line):
     @cached_property
     def sides(self) -> Sides:
         """What its axes do; of a product of one factor there are rows and lone axes alone. It has two at most."""
-        one, two = (term.loops for term in (*self.right, _ONE)[: max(2, len(self.right))])
-        return sides(one, two, self.left[0].loops)
+        first, second = (term.loops for term in (*self.right, _ONE)[: max(2, len(self.right))])
+        return sides(first, second, self.left[0].loops)
 
     def __str__(self) -> str:
         return f"{self.left[0]} = {' '.join(map(str, self.right))}{self._suffix()}"
@@ -313,8 +313,8 @@ class Word(Line):
     @cached_property
     def chosen(self) -> tuple[str, ...]:
         """The axes that it gives what it chooses among its operands: those of its result that no operand has."""
-        given = {axis for term in self.right for axis in term.loops}
-        return tuple(axis for axis in self.left[0].loops if self.right and axis not in given)
+        operand_axes = {axis for term in self.right for axis in term.loops}
+        return tuple(axis for axis in self.left[0].loops if self.right and axis not in operand_axes)
 
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
         line = super().renamed(names, axes)
@@ -391,8 +391,8 @@ class Repeat:
             self,
             lines=tuple(line.renamed(free) for line in self.lines),
             carry=tuple(Carry(c.start, c.end, new(c.initial), new(c.final)) for c in self.carry),
-            each=tuple((own, new(stack)) for own, stack in self.each),
-            keep=tuple((own, new(stack)) for own, stack in self.keep),
+            each=tuple((inside, new(stack)) for inside, stack in self.each),
+            keep=tuple((inside, new(stack)) for inside, stack in self.keep),
         )
 
     def with_own(self, names: Mapping[str, str]) -> Repeat:
@@ -406,14 +406,14 @@ class Repeat:
             lines=tuple(line.renamed(names) for line in self.lines),
             values={new(name): value for name, value in self.values.items()},
             carry=tuple(Carry(new(c.start), new(c.end), c.initial, c.final) for c in self.carry),
-            each=tuple((new(own), stack) for own, stack in self.each),
-            keep=tuple((new(own), stack) for own, stack in self.keep),
+            each=tuple((new(inside), stack) for inside, stack in self.each),
+            keep=tuple((new(inside), stack) for inside, stack in self.keep),
         )
 
     def part(self, inside: str, stack: Sequence[str]) -> int:
         """How many slices of a stack of these axes a turn has together under a name; 0: one, without the first axis."""
-        own = self.axes.get(inside, ())
-        return int(own[0]) if own and len(own) == len(stack) else 0
+        axes = self.axes.get(inside, ())
+        return int(axes[0]) if axes and len(axes) == len(stack) else 0
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -427,8 +427,8 @@ class Repeat:
             head += " carry " + " ".join(f"{c.start}->{c.end}" for c in self.carry)
         # A weight's slice has the name of its stack, and what only a derivation keeps ends in a star.
         for word, pairs in (("each", self.each), ("keep", tuple((outer, inside) for inside, outer in self.keep))):
-            shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
-            head += f" {word} {' '.join(shown)}" if shown else ""
+            pairs_shown = [f"{new}={old}" for new, old in pairs if new != old and "*" not in (new[-1], old[-1])]
+            head += f" {word} {' '.join(pairs_shown)}" if pairs_shown else ""
         body = "\n".join("  " + text for line in self.lines for text in str(line).splitlines())
         return f"{head}:\n{body}"
 
@@ -511,11 +511,11 @@ class Table:
 
 def _inside(lines: Iterable[Statement]) -> dict[str, Value]:
     """The values of the repeats, outer ones before inner ones."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for line in lines:
         if isinstance(line, Repeat):
-            found = {**found, **_inside(line.lines), **line.values}
-    return found
+            values = {**values, **_inside(line.lines), **line.values}
+    return values
 
 
 def walk(lines: Iterable[Statement], turns: tuple[str, ...] = ()) -> Iterator[tuple[Line, tuple[str, ...]]]:
@@ -556,5 +556,5 @@ def features(table: Table) -> frozenset[str]:
 
 def windows(lines: Iterable[Statement]) -> tuple[str, ...]:
     """The sizes that the windows of the lines have, each once; windows of a number have none."""
-    found = (condition.window for line, _ in walk(lines) for condition in line.where)
-    return tuple(dict.fromkeys(window for window in found if window and not window.isdigit()))
+    windows_found = (condition.window for line, _ in walk(lines) for condition in line.where)
+    return tuple(dict.fromkeys(window for window in windows_found if window and not window.isdigit()))

@@ -59,13 +59,13 @@ def bench(
     """
     file = None if out is None else _free(Path(out))
     sizes = None if shape is None else (_whole("--shape", shape[0]), _whole("--shape", shape[1]))
-    types = tuple(dict.fromkeys(one.strip() for one in dtype.split(",")))
+    types = tuple(dict.fromkeys(item.strip() for item in dtype.split(",")))
     cases = subjects(models or USUAL, sizes, types, plan)
     with _reporter() as say:
-        found = measure(cases, peers(against), _whole("--rounds", rounds), say)
+        results = measure(cases, peers(against), _whole("--rounds", rounds), say)
     if file is not None:
-        write_json(file, found.to_dict())
-    return found
+        write_json(file, results.to_dict())
+    return results
 
 
 def _whole(name: str, value: int | str) -> int:

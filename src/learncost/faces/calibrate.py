@@ -41,26 +41,27 @@ def calibrate(*, out: str | None = None, quick: bool = False) -> str:
         raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
     check_place(path)
     with _progress() as tell:
-        found = measure(tell, quick)
-    save(found, path)
-    return _said(found, path, "here" if out is None else out)
+        calibration = measure(tell, quick)
+    save(calibration, path)
+    return _said(calibration, path, "here" if out is None else out)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """What is being measured, on standard error: one line that changes on a terminal, a line each elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda what: print(what, file=sys.stderr, flush=True)
+        yield lambda text: print(text, file=sys.stderr, flush=True)
         return
     from rich.console import Console
 
     with Console(stderr=True, highlight=False).status("calibrating") as status:
-        yield lambda what: status.update(f"calibrating: {what}")
+        yield lambda text: status.update(f"calibrating: {text}")
 
 
-def _said(found: Calibration, path: Path, on: str) -> str:
-    lines = [f"{found.name}, {found.threads} thread{'s' if found.threads > 1 else ''}, {found.library}"]
-    for engine, types in found.rates.items():
+def _said(calibration: Calibration, path: Path, on: str) -> str:
+    threads = f"{calibration.threads} thread{'s' if calibration.threads > 1 else ''}"
+    lines = [f"{calibration.name}, {threads}, {calibration.library}"]
+    for engine, types in calibration.rates.items():
         for dtype, rates in types.items():
             best = max(max(grid.rates) for grid in rates.products.values()) / 1e9
             memory = rates.bandwidth.values[-1] / 1e9

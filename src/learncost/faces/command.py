@@ -47,8 +47,8 @@ class Command:
     def question(self) -> Callable[..., Any]:
         """The function, imported now."""
         module, _, name = self.where.partition(":")
-        found: Callable[..., Any] = getattr(import_module(f"learncost.{module}"), name)
-        return found
+        function: Callable[..., Any] = getattr(import_module(f"learncost.{module}"), name)
+        return function
 
     @property
     def writing(self) -> tuple[Flag, ...]:
@@ -59,7 +59,7 @@ class Command:
             rows += [("format", "string", "table", meaning), ("json", "boolean", False, FLAGS["json"].meaning)]
         if self.file:
             rows.append(("output", "string", None, FLAGS["output"].meaning))
-        return tuple(Flag(name, kind, 1, usual, "flag", said, FLAGS[name]) for name, kind, usual, said in rows)
+        return tuple(Flag(name, kind, 1, usual, "flag", meaning, FLAGS[name]) for name, kind, usual, meaning in rows)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -122,7 +122,7 @@ _COMMANDS: Mapping[str, Command] = {
 
 _SOURCES = Path(__file__).parents[1]
 
-COMMANDS = {name: own for name, own in _COMMANDS.items() if (_SOURCES / own.file_name).exists()}
+COMMANDS = {name: command for name, command in _COMMANDS.items() if (_SOURCES / command.file_name).exists()}
 """Every command that is installed."""
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -134,14 +134,14 @@ class _NotWrittenError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:1] == ["--version"]:
-            found: Any = __version__
-        elif (found := _help(given)) is None:
-            found = _answer(given[0], given[1:])
-        _print(found)
-        return found if isinstance(found, int) else int(getattr(found, "exit_code", GOOD))
+        if words[:1] == ["--version"]:
+            answer: Any = __version__
+        elif (answer := _help(words)) is None:
+            answer = _answer(words[0], words[1:])
+        _print(answer)
+        return answer if isinstance(answer, int) else int(getattr(answer, "exit_code", GOOD))
     except InputError as error:
         return _refuse(str(error))
     except BrokenPipeError:
@@ -154,18 +154,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _help(given: Sequence[str]) -> Any:
+def _help(words: Sequence[str]) -> Any:
     """The page of help that is asked for, by a flag, by nothing at all, or by `help`; with --json the JSON schema."""
-    flags = given[: given.index("--")] if "--" in given else given
-    named = next(iter(given), "")
-    if not (named == "help" or {"--help", "-h"} & set(flags) or not given):
+    flags = words[: words.index("--")] if "--" in words else words
+    first_word = next(iter(words), "")
+    if not (first_word == "help" or {"--help", "-h"} & set(flags) or not words):
         return None
-    names = [word for word in given if not word.startswith("-")][named == "help" :][:1]
+    names = [word for word in words if not word.startswith("-")][first_word == "help" :][:1]
     if names and names[0] not in COMMANDS:
         raise InputError(_no_command(names[0]))
     if "--json" in flags:
-        found = [schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)]
-        return json.dumps(found[0] if names else found, indent=2)
+        schemas = [
+            schema_of(name, command.question) for name, command in COMMANDS.items() if name in (names or COMMANDS)
+        ]
+        return json.dumps(schemas[0] if names else schemas, indent=2)
     from learncost.faces.help import overview, page
 
     if names:
@@ -178,18 +180,20 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     if name not in COMMANDS:
         raise InputError(_no_command(name))
     command = COMMANDS[name]
-    arguments, given = read(name, command.flags, words)
-    writing = {flag.name: given.pop(flag.name, flag.default) for flag in command.writing}
-    wanted, path = _format(command.formats, **writing), writing.get("output")
+    arguments, flags_given = read(name, command.flags, words)
+    writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
+    chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
-    found = command.question(*arguments, **given)
-    if wanted != "table" or path:
-        found = _Written(found if isinstance(found, str) else found.show(wanted), getattr(found, "exit_code", GOOD))
+    answer = command.question(*arguments, **flags_given)
+    if chosen_format != "table" or path:
+        answer = _Written(
+            answer if isinstance(answer, str) else answer.show(chosen_format), getattr(answer, "exit_code", GOOD)
+        )
     if path:
-        _save(Path(path), str(found))
-        return found.exit_code
-    return found
+        _save(Path(path), str(answer))
+        return answer.exit_code
+    return answer
 
 
 @dataclass(frozen=True)
@@ -207,12 +211,12 @@ def _format(formats: Sequence[str], format: str = "table", json: bool = False, o
     """The format that --format and --json ask for together."""
     if not formats:
         return "table"
-    wanted = SPELLED.get(format, format)
-    if wanted not in formats:
+    chosen_format = SPELLED.get(format, format)
+    if chosen_format not in formats:
         raise InputError(f"format must be one of {', '.join(formats)}, not {shown(format)}{nearest(format, formats)}")
-    if json and wanted not in ("table", "json"):
+    if json and chosen_format not in ("table", "json"):
         raise InputError(f"--json contradicts --format {format}")
-    return "json" if json else wanted
+    return "json" if json else chosen_format
 
 
 def _save(path: Path, text: str) -> None:

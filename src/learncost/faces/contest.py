@@ -93,8 +93,8 @@ def contest(
     learncost contest my-texts/ --procedure bp,pepita --budget flops:2e10
         Two procedures on text, with equal FLOPs.
     """
-    given = {"seq_len": seq_len, "widths": widths} | sizes
-    named = entrants(procedures, mode)
+    all_sizes = {"seq_len": seq_len, "widths": widths} | sizes
+    entrants_named = entrants(procedures, mode)
     limit = read_budget(budget)
     numbers = {"batch_size": batch_size, "steps": steps}
     checked = {name: check_size(name, value) for name, value in numbers.items() if value is not None}
@@ -111,21 +111,21 @@ def contest(
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
     try:
-        problem = _problem(data, model, {name: value for name, value in given.items() if value is not None})
+        problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
         setting = Setting(problem, optimizer or problem.optimizer, dtype, price_book)
-        with reporter() as report, asked_to_stop() as asked:
-            found = compete(setting, named, limit, all_seeds, tried, **checked, report=report, stop=asked)
+        with reporter() as report, asked_to_stop() as stop:
+            result = compete(setting, entrants_named, limit, all_seeds, tried, **checked, report=report, stop=stop)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
     if out is not None:
-        write_json(Path(out), found.to_dict())
-    return found
+        write_json(Path(out), result.to_dict())
+    return result
 
 
 def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -> Problem:
     if not data:
         raise InputError("contest needs DATA: digits, or text files, or folders with text files in them")
-    own = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
+    model_sizes = {name: value for name, value in sizes.items() if name not in ("seq_len", "widths")}
     if "digits" in data:
         from learncost.contest.images import WIDTHS, mlp, vit
 
@@ -134,11 +134,11 @@ def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -
         kind = model or "mlp"
         if kind not in ("mlp", "vit"):
             raise InputError(f"the models for digits are mlp and vit, not {shown(kind)}")
-        strange = {"mlp": ["seq_len", *own], "vit": ["seq_len", "widths"]}[kind]
+        strange = {"mlp": ["seq_len", *model_sizes], "vit": ["seq_len", "widths"]}[kind]
         if unused := next((name for name in strange if name in sizes), None):
             raise InputError(f"--{unused.replace('_', '-')} is nothing that {kind} has")
         if kind == "vit":
-            return vit(own)
+            return vit(model_sizes)
         return mlp(tuple(check_size("widths", width) for width in sizes["widths"].split(",")) if sizes else WIDTHS)
     from learncost.contest.text import DECODER, text
 
@@ -147,19 +147,19 @@ def _problem(data: Sequence[str], model: str | None, sizes: Mapping[str, Any]) -
     for path in data:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}; or DATA is digits")
-    return text(data, model or DECODER, own, check_size("seq_len", sizes.get("seq_len", "64")))
+    return text(data, model or DECODER, model_sizes, check_size("seq_len", sizes.get("seq_len", "64")))
 
 
 def _rates(text: str | None) -> tuple[float, ...]:
     if text is None:
         return ()
     try:
-        found = tuple(sorted({float(item) for item in text.split(",")}))
+        rates = tuple(sorted({float(item) for item in text.split(",")}))
     except ValueError:
-        found = ()
-    if not found or not all(math.isfinite(rate) and rate > 0 for rate in found):
+        rates = ()
+    if not rates or not all(math.isfinite(rate) and rate > 0 for rate in rates):
         raise InputError(f"rates must be numbers above 0 with commas between them, not {shown(text)}")
-    return found
+    return rates
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -47,15 +47,15 @@ class Errata(Shown):
         return asdict(self.errata[0]) if self.alone else [asdict(erratum) for erratum in self.errata]
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        return (_whole(self.errata[0]) if self.alone else _table(self.errata, whole=width > 2 * WIDTH),)
+        return (_whole(self.errata[0]) if self.alone else _table(self.errata, in_full=width > 2 * WIDTH),)
 
 
 def _one(name: str) -> Erratum:
-    found = {erratum.id.lower(): erratum for erratum in every()}
-    if name.lower() not in found:
-        known = [erratum.id for erratum in every()]
-        raise InputError(f"no erratum is called {shown(name)}{nearest(name, known)} (there are {', '.join(known)})")
-    return found[name.lower()]
+    by_id = {erratum.id.lower(): erratum for erratum in every()}
+    if name.lower() not in by_id:
+        ids = [erratum.id for erratum in every()]
+        raise InputError(f"no erratum is called {shown(name)}{nearest(name, ids)} (there are {', '.join(ids)})")
+    return by_id[name.lower()]
 
 
 def _books(erratum: Erratum) -> str:
@@ -63,18 +63,18 @@ def _books(erratum: Erratum) -> str:
     return ", ".join(book for book, state in erratum.books.items() if state == "mended")
 
 
-def _table(found: tuple[Erratum, ...], whole: bool) -> Sheet:
+def _table(errata: tuple[Erratum, ...], in_full: bool) -> Sheet:
     columns: tuple[str, ...]
     cells: list[tuple[str, ...]]
-    if whole:
+    if in_full:
         columns = ("id", "document", "where", "printed", "right", "effect", "mended in")
-        cells = [(e.id, e.document, e.where, e.printed, e.right, e.effect, _books(e)) for e in found]
+        cells = [(e.id, e.document, e.where, e.printed, e.right, e.effect, _books(e)) for e in errata]
     else:
         columns = ("id", "total", "where, and what it does to a total")
-        cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in found]
+        cells = [(e.id, "changes" if (e.maccs, e.flops) != ("0", "0") else "-", _short(e)) for e in errata]
     notes = ("learncost errata ID shows one whole: what is printed, what is right.",)
-    rows = tuple(Row(own) for own in cells)
-    return Sheet(f"{len(found)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
+    rows = tuple(Row(row) for row in cells)
+    return Sheet(f"{len(errata)} errata of the publications", columns, rows, notes, frozenset(range(len(columns))))
 
 
 def _short(erratum: Erratum) -> str:

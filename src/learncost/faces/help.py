@@ -47,9 +47,9 @@ class Page:
             yield from _wrapped(paragraph, width)
         if self.examples:
             yield from (("", ""), ("Examples", "bold"))
-        for command, what in self.examples:
+        for command, meaning in self.examples:
             yield from _wrapped(command, width, "      ", "  ")
-            yield from _wrapped(what, width, "      ", "      ", "dim")
+            yield from _wrapped(meaning, width, "      ", "      ", "dim")
         longest = max((len(flag.typed) for flags in self.groups.values() for flag in flags), default=0)
         left = min(longest, max(12, width // 3))
         for group, flags in self.groups.items():
@@ -81,14 +81,18 @@ def _wrapped(text: str, width: int, later: str = "", first: str = "", style: str
 
 def page(name: str, command: Command) -> Page:
     """The help of one command: what its question tells, and how its answer is written."""
-    flags, said = command.flags, told(command.question)
+    flags, parts = command.flags, told(command.question)
     arguments = [_argument(flag) for flag in flags if flag.how.startswith("argument")]
-    groups = {"Arguments": tuple(replace(one, typed=one.typed.strip("[]")) for one in arguments)} if arguments else {}
+    groups = (
+        {"Arguments": tuple(replace(argument, typed=argument.typed.strip("[]")) for argument in arguments)}
+        if arguments
+        else {}
+    )
     for group in GROUPS:
-        if own := [flag for flag in flags if flag.about.group == group and flag.how.startswith("flag")]:
-            groups[group] = tuple(map(_flag, own))
-    usage = " ".join((f"learncost {name}", *(one.typed for one in arguments), "[FLAGS]"))
-    return Page(usage, typed(said.about), said.commands, groups)
+        if of_group := [flag for flag in flags if flag.about.group == group and flag.how.startswith("flag")]:
+            groups[group] = tuple(map(_flag, of_group))
+    usage = " ".join((f"learncost {name}", *(argument.typed for argument in arguments), "[FLAGS]"))
+    return Page(usage, typed(parts.about), parts.commands, groups)
 
 
 def overview(commands: Mapping[str, str], about: str) -> Page:

@@ -46,24 +46,24 @@ def listing(
         Devices with their peaks, for other programs.
     """
     if what is None:
-        found = Listed([{"what": name, "count": len(_like(make(), like))} for name, make in _REGISTRIES.items()])
-        found.columns.update({"what": _field("what"), "how many": lambda one: str(one["count"])})
-        return replace(found, heading="learncost list WHAT")
+        listed = Listed([{"what": name, "count": len(_like(make(), like))} for name, make in _REGISTRIES.items()])
+        listed.columns.update({"what": _field("what"), "how many": lambda entry: str(entry["count"])})
+        return replace(listed, heading="learncost list WHAT")
     if what not in _REGISTRIES:
         raise InputError(f"no list of {shown(what)}{nearest(what, _REGISTRIES)} (there are {', '.join(_REGISTRIES)})")
     if support and what != "families":
         raise InputError(f"--support is of families: learncost list families --support, not {what}")
-    found = _support() if support else _REGISTRIES[what]()
-    entries = _like(found, like)
+    listed = _support() if support else _REGISTRIES[what]()
+    entries = _like(listed, like)
     if not entries:
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
-    of_all = f" of {len(found.entries)}" if like else ""
-    return replace(found, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
+    of_all = f" of {len(listed.entries)}" if like else ""
+    return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
 
 
-def _like(found: Listed, text: str | None) -> list[Known]:
+def _like(listed: Listed, text: str | None) -> list[Known]:
     """The entries that have a text in what is known of them."""
-    return [one for one in found.entries if text is None or text.lower() in str(list(one.values())).lower()]
+    return [entry for entry in listed.entries if text is None or text.lower() in str(list(entry.values())).lower()]
 
 
 Known = dict[str, Any]
@@ -74,7 +74,7 @@ Cell = Callable[[Known], str]
 
 def _field(name: str) -> Cell:
     """The cell that shows a field as it is."""
-    return lambda one: str(one[name])
+    return lambda entry: str(entry[name])
 
 
 _NUMBERS = frozenset({"published", "predicted", "ratio", "parameters", "how many", "GB", "W", "kg CO2e/kWh"})
@@ -94,7 +94,7 @@ class Listed(Shown):
         return self.entries
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
-        rows = tuple(Row(tuple(cell(one) for cell in self.columns.values())) for one in self.entries)
+        rows = tuple(Row(tuple(cell(entry) for cell in self.columns.values())) for entry in self.entries)
         left = frozenset(place for place, name in enumerate(self.columns) if name not in _NUMBERS)
         return (Sheet(self.heading, tuple(self.columns), rows, (), left),)
 
@@ -110,16 +110,23 @@ def _models() -> Listed:
     for preset in presets():
         model = build(configure(preset.name))
         parameters = int(model.parameters.at(model.sizes))
-        own = {"name": preset.name, "parameters": parameters, "title": preset.title, "aliases": list(preset.aliases)}
-        own["hub"] = list(preset.hub)
-        entries.append(own)
+        model_entry = {
+            "name": preset.name,
+            "parameters": parameters,
+            "title": preset.title,
+            "aliases": list(preset.aliases),
+        }
+        model_entry["hub"] = list(preset.hub)
+        entries.append(model_entry)
     for name in GENERIC:
         title = f"generic {name}: all sizes as flags"
         entries.append({"name": name, "parameters": None, "title": title, "aliases": [], "hub": []})
     columns: dict[str, Cell] = {
         "model": _field("name"),
-        "parameters": lambda one: "-" if one["parameters"] is None else f"{one['parameters']:,}",
-        "what it is": lambda one: "; also ".join(part for part in (one["title"], ", ".join(one["aliases"])) if part),
+        "parameters": lambda entry: "-" if entry["parameters"] is None else f"{entry['parameters']:,}",
+        "what it is": lambda entry: "; also ".join(
+            part for part in (entry["title"], ", ".join(entry["aliases"])) if part
+        ),
     }
     return Listed(entries, columns)
 
@@ -128,13 +135,13 @@ def _families() -> Listed:
     from learncost.models.families import FAMILIES
 
     entries: list[Known] = []
-    for found in FAMILIES.values():
-        classes = [architecture.name for architecture in found.architectures if architecture.name]
-        entries.append({"name": found.name, "classes": classes, "counted": found.architectures[0].counted})
+    for family in FAMILIES.values():
+        classes = [architecture.name for architecture in family.architectures if architecture.name]
+        entries.append({"name": family.name, "classes": classes, "counted": family.architectures[0].counted})
     columns: dict[str, Cell] = {
         "model type": _field("name"),
-        "the classes that can be counted, the usual one first": lambda one: (
-            ", ".join(one["classes"]) or f"{one['counted']}, all sizes as flags"
+        "the classes that can be counted, the usual one first": lambda entry: (
+            ", ".join(entry["classes"]) or f"{entry['counted']}, all sizes as flags"
         ),
     }
     return Listed(entries, columns)
@@ -143,24 +150,27 @@ def _families() -> Listed:
 def _support() -> Listed:
     from learncost.training.support import kept
 
-    entries: list[Known] = [{"name": name, **found} for name, found in kept().items()]
+    entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
     columns: dict[str, Cell] = {"model type": _field("name")}
     columns |= {group: partial(_done, group) for group in groups}
     return Listed(entries, {**columns, "what it cannot, and why": _reasons})
 
 
-def _done(group: str, one: Known) -> str:
+def _done(group: str, entry: Known) -> str:
     """How many fields of a group were done: yes for all of them."""
-    reasons = [reason for field, reason in one["reasons"].items() if field.partition(" ")[0] == group]
+    reasons = [reason for field, reason in entry["reasons"].items() if field.partition(" ")[0] == group]
     return "yes" if not any(reasons) else f"{reasons.count('')} of {len(reasons)}"
 
 
-def _reasons(one: Known) -> str:
+def _reasons(entry: Known) -> str:
     """Every reason once, behind the fields that have it."""
-    reasons = {reason: None for reason in one["reasons"].values() if reason}
-    having = {reason: [field for field, own in one["reasons"].items() if own == reason] for reason in reasons}
-    every = len(one["reasons"])
+    reasons = {reason: None for reason in entry["reasons"].values() if reason}
+    having = {
+        reason: [field for field, field_reason in entry["reasons"].items() if field_reason == reason]
+        for reason in reasons
+    }
+    every = len(entry["reasons"])
     return "; ".join(
         f"{'everything' if len(names) == every else ', '.join(names)}: {reason}" for reason, names in having.items()
     )
@@ -181,8 +191,8 @@ def _sizes() -> Listed:
     columns: dict[str, Cell] = {
         "flag": _field("flag"),
         "symbol": _field("symbol"),
-        "what it is, and its other spellings": lambda one: "; also ".join(
-            part for part in (one["meaning"], ", ".join(one["spellings"])) if part
+        "what it is, and its other spellings": lambda entry: "; also ".join(
+            part for part in (entry["meaning"], ", ".join(entry["spellings"])) if part
         ),
     }
     return Listed(entries, columns)
@@ -197,9 +207,9 @@ def _price_books() -> Listed:
     return Listed(entries, {"price book": _field("name"), "what it counts": _told})
 
 
-def _told(one: Known) -> str:
+def _told(entry: Known) -> str:
     """What it is, and who says so."""
-    return f"{one['title']}; {one['source']}"
+    return f"{entry['title']}; {entry['source']}"
 
 
 def _procedures() -> Listed:
@@ -207,21 +217,21 @@ def _procedures() -> Listed:
 
     entries: list[Known] = [
         {
-            "name": found.name,
-            "title": found.title,
-            "schedule": list(found.schedule),
-            "lines": list(found.lines),
-            "passes": dict(found.passes),
-            "source": found.source,
+            "name": procedure.name,
+            "title": procedure.title,
+            "schedule": list(procedure.schedule),
+            "lines": list(procedure.lines),
+            "passes": dict(procedure.passes),
+            "source": procedure.source,
         }
-        for found in LEARNING.values()
+        for procedure in LEARNING.values()
     ]
 
-    def told(one: Known) -> str:
-        lines = f", where {', '.join(one['lines'])}" if one["lines"] else ""
-        return f"{one['title']}: {'; '.join(one['schedule'])}{lines}. {one['source']}"
+    def procedure_text(entry: Known) -> str:
+        lines = f", where {', '.join(entry['lines'])}" if entry["lines"] else ""
+        return f"{entry['title']}: {'; '.join(entry['schedule'])}{lines}. {entry['source']}"
 
-    return Listed(entries, {"procedure": _field("name"), "what it is, and the sweeps of its step": told})
+    return Listed(entries, {"procedure": _field("name"), "what it is, and the sweeps of its step": procedure_text})
 
 
 def _optimizers() -> Listed:
@@ -233,9 +243,9 @@ def _optimizers() -> Listed:
     entries: list[Known] = []
     for name, state in STATES.items():
         step = name in OPTIMIZERS
-        known = "every command" if step else "memory and fit: its state alone"
+        commands = "every command" if step else "memory and fit: its state alone"
         source = entry(name).source if step else state.source
-        entries.append({"name": name, "default": name == DEFAULT, "known_to": known, "source": source})
+        entries.append({"name": name, "default": name == DEFAULT, "known_to": commands, "source": source})
     return Listed(entries, {"optimizer": _field("name"), "known to": _knowing, "source": _field("source")})
 
 
@@ -248,24 +258,27 @@ def _precisions() -> Listed:
 
     entries: list[Known] = [
         {
-            "name": found.name,
-            "names": list(found.also),
-            "title": found.title,
-            "types": {role: getattr(found, role) for role in ROLES if getattr(found, role)},
-            "source": found.source,
+            "name": precision.name,
+            "names": list(precision.also),
+            "title": precision.title,
+            "types": {role: getattr(precision, role) for role in ROLES if getattr(precision, role)},
+            "source": precision.source,
         }
-        for found in PRECISIONS.values()
+        for precision in PRECISIONS.values()
     ]
     columns: dict[str, Cell] = {
-        "precision": lambda one: ", ".join((one["name"], *one["names"])),
-        "what it is": lambda one: f"{_roles(one['types'])}; {one['source']}",
+        "precision": lambda entry: ", ".join((entry["name"], *entry["names"])),
+        "what it is": lambda entry: f"{_roles(entry['types'])}; {entry['source']}",
     }
     return Listed(entries, columns)
 
 
 def _roles(types: Mapping[str, str]) -> str:
     """The types with the roles that each has: fp32 masters, states; bf16 all else."""
-    of = {kind: [role for role, own in types.items() if own == kind] for kind in dict.fromkeys(types.values())}
+    of = {
+        kind: [role for role, kind_of_role in types.items() if kind_of_role == kind]
+        for kind in dict.fromkeys(types.values())
+    }
     return "; ".join(f"{kind} {', '.join(roles)}" for kind, roles in of.items())
 
 
@@ -288,8 +301,8 @@ def _layers() -> Listed:
 def _words() -> Listed:
     from learncost.vocabulary import entries
 
-    known: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
-    return Listed(known, {"word": _field("name"), "kind": _field("kind"), "source": _field("source")})
+    word_entries: list[Known] = [{"name": word.name, "kind": word.kind, "source": word.source} for word in entries()]
+    return Listed(word_entries, {"word": _field("name"), "kind": _field("kind"), "source": _field("source")})
 
 
 def _devices() -> Listed:
@@ -297,21 +310,23 @@ def _devices() -> Listed:
 
     entries: list[Known] = [
         {
-            "name": found.name,
-            "names": list(found.names),
-            "memory_gb": list(found.memory_gb),
-            "bandwidth_gbs": list(found.bandwidth_gbs),
-            "tdp_w": found.tdp_w,
-            "peak_tflops": dict(found.peak_tflops),
-            "source": found.source,
+            "name": device.name,
+            "names": list(device.names),
+            "memory_gb": list(device.memory_gb),
+            "bandwidth_gbs": list(device.bandwidth_gbs),
+            "tdp_w": device.tdp_w,
+            "peak_tflops": dict(device.peak_tflops),
+            "source": device.source,
         }
-        for found in devices().values()
+        for device in devices().values()
     ]
     columns: dict[str, Cell] = {
         "device": _field("name"),
-        "GB": lambda one: " or ".join(f"{size:.3g}" for size in one["memory_gb"]),
-        "W": lambda one: "" if one["tdp_w"] is None else f"{one['tdp_w']:g}",
-        "dense peak, TFLOP/s": lambda one: ", ".join(f"{kind} {rate:g}" for kind, rate in one["peak_tflops"].items()),
+        "GB": lambda entry: " or ".join(f"{size:.3g}" for size in entry["memory_gb"]),
+        "W": lambda entry: "" if entry["tdp_w"] is None else f"{entry['tdp_w']:g}",
+        "dense peak, TFLOP/s": lambda entry: ", ".join(
+            f"{kind} {rate:g}" for kind, rate in entry["peak_tflops"].items()
+        ),
     }
     return Listed(entries, columns)
 
@@ -320,15 +335,15 @@ def _countries() -> Listed:
     from learncost.hardware.grid import countries
 
     entries: list[Known] = []
-    for found in countries().values():
-        year = max(found.by_year)
-        own = {"code": found.code, "name": found.name, "kg_per_kwh": found.by_year[year], "year": year}
-        entries.append({**own, "from": min(found.by_year)})
+    for country in countries().values():
+        year = max(country.by_year)
+        country_entry = {"code": country.code, "name": country.name, "kg_per_kwh": country.by_year[year], "year": year}
+        entries.append({**country_entry, "from": min(country.by_year)})
     columns: dict[str, Cell] = {
         "code": _field("code"),
         "country": _field("name"),
-        "kg CO2e/kWh": lambda one: f"{one['kg_per_kwh']:.3f}",
-        "year": lambda one: f"{one['year']}; from {one['from']} on",
+        "kg CO2e/kWh": lambda entry: f"{entry['kg_per_kwh']:.3f}",
+        "year": lambda entry: f"{entry['year']}; from {entry['from']} on",
     }
     return Listed(entries, columns)
 
@@ -337,15 +352,15 @@ def _runs() -> Listed:
     from learncost.hardware.published import published_runs
     from learncost.hardware.show import published
 
-    told = {found.name: published(found) for found in published_runs()}
+    printed_text = {run.name: published(run) for run in published_runs()}
     entries: list[Known] = []
-    for found in published_runs():
-        products = {"mwh": (found.energy, 1e3), "t": (found.co2, 1e3), "usd": (found.price, 1.0)}
-        own = {name: figure.value / scale for name, (figure, scale) in products.items() if figure is not None}
-        entries.append({**asdict(found), "computed": own})
+    for run in published_runs():
+        products = {"mwh": (run.energy, 1e3), "t": (run.co2, 1e3), "usd": (run.price, 1.0)}
+        multiplied = {name: figure.value / scale for name, (figure, scale) in products.items() if figure is not None}
+        entries.append({**asdict(run), "computed": multiplied})
     columns: dict[str, Cell] = {
         "run": _field("name"),
-        "what is printed, and its inputs multiplied again": lambda one: told[one["name"]],
+        "what is printed, and its inputs multiplied again": lambda entry: printed_text[entry["name"]],
     }
     return Listed(entries, columns)
 
@@ -353,14 +368,14 @@ def _runs() -> Listed:
 def _peaks() -> Listed:
     from learncost.ledger.memory_measured import measured
 
-    of = {found.name: found for found in measured()}
-    entries: list[Known] = [found.to_dict() for found in of.values()]
+    of = {run.name: run for run in measured()}
+    entries: list[Known] = [run.to_dict() for run in of.values()]
     columns: dict[str, Cell] = {
         "training step on one GPU": _field("name"),
         "published": _field("published"),
-        "predicted": lambda one: of[one["name"]].shown,
-        "ratio": lambda one: of[one["name"]].said,
-        "what is assumed, as the source does not say it": lambda one: "; ".join(one["assumed"]),
+        "predicted": lambda entry: of[entry["name"]].shown,
+        "ratio": lambda entry: of[entry["name"]].said,
+        "what is assumed, as the source does not say it": lambda entry: "; ".join(entry["assumed"]),
     }
     return Listed(entries, columns)
 
@@ -392,7 +407,7 @@ def _flags() -> Listed:
     ]
     columns: dict[str, Cell] = {
         "command": _field("command"),
-        "flag": lambda one: f"{one['flag']} {one['value']}" if one["flag"].startswith("--") else one["flag"],
+        "flag": lambda entry: f"{entry['flag']} {entry['value']}" if entry["flag"].startswith("--") else entry["flag"],
         "what it means": _field("meaning"),
     }
     return Listed(entries, columns)

@@ -59,8 +59,8 @@ def sample(
     )
     folder = Folder(Path(run))
     options, configuration = folder.options(), folder.configuration()
-    own = folder.tokenizer()
-    if own is None or not next_token(configuration):
+    tokenizer = folder.tokenizer()
+    if tokenizer is None or not next_token(configuration):
         raise InputError(f"{run} does not go on with a text: what it says of examples is in {folder.path / SAMPLES}")
     decoder = Decoder(configuration, folder.weights(build(configuration)), precision_of(options.dtype).array)
-    return prompt + compose(decoder, own, prompt, how)
+    return prompt + compose(decoder, tokenizer, prompt, how)

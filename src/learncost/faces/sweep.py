@@ -46,26 +46,26 @@ def sweep(model: str, /, *, output: str | None = None, **sizes: Any) -> None:
     if path is not None:
         check_path(path)
     with _Bar() as bar:
-        found = compute(model, progress=bar.at, **sizes)
+        combinations = compute(model, progress=bar.at, **sizes)
     if path is None:
-        write_csv(found, sys.stdout)
+        write_csv(combinations, sys.stdout)
     else:
-        write(found, path)
-    for note in notes(found, path):
+        write(combinations, path)
+    for note in notes(combinations, path):
         print(note, file=sys.stderr)
 
 
-def notes(found: Sweep, output: Path | None) -> list[str]:
+def notes(combinations: Sweep, output: Path | None) -> list[str]:
     """What a person should know beside the rows."""
     result = []
     if output is not None:
-        result.append(f"{len(found):,} rows of {found.configurations:,} configurations in {output}")
-    if found.left_out:
-        result.append(found.left_out)
-    if found.dropped:
-        result.append(f"invalid combinations that are left out: {found.dropped:,}")
-    if found.inexact:
-        result.append(f"rows with counts from 2^53 on, which may be rounded (exact is false): {found.inexact:,}")
+        result.append(f"{len(combinations):,} rows of {combinations.configurations:,} configurations in {output}")
+    if combinations.left_out:
+        result.append(combinations.left_out)
+    if combinations.dropped:
+        result.append(f"invalid combinations that are left out: {combinations.dropped:,}")
+    if combinations.inexact:
+        result.append(f"rows with counts from 2^53 on, which may be rounded (exact is false): {combinations.inexact:,}")
     return result
 
 

@@ -18,7 +18,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
 
     Raises `InputError` for a flag that is not known, is given twice or has no value, and for words too few or too many.
     """
-    known = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
+    by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
     others = any(flag.how == "flags" for flag in flags)
     left, arguments, given = list(words), list[str](), dict[str, Any]()
     while left:
@@ -31,9 +31,9 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
             continue
         name, joined, text = word.partition("=")
         spelling = name.replace("_", "-").lower()
-        flag = known.get(spelling) or known.get(spelling.replace("--no-", "--", 1))
+        flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
         if flag is None:
-            _check_size(name, (*known, "--help"), others)
+            _check_size(name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
         if key in given:
             raise InputError(f"{name} is given twice")
@@ -65,35 +65,37 @@ def _is_flag(word: str) -> bool:
 
 def _values(left: list[str], count: int) -> list[str]:
     """The words that follow a flag, taken away."""
-    found = list[str]()
-    while left and len(found) < count and not _is_flag(left[0]):
-        found.append(left.pop(0))
-    return found
+    words = list[str]()
+    while left and len(words) < count and not _is_flag(left[0]):
+        words.append(left.pop(0))
+    return words
 
 
-def _check_size(name: str, known: Sequence[str], others: bool) -> None:
+def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
     """Refuse a flag that is neither the command's nor a size or a setting of models."""
     sizes = {*CANONICAL, *SETTINGS} if others else set()
     if others and name.startswith("--") and spelled(name[2:]) in sizes:
         return
     if others:  # what only some families read; their files are opened for it
         every = [(f.sizes, f.settings, f.dropout, f.refused, f.spellings) for f in FAMILIES.values()]
-        sizes |= {key for own in every for keys in own for key in keys}
+        sizes |= {key for spelling in every for keys in spelling for key in keys}
         if name.startswith("--") and spelled(name[2:]) in sizes:
             return
-    near = nearest(name, [*known, *(f"--{size.replace('_', '-')}" for size in sizes)])
+    near = nearest(name, [*spellings, *(f"--{size.replace('_', '-')}" for size in sizes)])
     hint = near or ("; `learncost list sizes` shows those that are sizes" if others else "")
     raise InputError(f"unknown flag {shown(name)}{hint}")
 
 
-def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], given: Iterable[str]) -> None:
+def _check_count(command: str, flags: Sequence[Flag], arguments: Sequence[str], names_given: Iterable[str]) -> None:
     """Refuse arguments too many or too few, and a flag that is missing."""
     places = [flag for flag in flags if flag.how == "argument"]
     if len(arguments) > len(places) and not any(flag.how == "arguments" for flag in flags):
         raise InputError(f"{shown(arguments[len(places)])} is one word too many")
     missing = [flag.name.upper() for flag in places[len(arguments) :] if flag.required]
     missing += [
-        f"{one.names[0]} {one.value}" for one in flags if one.how == "flag" and one.required and one.name not in given
+        f"{flag.names[0]} {flag.value}"
+        for flag in flags
+        if flag.how == "flag" and flag.required and flag.name not in names_given
     ]
     if missing:
         raise InputError(f"{command} needs {missing[0]}; see its --help")

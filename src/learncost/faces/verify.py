@@ -67,20 +67,26 @@ def verify(
     learncost verify gpt2 --engine torch --num-hidden-layers 2
         Holds what PyTorch executes against what is priced.
     """
-    own = {"plan": plan, "procedure": procedure, "optimizer": optimizer, "batch_size": batch_size, "seq_len": seq_len}
-    given = {name: value for name, value in own.items() if value is not None}
-    if engine is None and (given or sizes):
-        raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for --engine torch or jax")
-    report = compute(model) if engine is None else _of_engine(model, engine, given, sizes)
+    engine_flags = {
+        "plan": plan,
+        "procedure": procedure,
+        "optimizer": optimizer,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+    }
+    settings = {name: value for name, value in engine_flags.items() if value is not None}
+    if engine is None and (settings or sizes):
+        raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for --engine torch or jax")
+    report = compute(model) if engine is None else _of_engine(model, engine, settings, sizes)
     return report if every or model is not None else replace(report, summed=True)
 
 
-def _of_engine(model: str | None, engine: str, given: dict[str, Any], sizes: dict[str, Any]) -> Report:
+def _of_engine(model: str | None, engine: str, settings: dict[str, Any], sizes: dict[str, Any]) -> Report:
     """What an engine executes; its libraries are imported only here."""
     from learncost.training.train import number
     from learncost.training.verified import verify_engine
 
-    if (given or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):
-        raise InputError(f"--{next(iter((*given, *sizes))).replace('_', '-')} is for a model: name one")
-    lengths = {name: number(name, value, True) for name, value in given.items() if name in ("batch_size", "seq_len")}
-    return verify_engine(model, engine, **{**given, **lengths}, sizes=sizes)
+    if (settings or sizes) and (model is None or isinstance(layer_or_model(model), Layer)):
+        raise InputError(f"--{next(iter((*settings, *sizes))).replace('_', '-')} is for a model: name one")
+    lengths = {name: number(name, value, True) for name, value in settings.items() if name in ("batch_size", "seq_len")}
+    return verify_engine(model, engine, **{**settings, **lengths}, sizes=sizes)

@@ -58,14 +58,14 @@ def seconds(doing: Doing, wait: Doing, least: float = LEAST_SECONDS, repeats: in
     wait()
     once = max(perf_counter() - began, 1e-7)
     several = max(1, int(least / once))
-    found = []
+    times = []
     for _ in range(repeats):
         began = perf_counter()
         for _ in range(several):
             doing()
         wait()
-        found.append((perf_counter() - began) / several)
-    return median(found)
+        times.append((perf_counter() - began) / several)
+    return median(times)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _Measuring:
         self.tell("calls")
         calls = {name: self._time(doing) / times for name, (doing, times) in self.bench.calls().items()}
         product = calls.pop("product")
-        found = Rates(
+        rates = Rates(
             *self._mean_of_rounds(product, calls["launch"]),
             dict(self._words(calls["launch"])),
             threads=self.bench.threads,
@@ -91,8 +91,8 @@ class _Measuring:
             fresh=self._fresh(),
         )
         self.tell("how far predictions are off")
-        low, high = self._interval(found)
-        return replace(found, low=low, high=high)
+        low, high = self._interval(rates)
+        return replace(rates, low=low, high=high)
 
     def _mean_of_rounds(self, product: float, launch: float) -> tuple[dict[str, Grid], Grid, Curve]:
         """Products by orientation, those inside of kernels, and bandwidth: by the mean of some rounds."""
@@ -113,10 +113,10 @@ class _Measuring:
         return seconds(doing, self.bench.wait)
 
     def _products(self, orientation: str, launch: float) -> Callable[[int, int, int], float]:
-        def one(m: int, n: int, k: int) -> float:
+        def seconds_of(m: int, n: int, k: int) -> float:
             return _without(launch, self._time(self.bench.product(orientation, m, n, k)))
 
-        return one
+        return seconds_of
 
     def _inner(self, m: int, n: int, k: int) -> float:
         doing, several = self.bench.inner(m, n, k)
@@ -140,15 +140,15 @@ class _Measuring:
         self.tell("bandwidth")
         places, values = [], []
         for bytes_ in WORKING_SETS:
-            taken = _without(launch, self._time(self.bench.move(bytes_ // 12)))
+            taken_seconds = _without(launch, self._time(self.bench.move(bytes_ // 12)))
             places.append(float(bytes_))
-            values.append(bytes_ / taken)
+            values.append(bytes_ / taken_seconds)
         return Curve(tuple(places), tuple(values))
 
     def _fresh(self) -> float:
         """Seconds a byte that new memory takes more than memory that is there."""
-        new, there = (self._time(doing) for doing in self.bench.fill(2 * FRESH))
-        return max(0.0, new - there) / (2 * FRESH)
+        new, existing = (self._time(doing) for doing in self.bench.fill(2 * FRESH))
+        return max(0.0, new - existing) / (2 * FRESH)
 
     def _words(self, launch: float) -> Iterator[tuple[str, float]]:
         self.tell("words")
@@ -159,11 +159,11 @@ class _Measuring:
         """The outer tenths of measured over predicted, of operations off the grid, and what lies beside the lines."""
         ratios = []
         for orientation, (m, n, k) in product(ORIENTATIONS, CHECKS):
-            taken = self._time(self.bench.product(orientation, m, n, k))
-            ratios.append(taken / (rates.products[orientation].seconds(m, n, k) + rates.launch))
+            taken_seconds = self._time(self.bench.product(orientation, m, n, k))
+            ratios.append(taken_seconds / (rates.products[orientation].seconds(m, n, k) + rates.launch))
         for elements in (30_000, 400_000, 5_000_000):
-            taken = self._time(self.bench.move(elements))
-            ratios.append(taken / (12 * elements / rates.bandwidth(12.0 * elements) + rates.launch))
+            taken_seconds = self._time(self.bench.move(elements))
+            ratios.append(taken_seconds / (12 * elements / rates.bandwidth(12.0 * elements) + rates.launch))
         ends = quantiles(ratios, n=10)
         return BESIDE[0] * min(1.0, ends[0]), BESIDE[1] * max(1.0, ends[-1])
 
@@ -173,9 +173,9 @@ def _mean(grids: Sequence[Grid]) -> Grid:
     return Grid(grids[0].sizes, tuple(map(harmonic_mean, zip(*(grid.rates for grid in grids), strict=True))))
 
 
-def _without(launch: float, taken: float) -> float:
+def _without(launch: float, taken_seconds: float) -> float:
     """Without what calling costs, which is charged apart; a quarter stays where there is hardly anything else."""
-    return max(taken - launch, taken / 4)
+    return max(taken_seconds - launch, taken_seconds / 4)
 
 
 def calibrate(tell: Tell, quick: bool = False) -> Calibration:
@@ -185,26 +185,30 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     quick  a coarser grid of products, in some seconds
     """
     sizes = QUICK if quick else SIZES
-    found: dict[str, dict[str, Rates]] = {"operators": {}}
+    rates_of: dict[str, dict[str, Rates]] = {"operators": {}}
     if not find_spec("torch"):
         from learncost.hardware.calibrate_numpy import NumPyBench
 
-        found["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
-        return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, found, 1)
+        rates_of["operators"]["fp32"] = _Measuring(NumPyBench(), sizes, tell).rates()
+        return Calibration(f"{processor.name()}, {os.cpu_count()} cores", _today(), NumPyBench.library, rates_of, 1)
     from learncost.engines.compiler import compiler
     from learncost.hardware.calibrate_torch import TorchBench, library, on_gpu
 
     threads = 1
     for dtype in ("fp32", "bf16") if on_gpu() else ("fp32",):
         bench = TorchBench(dtype)
-        found["operators"][dtype] = _Measuring(bench, sizes, lambda what: tell(f"PyTorch's operators: {what}")).rates()
+        rates_of["operators"][dtype] = _Measuring(
+            bench, sizes, lambda text: tell(f"PyTorch's operators: {text}")
+        ).rates()
         threads = bench.threads
     if compiler() and not on_gpu():
         from learncost.hardware.calibrate_kernels import KernelBench
 
         own = KernelBench()
-        found["kernels"] = {"fp32": _Measuring(own, sizes, lambda what: tell(f"kernels: {what}")).rates()}
-    return Calibration(on_gpu() or f"{processor.name()}, {os.cpu_count()} cores", _today(), library(), found, threads)
+        rates_of["kernels"] = {"fp32": _Measuring(own, sizes, lambda text: tell(f"kernels: {text}")).rates()}
+    return Calibration(
+        on_gpu() or f"{processor.name()}, {os.cpu_count()} cores", _today(), library(), rates_of, threads
+    )
 
 
 def _today() -> str:

@@ -33,18 +33,18 @@ class KernelBench(TorchBench):
     operators = False
 
     def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        one, two = factors(orientation, m, n, k, self.dtype, self.device)
+        left, right = factors(orientation, m, n, k, self.dtype, self.device)
         out = torch.empty(m, n, dtype=self.dtype)
 
         def doing() -> None:
             with library_products():
-                torch.mm(one, two, out=out)
+                torch.mm(left, right, out=out)
 
         return doing
 
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        _, there = super().fill(bytes_)
-        return there, there  # the arena is there from the start
+        _, existing = super().fill(bytes_)
+        return existing, existing  # the arena is there from the start
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
         tables = {name: _table(f"own({operands(text)};) -> Y\nY[B d] = {text}") for name, text in _OTHERS.items()}
@@ -52,13 +52,13 @@ class KernelBench(TorchBench):
         tables["sum"] = replace(bias.update, values=bias.step.values)  # of all rows, as a bias's gradient is one
         tables["adamw"] = _table(_ADAMW)
         for word, text in timed_words().items():
-            own = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
-            tables[word] = derive(own).step if entry(word).body else own.table
+            word_layer = layer(f"own({operands(text)};) -> Y\nY[B d] = {text}")
+            tables[word] = derive(word_layer).step if entry(word).body else word_layer.table
         functions: dict[str, tuple[Function, Mapping[str, tuple[str, ...]]]] = {}
         for name, table in tables.items():
             for line, _ in walk(table.lines):
-                known = f"{name}'" if isinstance(line, Word) and line.part == "gradient" else name
-                functions[known] = _function(f"one_{len(functions)}", (line,), table), table.axes
+                title = f"{name}'" if isinstance(line, Word) and line.part == "gradient" else name
+                functions[title] = _function(f"one_{len(functions)}", (line,), table), table.axes
         kernels = Kernels([function for function, _ in functions.values()])
         for name, (function, axes) in functions.items():
             yield name, self._calling(kernels, function, axes), ROWS * COLUMNS
@@ -68,8 +68,8 @@ class KernelBench(TorchBench):
         sizes = {"B": ROWS, "d": COLUMNS}
         arrays = [self._random(*(sizes[axis] for axis in axes[name])) for name in (*function.reads, *function.writes)]
 
-        def doing(own: Sequence[Any] = arrays, call: Any = kernels[function.name]) -> None:
-            call(*[array.data_ptr() for array in own])
+        def doing(arguments: Sequence[Any] = arrays, call: Any = kernels[function.name]) -> None:
+            call(*[array.data_ptr() for array in arguments])
 
         return doing
 
@@ -77,8 +77,8 @@ class KernelBench(TorchBench):
         table = _table("own(X Z;) -> Y\nY[B d] = X[B d] + Z[B d]")
         function = _function("smallest", [line for line, _ in walk(table.lines)], table, {"B": 4, "d": 8})
         call = self._calling(Kernels([function]), function, table.axes)
-        one, two = factors("NN", 4, 4, 4, self.dtype, self.device)
-        product = partial(torch.mm, one, two, out=torch.empty(4, 4))
+        left, right = factors("NN", 4, 4, 4, self.dtype, self.device)
+        product = partial(torch.mm, left, right, out=torch.empty(4, 4))
         return {
             "launch": (call, 1),
             "launch_backward": (call, 1),
@@ -93,8 +93,8 @@ def _table(text: str) -> Table:
 
 def _function(name: str, lines: Sequence[Line], table: Table, sizes: Mapping[str, int] | None = None) -> Function:
     """Lines as one kernel, which takes a row a turn."""
-    own = Kernel(name, ("B",))
-    tagged = [replace(line, tag=replace(line.tag, kernel=own)) for line in lines]
-    made = frozenset(term.name for line in tagged for term in line.left)
+    tag_kernel = Kernel(name, ("B",))
+    tagged = [replace(line, tag=replace(line.tag, kernel=tag_kernel)) for line in lines]
+    results = frozenset(term.name for line in tagged for term in line.left)
     types = dict.fromkeys(table.axes, "fp32")
-    return kernel(tagged, table.axes, made, types, sizes or {"B": ROWS, "d": COLUMNS}, name)
+    return kernel(tagged, table.axes, results, types, sizes or {"B": ROWS, "d": COLUMNS}, name)

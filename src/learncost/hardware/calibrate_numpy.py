@@ -23,28 +23,28 @@ class NumPyBench:
         """Everything is done when it returns."""
 
     def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        one, two = _factor(orientation[0], m, k), _factor(orientation[1], k, n)
-        return partial(np.matmul, one, two)
+        left, right = _factor(orientation[0], m, k), _factor(orientation[1], k, n)
+        return partial(np.matmul, left, right)
 
     def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
         return self.product("NN", m, n, k), 1
 
     def move(self, elements: int) -> Doing:
-        one, two = (np.ones(elements, np.float32) for _ in range(2))
-        return partial(np.add, one, two, out=np.empty_like(one))
+        left, right = (np.ones(elements, np.float32) for _ in range(2))
+        return partial(np.add, left, right, out=np.empty_like(left))
 
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        there = np.ones(bytes_, np.uint8)
-        return partial(np.ones_like, there), partial(there.fill, 1)
+        existing = np.ones(bytes_, np.uint8)
+        return partial(np.ones_like, existing), partial(existing.fill, 1)
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
-        one, two = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))
+        left, right = (np.linspace(0.1, 1, POINTS, dtype=np.float32) for _ in range(2))
         rows = [row for row in map(entry, timed_words()) if row.kind and row.name != "erf"]
         pairs = ("add", "multiply", *(row.called or row.name for row in rows if len(row.inputs) == 2))
         for name in pairs:
-            yield name, partial(getattr(np, name), one, two), POINTS
+            yield name, partial(getattr(np, name), left, right), POINTS
         for name in ("sum", "max", *(row.called or row.name for row in rows if len(row.inputs) == 1)):
-            yield name, partial(getattr(np, name), one), POINTS
+            yield name, partial(getattr(np, name), left), POINTS
 
     def calls(self) -> Mapping[str, tuple[Doing, int]]:
         small = np.ones(4, np.float32)

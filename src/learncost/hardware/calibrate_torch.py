@@ -45,12 +45,12 @@ def library() -> str:
 
 def factors(orientation: str, m: int, n: int, k: int, dtype: Any, device: Any, batch: int = 0) -> tuple[Any, Any]:
     """Matrices m x k and k x n that lie in memory as the orientation says."""
-    made = []
+    arrays = []
     for way, shape in zip(orientation, ((m, k), (k, n)), strict=True):
-        own = (shape[1], shape[0]) if way == "T" else shape
-        array = (torch.rand((batch, *own) if batch else own, device=device) - 0.5).to(dtype)
-        made.append(array.transpose(-1, -2) if way == "T" else array)
-    return made[0], made[1]
+        stored = (shape[1], shape[0]) if way == "T" else shape
+        array = (torch.rand((batch, *stored) if batch else stored, device=device) - 0.5).to(dtype)
+        arrays.append(array.transpose(-1, -2) if way == "T" else array)
+    return arrays[0], arrays[1]
 
 
 class TorchBench:
@@ -68,62 +68,62 @@ class TorchBench:
             torch.cuda.synchronize()
 
     def product(self, orientation: str, m: int, n: int, k: int) -> Doing:
-        one, two = factors(orientation, m, n, k, self.dtype, self.device)
-        return partial(torch.mm, one, two)
+        left, right = factors(orientation, m, n, k, self.dtype, self.device)
+        return partial(torch.mm, left, right)
 
     def inner(self, m: int, n: int, k: int) -> tuple[Doing, int]:
         several = max(2, min(64, 2**22 // (m * n + n * k + m * k)))
-        one, two = factors("NN", m, n, k, self.dtype, self.device, several)
+        left, right = factors("NN", m, n, k, self.dtype, self.device, several)
         out = torch.empty(several, m, n, dtype=self.dtype, device=self.device)
 
         def doing() -> None:
-            torch.bmm(one, two, out=out)
+            torch.bmm(left, right, out=out)
 
         return (doing if self.device.type == "cuda" else partial(_on_one_thread, doing)), several
 
     def move(self, elements: int) -> Doing:
         width = torch.finfo(self.dtype).bits // 8
-        one, two = (self._random(elements * 4 // width) for _ in range(2))
-        return partial(torch.add, one, two, out=torch.empty_like(one))
+        left, right = (self._random(elements * 4 // width) for _ in range(2))
+        return partial(torch.add, left, right, out=torch.empty_like(left))
 
     def fill(self, bytes_: int) -> tuple[Doing, Doing]:
-        there = torch.ones(bytes_, dtype=torch.uint8, device=self.device)
-        return partial(torch.ones_like, there), partial(there.fill_, 1)
+        existing = torch.ones(bytes_, dtype=torch.uint8, device=self.device)
+        return partial(torch.ones_like, existing), partial(existing.fill_, 1)
 
     def _random(self, *shape: int) -> Any:
         return torch.rand(shape, device=self.device).to(self.dtype) + 0.1
 
     def words(self) -> Iterator[tuple[str, Doing, int]]:
         points = ROWS * COLUMNS
-        one, two = self._random(ROWS, COLUMNS), self._random(ROWS, COLUMNS)
+        left, right = self._random(ROWS, COLUMNS), self._random(ROWS, COLUMNS)
         for name, other in OTHERS.items():
-            yield name, partial(other, one, two), points
+            yield name, partial(other, left, right), points
         for name, text in timed_words().items():
             word = NORMS.get(name) or _called(name, text)
-            given = (one, two)[: max(1, len(entry(name).inputs) - len(entry(name).defaults))]
-            yield name, partial(word, *given), points
+            arguments = (left, right)[: max(1, len(entry(name).inputs) - len(entry(name).defaults))]
+            yield name, partial(word, *arguments), points
             if not entry(name).body:
                 continue
             x = self._random(ROWS, COLUMNS).requires_grad_()
-            made = word(x)
-            yield f"{name}'", partial(torch.autograd.grad, made, x, two, retain_graph=True), points
-        weight = torch.nn.Parameter(one.clone())
-        weight.grad = two
+            result = word(x)
+            yield f"{name}'", partial(torch.autograd.grad, result, x, right, retain_graph=True), points
+        weight = torch.nn.Parameter(left.clone())
+        weight.grad = right
         yield "adamw", torch.optim.AdamW([weight], fused=True).step, points
 
     def calls(self) -> Mapping[str, tuple[Doing, int]]:
         times = 20
         linear = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(times))).to(self.device, self.dtype)
         x = self._random(4, 8)
-        made, weights = linear(x), list(linear.parameters())
-        given = torch.ones_like(made)
+        result, weights = linear(x), list(linear.parameters())
+        gradient = torch.ones_like(result)
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer = torch.optim.AdamW(weights, fused=True)
         return {
             "launch": (partial(linear, x), times),
             # Of every layer the gradients of its input, of its weight and of its bias.
-            "launch_backward": (partial(torch.autograd.grad, made, weights, given, retain_graph=True), 3 * times),
+            "launch_backward": (partial(torch.autograd.grad, result, weights, gradient, retain_graph=True), 3 * times),
             "optimizer": (optimizer.step, len(weights)),
             "product": (self.product("NN", 4, 4, 4), 1),
         }
@@ -131,11 +131,11 @@ class TorchBench:
 
 def _called(name: str, text: str) -> Callable[..., Any]:
     """PyTorch's operator for a word, as emitted programs call it."""
-    own = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
+    word_layer = layer(f"own({operands(text)}) -> Y\nY[B d] = {text}")
     names: dict[str, Any] = {}
-    exec(compile(program(own.table, "torch", name).text, f"{name}.py", "exec"), names)
-    found: Callable[..., Any] = names[name]
-    return found
+    exec(compile(program(word_layer.table, "torch", name).text, f"{name}.py", "exec"), names)
+    function: Callable[..., Any] = names[name]
+    return function
 
 
 def _on_one_thread(doing: Doing) -> None:

@@ -33,12 +33,12 @@ def countries() -> Mapping[str, Country]:
     """The countries of the table, and the world as WORLD."""
     lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     years = [int(year) for year in lines[0].split(",")[2:]]
-    found = {}
+    by_code = {}
     for line in lines[1:]:
         code, name, *values = line.split(",")
-        known = {year: float(value) / 1000 for year, value in zip(years, values, strict=True) if value}
-        found[code] = Country(code, name, known)
-    return found
+        by_year = {year: float(value) / 1000 for year, value in zip(years, values, strict=True) if value}
+        by_code[code] = Country(code, name, by_year)
+    return by_code
 
 
 def intensity(name: object, year: int | None = None) -> Figure:
@@ -59,7 +59,9 @@ def of_the_world(year: int | None = None) -> Figure:
     to the tenth with the most, each country counted once."""
     mean = intensity(WORLD, year)
     when = max(countries()[WORLD].by_year) if year is None else year
-    values = [own.by_year[when] for code, own in countries().items() if code != WORLD and when in own.by_year]
+    values = [
+        country.by_year[when] for code, country in countries().items() if code != WORLD and when in country.by_year
+    ]
     tenths = quantiles(values, n=10)
     source = f"{mean.source}; from the lowest tenth of countries to the highest"
     return Figure(mean.value, UNIT, "assumed", source, tenths[0], tenths[-1])
@@ -69,6 +71,6 @@ def _country(name: object) -> Country:
     for code, country in countries().items():
         if isinstance(name, str) and name.casefold() in (code.casefold(), country.name.casefold()):
             return country
-    known = [spelling for code, country in countries().items() for spelling in (country.name, code)]
-    hint = nearest(name, known) or "; name one as `learncost list countries` does, such as France or FRA"
+    spellings = [spelling for code, country in countries().items() for spelling in (country.name, code)]
+    hint = nearest(name, spellings) or "; name one as `learncost list countries` does, such as France or FRA"
     raise InputError(f"no country is called {shown(name)}{hint}")

@@ -16,15 +16,15 @@ def timed_words() -> dict[str, str]:
 
     Primitives that choose, and those that are timed as moves, are not among them.
     """
-    found = {}
+    lines = {}
     for row in entries():
-        known = bool(row.gradient) if row.kind == "elementwise" else bool(row.body) and "torch" in row.spelled
-        if not known or row.conditions:
+        has_function = bool(row.gradient) if row.kind == "elementwise" else bool(row.body) and "torch" in row.spelled
+        if not has_function or row.conditions:
             continue
         acts = "" if row.pointwise else "[d]"
         arrays = [f"{name}[B d]" for name in row.inputs[: len(row.inputs) - len(row.defaults)]]
-        found[row.name] = f"{row.name}{acts}({', '.join((*arrays, *map(str, row.defaults)))})"
-    return found
+        lines[row.name] = f"{row.name}{acts}({', '.join((*arrays, *map(str, row.defaults)))})"
+    return lines
 
 
 def operands(text: str) -> str:

@@ -71,13 +71,13 @@ def counters(powercap: Path = POWERCAP, nvml: Any = None) -> tuple[Counter, ...]
 @contextmanager
 def measured(powercap: Path = POWERCAP, nvml: Any = None) -> Iterator[Energy]:
     """Measure the energy of a block of code: that of the whole machine, whatever else runs on it."""
-    found = counters(powercap, nvml)
-    if not found:
+    counters_found = counters(powercap, nvml)
+    if not counters_found:
         raise InputError(f"no energy counter here: {powercap} has no RAPL, and NVML has no device (nvidia-ml-py)")
     energy = Energy()
-    before = [counter.read() for counter in found]
+    before = [counter.read() for counter in counters_found]
     yield energy
-    for counter, start in zip(found, before, strict=True):
+    for counter, start in zip(counters_found, before, strict=True):
         energy.by_counter[counter.name] = counter.between(start, counter.read())
 
 

@@ -54,8 +54,8 @@ class PublishedRun:
     def energy(self) -> Figure | None:
         """kWh of the data centre; None where neither watts nor kilowatt-hours are printed."""
         if self.device_mwh is not None:
-            whole = "energy of the devices x PUE"
-            return computed("kWh", whole, [self.given("device_mwh", "MWh"), self.given("pue", "")], (), 1000)
+            formula = "energy of the devices x PUE"
+            return computed("kWh", formula, [self.given("device_mwh", "MWh"), self.given("pue", "")], (), 1000)
         if self.hours is None or self.power_w is None:
             return None
         return energy(self.hours, self.given("power_w", "W"), self.given("pue", ""))

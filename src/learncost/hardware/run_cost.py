@@ -276,10 +276,10 @@ def run_cost(
 
 def _machine(on: str | Device | Rates, dtype: str | None) -> tuple[Device, Rates | None]:
     """The device; and what it attains, where that was measured."""
-    found = calibrated(on, dtype)
-    if found is None:
+    device = calibrated(on, dtype)
+    if device is None:
         return find_device(on), None
-    return Device(found.name, found.source, "measured here"), found
+    return Device(device.name, device.source, "measured here"), device
 
 
 def _flops(step: Cost, tokens: int) -> Figure:
@@ -334,8 +334,8 @@ def _show_step(figures: dict[str, Figure], seconds: Figure, tokens: int) -> None
     figures["steps"] = Figure(steps, "", "arithmetic", "tokens / tokens of a step, rounded up", computed=True)
     figures["step"] = seconds
     if "peak" in figures:
-        own = figures["flops"].value * tokens / figures["tokens"].value
-        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], own * 1e-12)
+        step_flops = figures["flops"].value * tokens / figures["tokens"].value
+        means = computed("", "FLOPs of a step / (step x peak)", [], [seconds, figures["peak"]], step_flops * 1e-12)
         figures["step_mfu"] = means
 
 
@@ -432,12 +432,12 @@ def _place(typed: Mapping[str, Figure], country: str | None, year: int | str | N
 
 def _beside(model: str | Configuration, step: Cost, tokens: int, sizes: Mapping[str, Any]) -> dict[str, int]:
     """The whole run by other books; one whose formula is not about the model is left out."""
-    found = {}
+    by_book = {}
     for name in BESIDE:
         if name == step.price_book:
             continue
         try:
-            found[name] = int(_flops(cost(model, step.procedure, name, **sizes), tokens).value)
+            by_book[name] = int(_flops(cost(model, step.procedure, name, **sizes), tokens).value)
         except InputError:
             continue
-    return found
+    return by_book

@@ -147,7 +147,7 @@ def published(run: PublishedRun) -> str:
         ("carbon intensity", run.intensity, " kg/kWh"),
         ("price an hour", run.price_per_hour, " USD"),
     ]
-    given = ", ".join(f"{name} {plain(value)}{unit}" for name, value, unit in inputs if value is not None)
+    inputs_text = ", ".join(f"{name} {plain(value)}{unit}" for name, value, unit in inputs if value is not None)
     products = [
         (run.printed[name], figure.value / scale, unit)
         for name, figure, scale, unit in (
@@ -158,4 +158,4 @@ def published(run: PublishedRun) -> str:
         if name in run.printed and figure is not None
     ]
     results = ", ".join(f"{plain(value)} {unit} (printed {plain(printed)})" for printed, value, unit in products)
-    return f"{given}: {results}. {run.source}"
+    return f"{inputs_text}: {results}. {run.source}"

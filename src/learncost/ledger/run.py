@@ -274,7 +274,7 @@ def ledger(
         counted=model.configuration.counted,
         source=model.configuration.source,
         timing=timed,
-        priced=whole,
+        priced=price,
         built=model,
     )
 

@@ -64,26 +64,30 @@ def _in_turns(repeat: Repeat, gradient: str, chain: Sequence[Line], values: Mapp
     """The repeat in whose turns a stack of gradients is made, with the update of the turn's weight in its stead."""
     names = {outer: inside for inside, outer in (*repeat.keep, *repeat.each)}
     stacks = [name for line in chain for name in line.reads if values[name].axes and name != gradient]
-    made = [name for line in chain for name in line.makes]
-    own = dict(repeat.values)
+    makes = [name for line in chain for name in line.makes]
+    values_inside = dict(repeat.values)
     each = dict(repeat.each)
     for name in stacks:
-        if name not in made and name not in each.values():
+        if name not in makes and name not in each.values():
             each[name] = name
     together = repeat.part(names[gradient], values[gradient].axes)
     first = (str(together),) if together else ()
-    own |= {names.get(name, name): values[name].along((*first, *values[name].axes[1:])) for name in (*stacks, *made)}
+    values_inside |= {
+        names.get(name, name): values[name].along((*first, *values[name].axes[1:])) for name in (*stacks, *makes)
+    }
     lines = list(repeat.lines)
     if together:  # several turns' gradients are there, each made in a turn of a repeat inside
         place, maker = next((i, line) for i, line in enumerate(lines) if names[gradient] in line.makes)
         assert isinstance(maker, Repeat)
-        lines[place] = _in_turns(maker, names[gradient], [line.renamed(names) for line in chain], {**values, **own})
+        lines[place] = _in_turns(
+            maker, names[gradient], [line.renamed(names) for line in chain], {**values, **values_inside}
+        )
     else:
         _add(lines, gradient, chain, names, stacks)
     read = {name for line in chain for name in line.reads}
-    new = tuple((name, name) for name in made if name not in read)
+    new = tuple((name, name) for name in makes if name not in read)
     keep = tuple(pair for pair in repeat.keep if pair[1] != gradient)
-    return replace(repeat, lines=tuple(lines), values=own, each=tuple(each.items()), keep=(*keep, *new))
+    return replace(repeat, lines=tuple(lines), values=values_inside, each=tuple(each.items()), keep=(*keep, *new))
 
 
 def _add(

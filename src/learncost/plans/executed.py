@@ -54,16 +54,16 @@ def executed(
     first = _run(written, table, sizes, dtype, Account(), library)
     text = written.text.splitlines()
 
-    def said(at: int | str) -> str:
+    def line_name(at: int | str) -> str:
         return text[int(at) - 1].strip() if at else ""
 
     if not rooms:
-        return Executed(first.peak, said(first.line))
+        return Executed(first.peak, line_name(first.line))
     second = _run(written, table, sizes, dtype, Account(stop_at=first.peak), library)
     functions = [line.removeprefix("def ").partition("(")[0] if line.startswith("def ") else "" for line in text]
     around = list(accumulate(functions, lambda before, name: name or before, initial=""))
-    held = [Taken(size, said(at), around[int(at)] if at else "") for size, at in second.rooms]
-    return Executed(first.peak, said(first.line), tuple(sorted(held, key=lambda one: -one.bytes)))
+    rooms_taken = [Taken(size, line_name(at), around[int(at)] if at else "") for size, at in second.rooms]
+    return Executed(first.peak, line_name(first.line), tuple(sorted(rooms_taken, key=lambda room: -room.bytes)))
 
 
 def _run(
@@ -71,14 +71,14 @@ def _run(
 ) -> Account:
     load, new = LIBRARIES[library]
     names = load(written.text, account)
-    given = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
+    parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
     values = {
         name: new(
             account,
             shape_of(table.axes[name], sizes),
             "int64" if name in table.indices else TYPES.get(dtype, "float32"),
         )
-        for name in given
+        for name in parameters
     }
     arguments = [fill(tree, values, names) for tree in written.parameters]
     result = names[written.function](*arguments)

@@ -37,18 +37,25 @@ def flash(table: Table) -> Table:
     # With their gradients: through an explicit Jacobian these have more axes, and are no pairs themselves.
     gradients = {name: value.of for name, value in again.known.items() if value.role == "gradient"}
     pairs |= {name: pairs[of] for name, of in gradients.items() if of in pairs and name not in pairs}
-    found = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
-    return found if once is table else recomputed(found, lambda line: True, whole=True)
+    planned = replace(again, lines=_kernels(again.lines, pairs, Names(again)))
+    return planned if once is table else recomputed(planned, lambda line: True, whole=True)
 
 
 def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[str, ...], str]]:
     """Names of values that have queries and keys, by name: the axes that turns are taken over, and the queries."""
-    found: dict[str, tuple[tuple[str, ...], str]] = {}
+    score_axes: dict[str, tuple[tuple[str, ...], str]] = {}
     for line in lines:
         if not isinstance(line, Repeat):
             continue
-        found |= _pairs(line.lines, table)
-        softmax = next((one for one in line.lines if isinstance(one, Word) and one.word == "softmax"), None)
+        score_axes |= _pairs(line.lines, table)
+        softmax = next(
+            (
+                line_of_softmax
+                for line_of_softmax in line.lines
+                if isinstance(line_of_softmax, Word) and line_of_softmax.word == "softmax"
+            ),
+            None,
+        )
         if softmax is None or len(softmax.axes) != 1:
             continue
         (keys,) = softmax.axes
@@ -60,8 +67,8 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
         for name, axes in line.axes.items():
             own_bases = sorted(base(axis) for axis in axes if base(axis) in bases)
             if set(turns) <= set(axes) and own_bases == bases and len(set(axes)) == len(axes):
-                found[name] = (turns, queries)
-    return found
+                score_axes[name] = (turns, queries)
+    return score_axes
 
 
 def _queries(softmax: Word, keys: str, table: Table) -> str | None:

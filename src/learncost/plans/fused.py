@@ -30,9 +30,9 @@ class _Axes:
 
     @staticmethod
     def of(table: Table) -> _Axes:
-        given = [axis for name in table.inputs for axis in table.axes[name]]
+        axes = [axis for name in table.inputs for axis in table.axes[name]]
         read = [axis for line, _ in walk(table.lines) for axis in line.loops]
-        return _Axes(features(table), {axis: n for n, axis in enumerate(dict.fromkeys(map(base, (*given, *read))))})
+        return _Axes(features(table), {axis: n for n, axis in enumerate(dict.fromkeys(map(base, (*axes, *read))))})
 
     def place(self, axis: str) -> int:
         return self.order[base(axis)]
@@ -150,14 +150,14 @@ def _updates_late(lines: Sequence[Statement], axes: _Axes) -> list[Statement]:
 
     def flush(names: set[str] | None = None) -> None:
         """Put what makes these names here, and what that reads; None: everything."""
-        wanted, waiting, needed = list[Line](), list[Line](), set(names or ())
-        for one in reversed(late):
-            if names is None or not needed.isdisjoint(one.makes):
-                wanted.append(one)
-                needed |= set(one.reads)
+        chosen, waiting, needed = list[Line](), list[Line](), set(names or ())
+        for statement in reversed(late):
+            if names is None or not needed.isdisjoint(statement.makes):
+                chosen.append(statement)
+                needed |= set(statement.reads)
             else:
-                waiting.append(one)
-        result.extend(reversed(wanted))
+                waiting.append(statement)
+        result.extend(reversed(chosen))
         late[:] = reversed(waiting)
 
     for line in lines:
@@ -184,13 +184,13 @@ def _waits(line: Line, axes: _Axes) -> bool:
     return macro in ("optimizer_step", "recomputation") or (macro == "weight_update" and _multiplies(line))
 
 
-def _together(one: Statement, two: Statement) -> bool:
+def _together(first: Statement, second: Statement) -> bool:
     """Whether both are lines of one kernel."""
     return (
-        isinstance(one, Line)
-        and isinstance(two, Line)
-        and one.tag.kernel is not None
-        and one.tag.kernel == two.tag.kernel
+        isinstance(first, Line)
+        and isinstance(second, Line)
+        and first.tag.kernel is not None
+        and first.tag.kernel == second.tag.kernel
     )
 
 

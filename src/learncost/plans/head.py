@@ -49,8 +49,8 @@ def head(table: Table) -> Table:
         middle = turns.statements()
     except _OtherFormError:
         return table
-    gone = turns.made - turns.stacks - later
-    values = {name: own for name, own in table.values.items() if name not in gone} | turns.outer
+    dropped = turns.made - turns.stacks - later
+    values = {name: value for name, value in table.values.items() if name not in dropped} | turns.outer
     return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), values=values)
 
 
@@ -111,7 +111,7 @@ class _Turns:
     def line(self, line: Statement) -> None:
         if isinstance(line, Repeat) or any(BATCH in condition.axes for condition in line.where):
             raise _OtherFormError
-        past = self.totals | {name for one in self.after for name in one.makes}
+        past = self.totals | {name for statement in self.after for name in statement.makes}
         if not past.isdisjoint(line.reads):
             self.after.append(line)
         elif BATCH not in line.loops:
@@ -122,10 +122,10 @@ class _Turns:
     def turn(self, line: Line) -> None:
         """One sequence's share of a line: the same line without the batch, and a sum where it summed over that."""
         left, right = tuple(map(self.sliced, line.left)), tuple(map(self.operand, line.right))
-        one = replace(line, left=left, right=right)
-        if BATCH in one.loops or (isinstance(one, Word) and BATCH in one.axes):
+        turn_line = replace(line, left=left, right=right)
+        if BATCH in turn_line.loops or (isinstance(turn_line, Word) and BATCH in turn_line.axes):
             raise _OtherFormError
-        self.inside.append(one)
+        self.inside.append(turn_line)
         for name in line.reads:
             if BATCH in self.table.axes[name] and name not in self.made:
                 self.each[name] = name
@@ -165,10 +165,10 @@ class _Turns:
 
     def sliced(self, term: Term) -> Term:
         """A value as a turn knows it, where it has a batch: of one sequence."""
-        own = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
-        if self.of_turn(term.name) != self.table.axes[term.name] and own.pop(0) != BATCH:
+        axes = [axis if isinstance(axis, str) else self.read(axis) for axis in term.axes]
+        if self.of_turn(term.name) != self.table.axes[term.name] and axes.pop(0) != BATCH:
             raise _OtherFormError
-        return Term(term.name, tuple(own))
+        return Term(term.name, tuple(axes))
 
     def read(self, axis: Read) -> Read:
         return Read(axis.axis, self.sliced(axis.at)) if isinstance(axis.at, Term) else axis

@@ -38,8 +38,8 @@ def _found_in(module: str) -> Callable[[Table, tuple[str, ...]], Table]:
     """The rewriting of a module of this folder, which is imported when it is applied: start-up counts."""
 
     def apply(table: Table, parts: tuple[str, ...]) -> Table:
-        found = getattr(import_module(f"learncost.plans.{module}"), module)
-        result = found(table, parts) if parts else found(table)
+        plan_function = getattr(import_module(f"learncost.plans.{module}"), module)
+        result = plan_function(table, parts) if parts else plan_function(table)
         assert isinstance(result, Table)
         return result
 
@@ -104,16 +104,16 @@ def planned(table: Table, text: str, sizes: Mapping[str, int] | None = None) -> 
 
 def plan_of(text: str) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
     """The plans of a list with their arguments, in the order in which they are applied."""
-    given: dict[str, tuple[str, ...]] = {}
+    arguments: dict[str, tuple[str, ...]] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, equals, argument = (part.strip() for part in item.partition("="))
         plan = named_one("plan", name, PLANS)
         parts = tuple(part.strip() for part in argument.split("+"))
-        if name in given:
+        if name in arguments:
             raise InputError(f"the plan {name} is there twice in {text!r}: join its arguments by +")
         if plan.argument and not all(parts):
             raise InputError(f"the plan {name} needs to be told what: {plan.spelling}, as in recompute=gelu+norm")
         if equals and not plan.argument:
             raise InputError(f"the plan {name} takes nothing after it, not {item!r}")
-        given[name] = parts if plan.argument else ()
-    return tuple((plan, given[name]) for name, plan in PLANS.items() if name in given)
+        arguments[name] = parts if plan.argument else ()
+    return tuple((plan, arguments[name]) for name, plan in PLANS.items() if name in arguments)

@@ -57,9 +57,9 @@ def chosen(
         plan.append("head")  # an addition of the head's gradient a sequence, where batch x vocabulary makes the peak
     cheap = nearly_free(table)
     if budget is None:
-        taken = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
-        return ",".join((*plan, *cheap) if taken else plan)
-    ladder = ["", *cheap, *(f"{one}+feed_forward" for one in cheap), "recompute=all", *segments(table, sizes)]
+        is_worth = _is_cheap(table, plan, cheap, sizes) and _share(table, plan, cheap, sizes, dtype, widths) < 1 - SAME
+        return ",".join((*plan, *cheap) if is_worth else plan)
+    ladder = ["", *cheap, *(f"{choice}+feed_forward" for choice in cheap), "recompute=all", *segments(table, sizes)]
     needs: dict[str, int] = {}
     for more in ladder:
         text = ",".join((*plan, *filter(None, (more,))))
@@ -107,7 +107,7 @@ def segments(table: Table, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """
     blocks = gcd(*(size_of(line.count, sizes) for line in table.lines if isinstance(line, Repeat) and line.reverse))
     several = [k for k in range(2, isqrt(blocks) + 1) if blocks % k == 0]
-    within = ["", *(one.replace("recompute=", "+") for one in nearly_free(table)), "+all"]
+    within = ["", *(choice.replace("recompute=", "+") for choice in nearly_free(table)), "+all"]
     return tuple(f"recompute={SEGMENTS}{k}{more}" for more in within for k in several)
 
 

@@ -30,9 +30,9 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         rest = tuple(part for part in parts if part not in segments)
         turns = _turns(segments)
         return in_segments(recompute(table, rest) if rest else table, turns) if turns > 1 else recompute(table, BLOCK)
-    wanted = [canonical(part) for part in parts]
-    words = {part for part in wanted if any(_begins(entry.name, part) for entry in entries())}
-    layers = {part for part in wanted if part not in words} - ALL.keys()
+    names = [canonical(part) for part in parts]
+    words = {part for part in names if any(_begins(entry.name, part) for entry in entries())}
+    layers = {part for part in names if part not in words} - ALL.keys()
     values = {part for part in layers if any(term.name == part for line in lines for term in line.left)}
     layers -= values
     every = (*shipped(), *dict.fromkeys(line.tag.layer for line in lines))
@@ -40,25 +40,25 @@ def recompute(table: Table, parts: tuple[str, ...]) -> Table:
         if not any(_within(layer, part) for layer in every):
             used = dict.fromkeys(line.word for line in lines if isinstance(line, Word) and line.part == "body")
             named_one("part of a block", part, dict.fromkeys((*ALL, *filter(None, every[len(shipped()) :]), *used)))
-    if ALL.keys() & wanted:
-        return recomputed(table, lambda line: True, whole="block" in wanted)
+    if ALL.keys() & names:
+        return recomputed(table, lambda line: True, whole="block" in names)
     acted: set[str] = set()
     for line in lines:
         if _passes_on(line, acted) or (isinstance(line, Word) and any(_begins(line.word, word) for word in words)):
             acted.add(line.name)
 
     def chosen(line: Line) -> bool:
-        made = {term.name for term in line.left}
-        return bool(made & (acted | values)) or any(_within(line.tag.layer, part) for part in layers)
+        makes = {term.name for term in line.left}
+        return bool(makes & (acted | values)) or any(_within(line.tag.layer, part) for part in layers)
 
     return recomputed(table, chosen)
 
 
 def _turns(segments: list[str]) -> int:
     """How many blocks a segment has: of `block/3`, 3."""
-    number, given = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
+    number, plans_text = segments[0].removeprefix(SEGMENTS), " and ".join(segments)
     if len(segments) > 1 or not number.isdigit() or int(number) < 1:
-        raise InputError(f"recompute keeps the input of every k-th block as block/2: k from 1, not {given}")
+        raise InputError(f"recompute keeps the input of every k-th block as block/2: k from 1, not {plans_text}")
     return int(number)
 
 

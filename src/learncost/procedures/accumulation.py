@@ -44,11 +44,11 @@ def accumulated(step: Table) -> Accumulated:
         right = (Term(name, shape), Term(gradient, shape))
         first.append(Sum((Term(f"{name}.new", shape),), right, (), tag, (1, 1)))
     sums = tuple(gradients.values())
-    whole = replace(step, values=values, inputs=(*step.inputs, *sums))
+    with_sums = replace(step, values=values, inputs=(*step.inputs, *sums))
     results = {term.name for line in last for term in line.left}
-    made = [name for name in step.outputs if name not in results and name not in gradients]
+    results_kept = [name for name in step.outputs if name not in results and name not in gradients]
     update = tuple(line.renamed(gradients) for line in last)
     return Accumulated(
-        needed(replace(whole, lines=tuple(first)), (*made, *(f"{name}.new" for name in sums))),
-        needed(replace(whole, lines=update), [name for name in step.outputs if name in results]),
+        needed(replace(with_sums, lines=tuple(first)), (*results_kept, *(f"{name}.new" for name in sums))),
+        needed(replace(with_sums, lines=update), [name for name in step.outputs if name in results]),
     )

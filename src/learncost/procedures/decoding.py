@@ -70,21 +70,21 @@ class Decoding:
 
     def table(self) -> tuple[Table, tuple[Kept, ...]]:
         """Decode's table and its cache."""
-        given = self.given
-        values = self.declared(given.values)
-        lines = self.statements(given.lines, values)
+        table = self.given
+        values = self.declared(table.values)
+        lines = self.statements(table.lines, values)
         values |= self.seen
-        inputs = (*given.inputs, *(name for name, _, _ in self.cached), *self.seen)
-        whole = replace(given, lines=lines, values=values, inputs=inputs)
-        found = needed(whole, (*given.outputs, *self.outputs))
+        inputs = (*table.inputs, *(name for name, _, _ in self.cached), *self.seen)
+        grown_table = replace(table, lines=lines, values=values, inputs=inputs)
+        decode = needed(grown_table, (*table.outputs, *self.outputs))
         # The cache of an encoder's own attention grows with no token, and nothing of a decoder reads it.
-        read = needed(found, given.outputs).inputs
+        read = needed(decode, table.outputs).inputs
         every = (Kept(name, values[name].axes, grows, window) for name, grows, window in self.cached)
-        kept = tuple(one for one in every if one.name in read)
-        if not kept:
+        caches = tuple(array for array in every if array.name in read)
+        if not caches:
             raise refusal(self.name, "nothing in it keeps keys of earlier tokens")
-        self.check(found)
-        return found, kept
+        self.check(decode)
+        return decode, caches
 
     def declared(self, values: Mapping[str, Value]) -> Values:
         """Every value, keys under their new name; those of a cached value are of the new positions."""
@@ -114,9 +114,9 @@ class Decoding:
 
     def repeat(self, line: Repeat, outer: Values) -> Repeat:
         values = self.declared(line.values)
-        given, grown = len(self.cached), len(self.outputs)
+        before, grown = len(self.cached), len(self.outputs)
         lines = self.statements(line.lines, values)
-        each = tuple((name, name) for name, _, _ in self.cached[given:])
+        each = tuple((name, name) for name, _, _ in self.cached[before:])
         keep = tuple((name, name) for name in self.outputs[grown:])
         outer |= {name: values[name].stacked(line.count) for name, _ in (*each, *keep)}
         return replace(line, lines=lines, values=values, each=(*line.each, *each), keep=(*line.keep, *keep))
@@ -129,22 +129,22 @@ class Decoding:
         if set(self.keys.of(line)) & {line.left[0].axes[place]}:
             raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
         window = self.keys.windows[name, place]
-        own = values[name].axes
-        cached, whole = ((*own[:place], named(axis, window), *own[place + 1 :]) for axis in (CACHED, ALL))
-        left = Term(f"{cache(name)}.2", whole)
-        values |= {cache(name): Value(cached, "cache", name), left.name: Value(whole, "new", cache(name))}
+        axes = values[name].axes
+        cached, all_axes = ((*axes[:place], named(axis, window), *axes[place + 1 :]) for axis in (CACHED, ALL))
+        left = Term(f"{cache(name)}.2", all_axes)
+        values |= {cache(name): Value(cached, "cache", name), left.name: Value(all_axes, "new", cache(name))}
         self.cached.append((cache(name), True, window))
         self.outputs.append(left.name)
         local = f"{line.tag.local}.cache"
         tag = replace(line.tag, equation="", local=local, locals=(local, line.tag.local), cached=None)
-        right = (Term(cache(name), cached), Term(name, own))
-        return Word((left,), right, (), tag, "append", (whole[place],), "body", ("X", "Z"), ("Y",))
+        right = (Term(cache(name), cached), Term(name, axes))
+        return Word((left,), right, (), tag, "append", (all_axes[place],), "body", ("X", "Z"), ("Y",))
 
     def line(self, line: Line, values: Values) -> Iterator[Line]:
         keys = self.keys.of(line)
         read = {name: f"{cache(name)}.2" if name in self.keys.grows else cache(name) for name in self.keys.places}
-        where = tuple(one for one in line.where if one.lower not in keys)
-        bounded = keys.keys() & {one.lower for one in line.where}
+        where = tuple(condition for condition in line.where if condition.lower not in keys)
+        bounded = keys.keys() & {condition.lower for condition in line.where}
         new = replace(line, where=where).renamed({}, {axis: named(ALL, window) for axis, window in keys.items()})
         new = replace(new, right=tuple(term.renamed(read) for term in new.right))
         if bounded and self.several:

@@ -52,7 +52,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
     Raises `InputError` for a model of which a part is frozen, or without an output to learn from.
     """
     if model.trained is not None:
-        others = " and ".join(name for name, one in PROCEDURES.items() if not one.compares)
+        others = " and ".join(name for name, other in PROCEDURES.items() if not other.compares)
         raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for {others}")
     if not model.learns:
         raise InputError(
@@ -64,7 +64,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
 
 def _alike() -> str:
     """All procedures of this kind, in a message."""
-    return " and ".join(name for name, one in LEARNING.items() if one.compares)
+    return " and ".join(name for name, procedure in LEARNING.items() if procedure.compares)
 
 
 class _Differences:
@@ -75,7 +75,7 @@ class _Differences:
         self.derived = derive(model.table, wanted=model.learning)
         self.known = dict(self.derived.step.known)
         self.mode = mode
-        self.plain_again = any(one.form == "forward" for one in chosen.sweeps[-1])
+        self.plain_again = any(move.form == "forward" for move in chosen.sweeps[-1])
         self.attention = chosen.moves.get("error elsewhere by LAYER", "")
         # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
@@ -88,7 +88,7 @@ class _Differences:
 
     def table(self) -> Table:
         plain = self.model.table
-        brought = tuple(self.brought())
+        projections = tuple(self.brought())
         first: list[Statement] = []
         second: list[Statement] = []
         for name in self.model.projected:
@@ -103,7 +103,7 @@ class _Differences:
                 first.append(line)
                 second += [line, *self.modulated(line)] if self.plain_again else self.modulated(line)
         updates = self.updates(plain.lines, self.derived.reverse.lines)
-        lines = (*first, *self.error, *brought, *second, *updates)
+        lines = (*first, *self.error, *projections, *second, *updates)
         self.given |= self.masks
         return replace(
             plain,
@@ -131,31 +131,31 @@ class _Differences:
             return None
         reads = [axis for axis in line.right[0].axes if isinstance(axis, Read)]
         inputs = self.model.table.inputs
-        known = [one for one in reads if one.axis in self.e.axes and one.at.name in inputs]
-        return known[0] if len(known) == len(reads) == 1 else None
+        lookups = [read for read in reads if read.axis in self.e.axes and read.at.name in inputs]
+        return lookups[0] if len(lookups) == len(reads) == 1 else None
 
     def brought(self) -> Iterator[Line]:
         """The error brought to inputs at other positions than the output's, where there are some: equation (48)."""
         reads = [read for read in map(self.one_hot, self.model.table.lines) if read]
-        here = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
-        if not here and not self.model.projected:
+        same_places = [read for read in reads if {*read.at.loops, read.axis} == set(self.e.axes)]
+        if not same_places and not self.model.projected:
             name, counted = self.model.configuration.name, self.model.configuration.counted
             raise InputError(
                 f"the output of {name} (counted: {counted}) is not over the vocabulary: {_alike()} add its "
                 f"error to the one-hot tokens; bp does without{instead(self.model.configuration.family)}"
             )
         for read in reads:
-            if read in here or read.at.name in self.elsewhere:
+            if read in same_places or read.at.name in self.elsewhere:
                 continue
             layer = named(self.attention)
             layer = with_padding(layer) if self.model.padded else layer
-            own, (index, error, *masks) = layer.table, layer.table.inputs
-            given = {index: read.at.name, error: self.e.name, **{name: f"error.{name}" for name in masks}}
-            axes = dict(zip(own.axes[index] + own.axes[error], (*read.at.loops, *self.e.loops), strict=True))
-            self.masks |= {given[name]: own.values[name] for name in masks}
-            self.elsewhere[read.at.name] = f"error.{own.outputs[0]}"
-            lines = in_macro(own.lines, "error_projection")
-            names = given | {line.name: f"error.{line.name}" for line in lines}
+            table, (index, error, *masks) = layer.table, layer.table.inputs
+            renamed = {index: read.at.name, error: self.e.name, **{name: f"error.{name}" for name in masks}}
+            axes = dict(zip(table.axes[index] + table.axes[error], (*read.at.loops, *self.e.loops), strict=True))
+            self.masks |= {renamed[name]: table.values[name] for name in masks}
+            self.elsewhere[read.at.name] = f"error.{table.outputs[0]}"
+            lines = in_macro(table.lines, "error_projection")
+            names = renamed | {line.name: f"error.{line.name}" for line in lines}
             yield from (line.renamed(names, axes) for line in lines)
 
     def error_at(self, read: Read) -> Term:
@@ -186,12 +186,14 @@ class _Differences:
 
         It is the same in every sequence and at every position, and has all other axes of the value: an image's pixels.
         """
-        error, own = self.e, value.loops
-        wide = tuple(axis for axis in own if axis not in {*self.positions("index"), *error.loops})
-        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in own), *wide))
+        error, axes_of_value = self.e, value.loops
+        wide = tuple(axis for axis in axes_of_value if axis not in {*self.positions("index"), *error.loops})
+        fixed = Term(f"{value.name}.F", (*(axis for axis in error.loops if axis not in axes_of_value), *wide))
         self.given[fixed.name] = Value(fixed.loops, "projection", value.name)
-        axes = tuple(axis for axis in own if axis in (*error.loops, *wide))
-        return self.with_error(Term(value.name, own), plain, (error, fixed), axes, replace(tag, macro="forward"), "F e")
+        axes = tuple(axis for axis in axes_of_value if axis in (*error.loops, *wide))
+        return self.with_error(
+            Term(value.name, axes_of_value), plain, (error, fixed), axes, replace(tag, macro="forward"), "F e"
+        )
 
     def with_error(
         self, value: Term, plain: Term, by: tuple[Term, Term], axes: tuple[Axis, ...], tag: Tag, local: str
@@ -199,11 +201,11 @@ class _Differences:
         """A value of the modulated pass: the plain one, and the error times a matrix and the strength."""
         dense, scaled = (Term(f"{value.name}^{part}", axes) for part in ("dense", "scaled"))
         tag = replace(tag, local="F e", equation="", locals=())
-        made = Term(self.mirror[value.name], value.axes)
+        modulated = Term(self.mirror[value.name], value.axes)
         return [
             Product((dense,), by, (), replace(tag, local=local)),
             Product((scaled,), (dense, Term("strength", ())), (), tag),
-            Sum((made,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
+            Sum((modulated,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
 
     def repeat(self, line: Repeat, reverse: Iterable[Statement]) -> tuple[Repeat, list[Statement]]:
@@ -215,14 +217,16 @@ class _Differences:
         back = self.backwards(line, reverse)
         around = self.mirror
         slices = {inside: outer for inside, outer in line.each if outer in around}
-        own = (*(carry.start for carry in line.carry), *slices)
-        self.mirror = around | {name: f"{name}^" for name in own}
+        names_inside = (*(carry.start for carry in line.carry), *slices)
+        self.mirror = around | {name: f"{name}^" for name in names_inside}
         first, lines = self.turn(line.lines, back.lines if back else ())
         lines += self.updates(line.lines, back.lines if back else ())
-        made = defined(lines)
-        totals = tuple(carry for carry in back.carry if carry.end in made) if back else ()
-        zeros = [one for one in reverse if not {carry.initial for carry in totals}.isdisjoint(one.makes)]
-        values = {**line.values, **{self.mirror[name]: Value(line.axes[name]) for name in own}}
+        makes = defined(lines)
+        totals = tuple(carry for carry in back.carry if carry.end in makes) if back else ()
+        zeros = [
+            statement for statement in reverse if not {carry.initial for carry in totals}.isdisjoint(statement.makes)
+        ]
+        values = {**line.values, **{self.mirror[name]: Value(line.axes[name]) for name in names_inside}}
         values |= {carry.start: self.known[carry.start] for carry in totals}
         inner, self.mirror = self.mirror, around | {name: f"{name}^" for name in line.makes}
         carry = tuple(
@@ -232,17 +236,17 @@ class _Differences:
         each = tuple((inner[inside], around[outer]) for inside, outer in slices.items())
         keep = [(inner[inside], self.mirror[outer]) for inside, outer in line.keep]
         self.known |= {self.mirror[outer]: self.known[outer] for _, outer in line.keep}
-        keep += [(inside, outer) for inside, outer in back.keep if inside in made] if back else []
-        read = dict.fromkeys(name for one in lines for name in one.reads)
+        keep += [(inside, outer) for inside, outer in back.keep if inside in makes] if back else []
+        read = dict.fromkeys(name for statement in lines for name in statement.reads)
         standard = {c.start for c in line.carry} | defined(first)
-        kept = {name: dict(line.keep).get(name, f"{name}*") for name in read if name in standard}
-        given = [pair for pair in line.each if pair[0] not in slices or pair[0] in read]
-        again, more = line, tuple(pair for pair in kept.items() if pair not in line.keep)
+        stacks = {name: dict(line.keep).get(name, f"{name}*") for name in read if name in standard}
+        slices_read = [pair for pair in line.each if pair[0] not in slices or pair[0] in read]
+        again, more = line, tuple(pair for pair in stacks.items() if pair not in line.keep)
         if not self.plain_again:
-            again = replace(line, carry=(), each=(*given, *kept.items()), keep=())
+            again = replace(line, carry=(), each=(*slices_read, *stacks.items()), keep=())
             line = replace(line, lines=tuple(first), values=self.declared(first, line.values), keep=(*line.keep, *more))
-            values |= {name: line.values[name] for name in kept}
-        whole = replace(
+            values |= {name: line.values[name] for name in stacks}
+        modulated_repeat = replace(
             again,
             lines=tuple(lines),
             values=self.declared(lines, values),
@@ -250,7 +254,7 @@ class _Differences:
             each=(*again.each, *each),
             keep=(*again.keep, *keep),
         )
-        return line, [*zeros, whole]
+        return line, [*zeros, modulated_repeat]
 
     def turn(self, lines: Iterable[Statement], reverse: Iterable[Statement]) -> tuple[list[Statement], list[Statement]]:
         """The lines of a turn in the standard pass, and in the modulated one."""
@@ -263,9 +267,9 @@ class _Differences:
                 second += [line] if self.plain_again else []
                 modulated += self.modulated(line)
                 continue
-            standard, whole = self.repeat(line, reverse)
+            standard, modulated_repeat = self.repeat(line, reverse)
             first.append(standard)
-            second += [*modulated, *whole]
+            second += [*modulated, *modulated_repeat]
             modulated = []
         return first, [*second, *modulated]
 
@@ -273,7 +277,7 @@ class _Differences:
         """The update lines of a scope, each after the difference that it needs: delta = (a - a_mod)/count."""
         forward = tuple(forward)
         lines = {term.name: line for line in forward if isinstance(line, Line) for term in line.left}
-        made: dict[str, list[Line]] = {}
+        differences: dict[str, list[Line]] = {}
         result: list[Line] = []
         for update in reverse:
             if isinstance(update, Repeat) or update.tag.macro != "weight_update" or not update.reads:
@@ -283,10 +287,10 @@ class _Differences:
                 role, source = self.about(name)
                 if role == "gradient" and source in lines and name not in {e.name for e in self.error}:
                     compared = self.followed(source, forward)
-                    if compared not in made:
-                        made[compared] = self.difference(lines[compared])
-                        result += made[compared]
-                    names[name] = made[compared][-1].name
+                    if compared not in differences:
+                        differences[compared] = self.difference(lines[compared])
+                        result += differences[compared]
+                    names[name] = differences[compared][-1].name
                 elif role == "unsummed":
                     word, (_, weight) = lines[source], self.about(update.name)
                     assert isinstance(word, Word)
@@ -301,19 +305,19 @@ class _Differences:
 
     def difference(self, line: Line) -> list[Line]:
         left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
-        whole, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
+        undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
         tag = Tag(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
         standard, modulated = Term(left.name, left.axes), Term(self.mirror[left.name], left.axes)
         return [
-            Sum((whole,), (standard, modulated), (), tag, (1, -1)),
-            Product((delta,), (whole, self.inverse_count(left)), (), replace(tag, local=f"delta {line.tag.local}")),
+            Sum((undivided,), (standard, modulated), (), tag, (1, -1)),
+            Product((delta,), (undivided, self.inverse_count(left)), (), replace(tag, local=f"delta {line.tag.local}")),
         ]
 
     def positions(self, role: Role) -> frozenset[str]:
         """The axes along which inputs of a role come."""
         values = self.model.table.values
-        own = (name for name in self.model.table.inputs if values[name].role == role)
-        return frozenset(base(axis) for name in own for axis in values[name].axes)
+        inputs = (name for name in self.model.table.inputs if values[name].role == role)
+        return frozenset(base(axis) for name in inputs for axis in values[name].axes)
 
     def inverse_count(self, value: Term) -> Term:
         axes = tuple(axis for axis in value.loops if axis in self.positions("padding"))
@@ -337,14 +341,14 @@ class _Differences:
 
     def followed(self, name: str, scope: tuple[Statement, ...]) -> str:
         """The value that stands for a product's output: after biases and pointwise words, while it has one reader."""
-        given = {*self.model.table.weights, *self.model.table.inputs}
+        constant = {*self.model.table.weights, *self.model.table.inputs}
         while True:
             readers = [line for line in scope if name in line.reads]
             if len(readers) != 1 or not isinstance(reader := readers[0], Line):
                 return name
             others = [term.name for term in reader.right if isinstance(term, Term) and term.name != name]
             term = next(term for term in reader.right if term.name == name)
-            bias = isinstance(reader, Sum) and (self.mode.through_residuals or given.issuperset(others))
+            bias = isinstance(reader, Sum) and (self.mode.through_residuals or constant.issuperset(others))
             pointwise = isinstance(reader, Word) and entry(reader.word).pointwise and not others
             if not (bias or pointwise) or term.axes != reader.left[0].axes:
                 return name
@@ -373,9 +377,9 @@ class _Differences:
         result = dict(values)
         for line in lines:
             if isinstance(line, Repeat):
-                found = {carry.final: Value(line.axes[carry.end]) for carry in line.carry}
-                found |= {outer: Value((line.count, *line.axes[name]), "kept", name) for name, outer in line.keep}
+                values_made = {carry.final: Value(line.axes[carry.end]) for carry in line.carry}
+                values_made |= {outer: Value((line.count, *line.axes[name]), "kept", name) for name, outer in line.keep}
             else:
-                found = {term.name: Value(term.declared) for term in line.left}
-            result |= {name: self.known.get(name, value).along(value.axes) for name, value in found.items()}
+                values_made = {term.name: Value(term.declared) for term in line.left}
+            result |= {name: self.known.get(name, value).along(value.axes) for name, value in values_made.items()}
         return result

@@ -31,8 +31,8 @@ class _Feedback:
         self.name = name
         self.lines = tuple(line for line in parse_lines(lines) if isinstance(line, Line))
         self.made = [line.name for line in self.lines]
-        read = dict.fromkeys((name, *(one for line in self.lines for one in line.reads)))
-        self.drawn = [one for one in read if one not in (*self.made, WEIGHT)]
+        read = dict.fromkeys((name, *(read_name for line in self.lines for read_name in line.reads)))
+        self.drawn = [read_name for read_name in read if read_name not in (*self.made, WEIGHT)]
 
     def step(self, table: Table) -> Table:
         lines, read = self.scope(table.lines, frozenset(table.weights))
@@ -44,48 +44,48 @@ class _Feedback:
         self, lines: Iterable[Statement], weights: frozenset[str]
     ) -> tuple[tuple[Statement, ...], dict[str, Line]]:
         """The lines of a scope, and of which weights around it they read something else, first in which line."""
-        found: list[Statement] = []
+        statements: list[Statement] = []
         read: dict[str, Line] = {}
         for line in lines:
             if isinstance(line, Repeat):
                 line, names = self.repeat(line, weights)
             else:
                 names = dict.fromkeys(_summed(line) & weights, line)
-                places = {one: f"{one}.{self.name}" for one in names}
+                places = {weight: f"{weight}.{self.name}" for weight in names}
                 line = replace(line, right=tuple(term.renamed(places) for term in line.right))
-            found.append(line)
+            statements.append(line)
             read = names | read
-        return tuple(found), read
+        return tuple(statements), read
 
     def repeat(self, line: Repeat, weights: frozenset[str]) -> tuple[Repeat, dict[str, Line]]:
         """A repeat, whose turns have slices of the stacks of what is drawn."""
         slices = dict(line.each)
-        inside = frozenset(own for own, outer in slices.items() if outer in weights)
+        inside = frozenset(slice_name for slice_name, outer in slices.items() if outer in weights)
         lines, read = self.scope(line.lines, inside | (weights - line.inside))
-        own = {one: first for one, first in read.items() if one in inside}
+        own_reads = {weight: first for weight, first in read.items() if weight in inside}
         values = dict(line.values)
-        lines = self.with_made(lines, own, values)
-        still = {one for statement in lines for one in statement.reads}
-        each = [pair for pair in line.each if pair[0] not in own or pair[0] in still]
-        outer = [slices[one] for one in own]
-        each += zip(self.called(own, self.drawn), self.called(outer, self.drawn), strict=True)
-        found = replace(line, lines=lines, values=values, each=tuple(each))
-        return found, {slices.get(one, one): first for one, first in read.items()}
+        lines = self.with_made(lines, own_reads, values)
+        still = {read_name for statement in lines for read_name in statement.reads}
+        each = [pair for pair in line.each if pair[0] not in own_reads or pair[0] in still]
+        outer = [slices[weight] for weight in own_reads]
+        each += zip(self.called(own_reads, self.drawn), self.called(outer, self.drawn), strict=True)
+        repeat = replace(line, lines=lines, values=values, each=tuple(each))
+        return repeat, {slices.get(weight, weight): first for weight, first in read.items()}
 
     def with_made(
         self, lines: Iterable[Statement], read: dict[str, Line], values: dict[str, Value]
     ) -> tuple[Statement, ...]:
         """The lines of the scope in which weights are, with those that make what is read for them where it is."""
-        found: list[Statement] = []
+        statements: list[Statement] = []
         waiting = dict(read)
         for line in lines:
-            for weight in [one for one in waiting if f"{one}.{self.name}" in line.reads]:
-                found += self.making(weight, values[weight].axes, waiting.pop(weight))
-            found.append(line)
+            for weight in [weight for weight in waiting if f"{weight}.{self.name}" in line.reads]:
+                statements += self.making(weight, values[weight].axes, waiting.pop(weight))
+            statements.append(line)
         for weight in read:
-            own = self.called([weight], [*self.drawn, *self.made])
-            values |= dict.fromkeys(own, Value(values[weight].axes, "projection", weight))
-        return tuple(found)
+            new_names = self.called([weight], [*self.drawn, *self.made])
+            values |= dict.fromkeys(new_names, Value(values[weight].axes, "projection", weight))
+        return tuple(statements)
 
     def called(self, weights: Iterable[str], names: Iterable[str]) -> list[str]:
         return [f"{weight}.{name}" for weight in weights for name in names]
@@ -99,16 +99,18 @@ class _Feedback:
             )
             local = tuple(term.name for term in line.right)
             tag = replace(reader.tag, local=line.name, locals=local, equation="", gradients=(), jacobian="")
-            own = replace(line, left=(left,), right=tuple(right), tag=tag)
-            if isinstance(own, Word):
-                word = entry(own.word)
-                own = replace(own, word=word.name, given=word.inputs, gives=word.outputs)
-            yield own
+            made_line = replace(line, left=(left,), right=tuple(right), tag=tag)
+            if isinstance(made_line, Word):
+                word = entry(made_line.word)
+                made_line = replace(made_line, word=word.name, given=word.inputs, gives=word.outputs)
+            yield made_line
 
 
 def _summed(line: Line) -> frozenset[str]:
     """The factors of a backward product that have an axis which it sums over."""
     if not isinstance(line, Product) or line.tag.macro != "backward":
         return frozenset()
-    kept = set(line.left[0].loops)
-    return frozenset(term.name for term in line.right if isinstance(term, Term) and not kept.issuperset(term.loops))
+    remaining = set(line.left[0].loops)
+    return frozenset(
+        term.name for term in line.right if isinstance(term, Term) and not remaining.issuperset(term.loops)
+    )

@@ -54,17 +54,17 @@ class Inference:
     @property
     def remade(self) -> bool:
         """Whether decode multiplies what is cached with weights, for all positions again in every step."""
-        whole = {named(ALL, kept.window) for kept in self.cache if kept.tokens}
+        all_axes = {named(ALL, array.window) for array in self.cache if array.tokens}
         lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
-        return any(whole & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
+        return any(all_axes & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
 
     def lengths(self, sizes: Mapping[str, Any], context: int, new: int) -> dict[str, int]:
         """The sizes of the axes of positions: C and T, and those of every window."""
-        found = {TOKENS: new}
-        for window in {kept.window for kept in self.cache if kept.tokens}:
+        lengths = {TOKENS: new}
+        for window in {array.window for array in self.cache if array.tokens}:
             most = context if not window else min(context, _number(window, sizes) - 1)
-            found |= {named(CACHED, window): most, named(ALL, window): most + new}
-        return found
+            lengths |= {named(CACHED, window): most, named(ALL, window): most + new}
+        return lengths
 
 
 def inference(model: Layer | Table, name: str = "", several: bool = False) -> Inference:
@@ -101,8 +101,8 @@ def inference(model: Layer | Table, name: str = "", several: bool = False) -> In
     table = marked(model) if isinstance(model, Layer) else model
     name = name or table.title or "the table"
     forward = to_logits(table)
-    decode, kept = Decoding(forward, name, several).table()
-    return Inference(_prefill(_last_only(forward), kept), decode, kept)
+    decode, cached = Decoding(forward, name, several).table()
+    return Inference(_prefill(_last_only(forward), cached), decode, cached)
 
 
 def _number(window: str, sizes: Mapping[str, Any]) -> int:
@@ -117,20 +117,20 @@ def to_logits(table: Table) -> Table:
 
     They are what lines compare with answers. A table that reads no answers is itself.
     """
-    told = {name for name in table.inputs if table.values[name].role in ("share", "sign")}
-    compared = {*told, *(table.values[name].of for name in told)}
+    loss_inputs = {name for name in table.inputs if table.values[name].role in ("share", "sign")}
+    compared = {*loss_inputs, *(table.values[name].of for name in loss_inputs)}
     makers = {line.name: line for line in table.lines if isinstance(line, Word)}
     logits: dict[str, None] = {}
     for line in table.lines:
         if compared.intersection(line.reads):
             logits |= {name: None for name in line.reads if name not in compared and name not in table.inputs}
             compared.update(line.makes)
-    found = (makers.get(name) for name in logits)
-    shown = [
+    words = (makers.get(name) for name in logits)
+    logit_names = [
         word.right[0].name if word and entry(word.word).makes == "logarithms" else name
-        for name, word in zip(logits, found, strict=True)
+        for name, word in zip(logits, words, strict=True)
     ]
-    return needed(table, tuple(shown) or table.outputs)
+    return needed(table, tuple(logit_names) or table.outputs)
 
 
 def scored(table: Table) -> str:
@@ -145,24 +145,24 @@ def scored(table: Table) -> str:
 
 def _last_only(table: Table) -> Table:
     """The head on the last position of each sequence alone: its layer reads there, and has no axis of positions."""
-    own = {line.name for line in table.lines if isinstance(line, Line) and line.tag.layer == "head"}
-    if not own:
+    head_values = {line.name for line in table.lines if isinstance(line, Line) and line.tag.layer == "head"}
+    if not head_values:
         return table
 
     def cut(term: Operand) -> Operand:
         if not isinstance(term, Term) or TOKENS not in term.axes:
             return term
-        if term.name in own:
+        if term.name in head_values:
             return Term(term.name, tuple(axis for axis in term.axes if axis != TOKENS))
         return Term(term.name, tuple(Read(a, Term("last", ("B",))) if a == TOKENS else a for a in term.axes))
 
     lines: list[Statement] = []
     for line in table.lines:
-        if isinstance(line, Line) and line.name in own:
+        if isinstance(line, Line) and line.name in head_values:
             left = tuple(term for term in map(cut, line.left) if isinstance(term, Term))
             line = replace(line, left=left, right=tuple(map(cut, line.right)))
         lines.append(line)
-    values = {n: v.along(a for a in v.axes if n not in own or a != TOKENS) for n, v in table.values.items()}
+    values = {n: v.along(a for a in v.axes if n not in head_values or a != TOKENS) for n, v in table.values.items()}
     values["last"] = Value(("B",), "index")
     return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, "last"))
 
@@ -170,28 +170,28 @@ def _last_only(table: Table) -> Table:
 # Prefill.
 
 
-def _prefill(table: Table, kept: Iterable[Kept]) -> Table:
+def _prefill(table: Table, cached: Iterable[Kept]) -> Table:
     """The forward pass that also gives what decode will read."""
-    names = tuple(one.name for one in kept)
-    lines, made = _keeping(table.lines, names)
-    return needed(replace(table, lines=lines, values={**table.values, **made}), (*table.outputs, *names))
+    names = tuple(array.name for array in cached)
+    lines, cached_values = _keeping(table.lines, names)
+    return needed(replace(table, lines=lines, values={**table.values, **cached_values}), (*table.outputs, *names))
 
 
 def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[Statement, ...], dict[str, Value]]:
     """The lines with a second name for what is cached, which repeats hand out as stacks; and what these are."""
     result: list[Statement] = []
-    made: dict[str, Value] = {}
+    cached: dict[str, Value] = {}
     for line in lines:
         if isinstance(line, Repeat):
-            body, own = _keeping(line.lines, names)
-            keep = (*line.keep, *((name, name) for name in own))
-            result.append(replace(line, lines=body, values={**line.values, **own}, keep=keep))
-            made |= {name: value.stacked(line.count) for name, value in own.items()}
+            body, inner_cached = _keeping(line.lines, names)
+            keep = (*line.keep, *((name, name) for name in inner_cached))
+            result.append(replace(line, lines=body, values={**line.values, **inner_cached}, keep=keep))
+            cached |= {name: value.stacked(line.count) for name, value in inner_cached.items()}
             continue
         result.append(line)
         if cache(line.name) in names:
             (left,) = line.left
             tag = Tag(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
             result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), tag, (1,)))
-            made[cache(line.name)] = Value(left.declared, "cache", line.name)
-    return tuple(result), made
+            cached[cache(line.name)] = Value(left.declared, "cache", line.name)
+    return tuple(result), cached

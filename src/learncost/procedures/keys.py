@@ -28,9 +28,9 @@ class Keys:
 
     def __init__(self, table: Table, name: str) -> None:
         self.name = name
-        made = {line.name: line for line, _ in walk(table.lines) if line.tag.cached is not None}
-        self.places = {n: line.tag.cached for n, line in made.items() if line.tag.cached is not None}
-        self.grows = {n for n, place in self.places.items() if base(str(made[n].left[0].axes[place])) == TOKENS}
+        line_of = {line.name: line for line, _ in walk(table.lines) if line.tag.cached is not None}
+        self.places = {n: line.tag.cached for n, line in line_of.items() if line.tag.cached is not None}
+        self.grows = {n for n, place in self.places.items() if base(str(line_of[n].left[0].axes[place])) == TOKENS}
         self.windows: dict[tuple[str, int], str] = {}
         self._find(table)
 
@@ -46,8 +46,8 @@ class Keys:
                 for inside, outside in (*repeat.each, *repeat.keep):
                     self._link(inside, outside, 1 if inside != outside else 0)
                 for carry in repeat.carry:
-                    for one in (carry.end, carry.initial, carry.final):
-                        self._link(carry.start, one, 0)
+                    for carried in (carry.end, carry.initial, carry.final):
+                        self._link(carry.start, carried, 0)
                     if any(name == carry.start for name, _ in self.windows):
                         raise refusal(
                             self.name, f"earlier {carry.start} are read again, and no layer says that it keeps them"
@@ -66,28 +66,28 @@ class Keys:
 
     def of(self, line: Line) -> dict[str, str]:
         """The axes of a line that run over keys, with their windows."""
-        found: dict[str, str] = {}
-        for one in line.where:
-            if not one.ordered and TOKENS in map(base, one.axes):
+        windows: dict[str, str] = {}
+        for condition in line.where:
+            if not condition.ordered and TOKENS in map(base, condition.axes):
                 raise refusal(self.name, f"it tells positions by number, in line: {line}")
-            if base(one.lower) == base(one.upper) == TOKENS:
-                found[one.lower] = one.window or found.get(one.lower, "")
+            if base(condition.lower) == base(condition.upper) == TOKENS:
+                windows[condition.lower] = condition.window or windows.get(condition.lower, "")
         for name, place, axis in self._slots(line):
             if (name, place) in self.windows:
                 window = self.windows[name, place]
-                if found.setdefault(axis, window) != window:
+                if windows.setdefault(axis, window) != window:
                     raise refusal(self.name, f"keys are seen through two windows, in line: {line}")
-        return found
+        return windows
 
     def _share(self, line: Line, keys: Mapping[str, str]) -> None:
         self.windows |= {(name, place): keys[axis] for name, place, axis in self._slots(line) if axis in keys}
 
-    def _link(self, one: str, two: str, more: int) -> None:
+    def _link(self, first: str, second: str, more: int) -> None:
         for (name, place), window in list(self.windows.items()):
-            if name == one:
-                self.windows[two, place + more] = window
-            elif name == two and place >= more:
-                self.windows[one, place - more] = window
+            if name == first:
+                self.windows[second, place + more] = window
+            elif name == second and place >= more:
+                self.windows[first, place - more] = window
 
 
 def _repeats(lines: Iterable[Statement]) -> Iterator[Repeat]:

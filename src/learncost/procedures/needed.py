@@ -11,16 +11,16 @@ from learncost.equation.table import Line, Repeat, Statement, Table, walk
 def needed(table: Table, outputs: Iterable[str]) -> Table:
     """The lines that the outputs need, in their order, with the inputs, weights and axes of what these read."""
     outputs = tuple(outputs)
-    wanted = set(outputs)
-    lines = _lines(table.lines, wanted)
-    names = wanted | {name for line, _ in walk(lines) for name in _names(line)}
+    needed_names = set(outputs)
+    lines = _lines(table.lines, needed_names)
+    names = needed_names | {name for line, _ in walk(lines) for name in _names(line)}
     names |= {name for line in lines for name in line.makes}  # a repeat hands out what nobody reads too
     return replace(
         table,
         lines=lines,
         values={name: value for name, value in table.values.items() if name in names},
-        inputs=tuple(name for name in table.inputs if name in wanted),
-        weights=tuple(name for name in table.weights if name in wanted),
+        inputs=tuple(name for name in table.inputs if name in needed_names),
+        weights=tuple(name for name in table.weights if name in needed_names),
         outputs=outputs,
     )
 
@@ -29,31 +29,31 @@ def _names(line: Line) -> set[str]:
     return {*line.reads, *(term.name for term in line.left)}
 
 
-def _lines(lines: Iterable[Statement], wanted: set[str]) -> tuple[Statement, ...]:
+def _lines(lines: Iterable[Statement], needed_names: set[str]) -> tuple[Statement, ...]:
     """The lines that make what is wanted; `wanted` receives what they read."""
     result: list[Statement] = []
     for line in reversed(tuple(lines)):
         if isinstance(line, Repeat):
-            found = _repeat(line, wanted)
-            if found is None:
+            repeat = _repeat(line, needed_names)
+            if repeat is None:
                 continue
-            line = found
-        elif wanted.isdisjoint(term.name for term in line.left):
+            line = repeat
+        elif needed_names.isdisjoint(term.name for term in line.left):
             continue
-        wanted.update(line.reads)
+        needed_names.update(line.reads)
         result.append(line)
     return tuple(reversed(result))
 
 
-def _repeat(line: Repeat, wanted: set[str]) -> Repeat | None:
-    keep = tuple(pair for pair in line.keep if pair[1] in wanted)
-    carry = tuple(one for one in line.carry if one.final in wanted)
+def _repeat(line: Repeat, needed_names: set[str]) -> Repeat | None:
+    keep = tuple(pair for pair in line.keep if pair[1] in needed_names)
+    carry = tuple(carried for carried in line.carry if carried.final in needed_names)
     if not keep and not carry:
         return None
     while True:
-        inside = {name for name, _ in keep} | {one.end for one in carry}
+        inside = {name for name, _ in keep} | {carried.end for carried in carry}
         body = _lines(line.lines, inside)
-        more = tuple(one for one in line.carry if one in carry or one.start in inside)
+        more = tuple(carried for carried in line.carry if carried in carry or carried.start in inside)
         if more == carry:
             break
         carry = more

@@ -43,26 +43,26 @@ def state_of(name: str) -> State:
 
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
     """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
-    found = entry(chosen.word)
+    word = entry(chosen.word)
     own_names = (*chosen.scalars, *(f"{weight}.{name}" for weight in gradients for name in chosen.state))
-    if taken := [name for name in own_names if name in table.known]:
-        raise InputError(f"{taken[0]} is a value of the table and one of {chosen.word}: call the value otherwise")
+    if clashes := [name for name in own_names if name in table.known]:
+        raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.word}: call the value otherwise")
     values = dict(table.values) | dict.fromkeys(chosen.scalars, Value((), "constant"))
     lines, states, results = [], [], []
     for weight, gradient in gradients.items():
         shape = table.axes[weight]
-        given = {"W": Term(weight, shape), "G": Term(gradient, shape)}
-        given |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
-        given |= {name: Term(name, ()) for name in chosen.scalars}
-        own = [given[name].name for name in chosen.state]
+        operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
+        operands |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
+        operands |= {name: Term(name, ()) for name in chosen.scalars}
+        own = [operands[name].name for name in chosen.state]
         left = [Term(f"{name}.new", shape) for name in (weight, *own)]
         values |= {name: Value(shape, "state", weight) for name in own}
         values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own), strict=True)}
         states += own
         results += [term.name for term in left]
-        right = tuple(given[name] for name in found.inputs)
-        tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=found.inputs)
-        lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", found.inputs, found.outputs))
+        right = tuple(operands[name] for name in word.inputs)
+        tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
+        lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
     extra = (*states, *chosen.scalars)
     return replace(
         table,
@@ -78,6 +78,8 @@ def without_gradients(table: Table) -> Table:
 
     So it need not be kept.
     """
-    known = table.values
-    kept = (name for name in table.outputs if known[name].role != "gradient" or known[name].of not in table.renewed)
-    return replace(table, outputs=tuple(kept))
+    values = table.values
+    outputs = (
+        name for name in table.outputs if values[name].role != "gradient" or values[name].of not in table.renewed
+    )
+    return replace(table, outputs=tuple(outputs))

@@ -40,9 +40,9 @@ def _muon(shape: Sequence[int], kind: str) -> int:
 
 
 STATES: Mapping[str, State] = {
-    one.name: one
-    for one in (
-        *(State(name, _times(len(known.state)), known.kept) for name, known in OPTIMIZERS.items()),
+    state.name: state
+    for state in (
+        *(State(name, _times(len(optimizer.state)), optimizer.kept) for name, optimizer in OPTIMIZERS.items()),
         State("adam8bit", _eight_bits, BLOCKS["int8-2048"].source),
         State("adafactor", _factored, "Shazeer & Stern 2018, Adafactor, Algorithm 4 without momentum"),
         State("lion", _times(1), "Chen et al. 2023, Symbolic discovery of optimization algorithms, Algorithm 2"),

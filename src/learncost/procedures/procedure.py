@@ -55,8 +55,8 @@ class Move:
 def move(text: str) -> Move:
     """The move that a text of a schedule says."""
     for form in MOVES:
-        if found := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
-            return Move(form, *found.groups())
+        if match := re.fullmatch(re.sub("[A-Z]+", r"(\\S+)", form), text.strip()):
+            return Move(form, *match.groups())
     raise InputError(f"no move is called {text.strip()!r}; there are: {', '.join(MOVES)}")
 
 
@@ -98,7 +98,7 @@ class Procedure:
     @property
     def moves(self) -> Mapping[str, str]:
         """The moves of all sweeps, with what is named in each."""
-        return {one.form: one.named for sweep in self.sweeps for one in sweep}
+        return {move_of.form: move_of.named for sweep in self.sweeps for move_of in sweep}
 
     @property
     def learns(self) -> bool:
@@ -122,9 +122,9 @@ class Procedure:
     @property
     def passes(self) -> dict[str, int]:
         """How often each macro-operation passes; an optimizer steps once after the updates."""
-        made = [MOVES[one.form] for sweep in self.sweeps for one in sweep]
-        made += ["optimizer_step"] if "weight_update" in made else []
-        return {name: made.count(name) for name in MACRO_OPERATIONS if name in made}
+        passes_made = [MOVES[move_of.form] for sweep in self.sweeps for move_of in sweep]
+        passes_made += ["optimizer_step"] if "weight_update" in passes_made else []
+        return {name: passes_made.count(name) for name in MACRO_OPERATIONS if name in passes_made}
 
     def passes_over(self, model: Model) -> dict[str, int]:
         """Passes of every macro-operation; an error is projected only where there is an encoder and a decoder (E15)."""
@@ -145,20 +145,22 @@ PAPER = next(iter(MODES))
 
 _ALL = [Procedure(name, **row) for name, row in _TABLE["procedures"].items()]
 
-LEARNING: Mapping[str, Procedure] = {one.name: one for one in _ALL if one.learns}
+LEARNING: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.learns}
 """Those that learn."""
 
-PROCEDURES: Mapping[str, Procedure] = {one.name: one for one in _ALL if one.usual}
+PROCEDURES: Mapping[str, Procedure] = {procedure_of.name: procedure_of for procedure_of in _ALL if procedure_of.usual}
 """Those that are compared unasked."""
 
-INFERENCE: Mapping[str, Procedure] = {one.name: one for one in _ALL if not one.learns}
+INFERENCE: Mapping[str, Procedure] = {
+    procedure_of.name: procedure_of for procedure_of in _ALL if not procedure_of.learns
+}
 """Those of a model that does not learn."""
 
 
 def several(procedures: Iterable[str] | str | None) -> tuple[str, ...]:
     """The names of several procedures, given as a list or with commas between."""
-    given = procedures.split(",") if isinstance(procedures, str) else procedures or ()
-    return tuple(str(name).strip() for name in given)
+    names = procedures.split(",") if isinstance(procedures, str) else procedures or ()
+    return tuple(str(name).strip() for name in names)
 
 
 def procedure(name: str, also: Mapping[str, Procedure] | None = None) -> Procedure:
@@ -198,7 +200,7 @@ def step(
     jacobian   backward through explicit Jacobians, as the paper prices it
     mode       of a procedure that has several: "paper", or "stable"
     """
-    chosen, found = procedure(name), optimizer(optimizer_name) if optimizer_name else None
+    chosen, stepping = procedure(name), optimizer(optimizer_name) if optimizer_name else None
     model = trained_by(model, name)
     if chosen.compares:
         from learncost.procedures.differences import by_differences  # only where it is asked for: start-up counts
@@ -206,7 +208,7 @@ def step(
         table, gradients = by_differences(model, chosen, MODES[mode])
     else:
         table, gradients = _by_gradients(model, chosen, jacobian)
-    return with_optimizer(table, gradients, found) if found else table
+    return with_optimizer(table, gradients, stepping) if stepping else table
 
 
 def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Table, Mapping[str, str]]:

@@ -31,11 +31,11 @@ def with_weight_decay(table: Table) -> Table:
 def _decayed(line: Line, values: dict[str, Value]) -> list[Line]:
     weight, gradient = line.right[0], line.right[1]
     assert isinstance(gradient, Term)
-    pull, whole = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
-    values |= {pull.name: Value(pull.loops), whole.name: values[gradient.name]}
+    pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
+    values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}
     tag = replace(line.tag, local="weight_decay", locals=())
     return [
         Product((pull,), (weight, Term("weight_decay", ())), (), tag),
-        Sum((whole,), (gradient, pull), (), tag, (1, 1)),
-        replace(line, right=(weight, whole, *line.right[2:])),
+        Sum((decayed,), (gradient, pull), (), tag, (1, 1)),
+        replace(line, right=(weight, decayed, *line.right[2:])),
     ]

@@ -63,10 +63,10 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
     return Report(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
 
 
-def survived(name: str, made: Iterator[Check]) -> Iterator[Check]:
+def survived(name: str, comparisons: Iterator[Check]) -> Iterator[Check]:
     """The comparisons; what breaks off with an error is a failure with the error's text."""
     try:
-        yield from made
+        yield from comparisons
     except Exception as problem:
         yield Check(name, "running", f"{type(problem).__name__}: {problem}".splitlines()[0], False)
 
@@ -91,9 +91,9 @@ def checks(
     yield _moved(name, derived.step, values, sizes)
     explicit = derive(table, jacobian=True)
     if str(explicit.step) != str(derived.step):
-        given = {**arrays, **seeds_of(table, sizes, seed)}
-        yield tally(f"{name} with explicit Jacobians", explicit.step, given, sizes)
-        yield _jacobians(name, derived, values, explicit, values_of(explicit.step, given, sizes))
+        all_arrays = {**arrays, **seeds_of(table, sizes, seed)}
+        yield tally(f"{name} with explicit Jacobians", explicit.step, all_arrays, sizes)
+        yield _jacobians(name, derived, values, explicit, values_of(explicit.step, all_arrays, sizes))
     if derived.gradients:
         yield gradients(name, table, derived.gradients, arrays, values, sizes, seed)
 
@@ -120,13 +120,13 @@ def seeds_of(table: Table, sizes: Mapping[str, int], seed: int = 0) -> Values:
     return {f"d{name}": generator.standard_normal(shape_of(table.axes[name], sizes)) for name in table.outputs}
 
 
-def error(found: Array, wanted: Array) -> float:
+def error(array: Array, expected: Array) -> float:
     """The worst error, relative for what is above one; infinite where a shape differs or a number is missing."""
-    found, wanted = np.multiply(found, 1.0), np.multiply(wanted, 1.0)
-    if found.shape != wanted.shape:
+    array, expected = np.multiply(array, 1.0), np.multiply(expected, 1.0)
+    if array.shape != expected.shape:
         return float("inf")
     with np.errstate(invalid="ignore"):
-        errors = np.where(found == wanted, 0.0, np.abs(found - wanted) / (1 + np.abs(wanted)))
+        errors = np.where(array == expected, 0.0, np.abs(array - expected) / (1 + np.abs(expected)))
     return float("inf") if np.isnan(errors).any() else float(errors.max(initial=0.0))
 
 
@@ -134,7 +134,7 @@ def worst(errors: Mapping[str, float]) -> tuple[str, bool]:
     """The worst of the errors in words, and whether it is small enough."""
     if not errors:
         return "nothing to compare", True
-    name = max(errors, key=lambda one: errors[one])
+    name = max(errors, key=lambda key: errors[key])
     return f"worst error {errors[name]:.1e}, in {name}", errors[name] <= TOLERANCE
 
 
@@ -143,14 +143,17 @@ def _same_values(
 ) -> Check:
     """Values of the outputs, at the samples and at larger ones, which reach limits such as a clamp's 7 and -7."""
     errors: dict[str, float] = {}
-    for factor, said in ((1.0, ""), (larger, f" of numbers {larger:g} times larger")):
-        given = {key: array * factor if array.dtype.kind == "f" else array for key, array in arrays.items()}
-        values = values_of(table, given, sizes)
+    for factor, remark in ((1.0, ""), (larger, f" of numbers {larger:g} times larger")):
+        scaled = {key: array * factor if array.dtype.kind == "f" else array for key, array in arrays.items()}
+        values = values_of(table, scaled, sizes)
         with np.errstate(all="ignore"):
             shape = {"shape": values[table.outputs[0]].shape} if getattr(meaning, "sized", False) else {}
-            outputs = meaning(*given.values(), **shape)
+            outputs = meaning(*scaled.values(), **shape)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        errors |= {f"{own}{said}": error(values[own], other) for own, other in zip(table.outputs, outputs, strict=True)}
+        errors |= {
+            f"{output}{remark}": error(values[output], other)
+            for output, other in zip(table.outputs, outputs, strict=True)
+        }
     return Check(name, "values with a foreign implementation", *worst(errors))
 
 
@@ -203,9 +206,9 @@ def _added_up(line: Line) -> str:
 def _sum_of_passes(name: str, derived: Derived, sizes: Mapping[str, int]) -> Check:
     passes = {"forward": derived.forward, "backward": derived.backward, "update": derived.update}
     parts = {part: price(table, sizes).flops for part, table in passes.items()}
-    whole = price(derived.step, sizes).flops
-    text = " + ".join(f"{part} {flops}" for part, flops in parts.items()) + f", step {whole}"
-    return Check(name, "prices of the passes with the price of the step", text, sum(parts.values()) == whole)
+    step_flops = price(derived.step, sizes).flops
+    text = " + ".join(f"{part} {flops}" for part, flops in parts.items()) + f", step {step_flops}"
+    return Check(name, "prices of the passes with the price of the step", text, sum(parts.values()) == step_flops)
 
 
 def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) -> Check:
@@ -217,10 +220,10 @@ def _moved(name: str, table: Table, values: Values, sizes: Mapping[str, int]) ->
         if turns:
             continue
         terms = [term for term in (*line.left, *line.right) if isinstance(term, Term)]
-        found = 0 if alias(line) else sum(_touched(term, values, sizes) for term in terms)
-        moved += found
-        if found != row.elements.at(sizes):
-            text = f"{found} elements, {row.elements.at(sizes)} priced, in line: {row.text}"
+        elements = 0 if alias(line) else sum(_touched(term, values, sizes) for term in terms)
+        moved += elements
+        if elements != row.elements.at(sizes):
+            text = f"{elements} elements, {row.elements.at(sizes)} priced, in line: {row.text}"
             return Check(name, compared, text, False)
     return Check(name, compared, f"{moved} elements outside repeats", True)
 
@@ -246,8 +249,8 @@ def size_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
 
 def _jacobians(name: str, derived: Derived, values: Values, explicit: Derived, other: Values) -> Check:
     errors = {
-        given: error(other[explicit.gradients[given]], values[gradient])
-        for given, gradient in derived.gradients.items()
+        name_of: error(other[explicit.gradients[name_of]], values[gradient])
+        for name_of, gradient in derived.gradients.items()
     }
     return Check(name, "gradients through explicit Jacobians with the closed form", *worst(errors))
 
@@ -255,7 +258,7 @@ def _jacobians(name: str, derived: Derived, values: Values, explicit: Derived, o
 def gradients(
     name: str,
     table: Table,
-    named: Mapping[str, str],
+    gradient_names: Mapping[str, str],
     arrays: Values,
     values: Mapping[str, Array],
     sizes: Mapping[str, int],
@@ -268,37 +271,37 @@ def gradients(
     lowered = lower(table)
     seeds = seeds_of(table, sizes, seed)
     generator = np.random.default_rng(seed + 2)
-    whole = sum(arrays[given].size for given in named) <= ENTRIES
+    all_entries = sum(arrays[name_of].size for name_of in gradient_names) <= ENTRIES
     slope = _complex_slope if _takes_complex(table) else _central_slope
     errors: dict[str, float] = {}
     count = 0
-    for given, gradient in named.items():
-        found = values[gradient]
-        if np.shape(found) != arrays[given].shape:
-            return Check(name, "gradients with complex steps", f"d{given} has another shape", False)
+    for name_of, gradient in gradient_names.items():
+        computed = values[gradient]
+        if np.shape(computed) != arrays[name_of].shape:
+            return Check(name, "gradients with complex steps", f"d{name_of} has another shape", False)
         slopes, expected = [], []
-        for direction in _directions(arrays[given], whole, generator):
-            slopes.append(slope(lowered, seeds, arrays, given, direction, sizes))
-            expected.append(np.sum(found * direction))
+        for direction in _directions(arrays[name_of], all_entries, generator):
+            slopes.append(slope(lowered, seeds, arrays, name_of, direction, sizes))
+            expected.append(np.sum(computed * direction))
             count += 1
-        errors[given] = error(np.array(expected), np.array(slopes))
+        errors[name_of] = error(np.array(expected), np.array(slopes))
     text, passed = worst(errors)
-    kind = "entries" if whole else "random directions"
+    kind = "entries" if all_entries else "random directions"
     if slope is _central_slope:
         return Check(name, f"gradients with differences, {count} {kind}", text, max(errors.values()) <= 1e-6)
     return Check(name, f"gradients with complex steps, {count} {kind}", text, passed)
 
 
 def _complex_slope(
-    lowered: Table, seeds: Values, arrays: Values, given: str, direction: Array, sizes: Mapping[str, int]
+    lowered: Table, seeds: Values, arrays: Values, moved_name: str, direction: Array, sizes: Mapping[str, int]
 ) -> float:
-    moved = {**arrays, given: arrays[given] + STEP * 1j * direction}
+    moved = {**arrays, moved_name: arrays[moved_name] + STEP * 1j * direction}
     execute(lowered, moved, sizes)
     return float(sum(np.sum(seeds[f"d{out}"] * np.imag(moved[out])) for out in lowered.outputs) / STEP)
 
 
 def _central_slope(
-    lowered: Table, seeds: Values, arrays: Values, given: str, direction: Array, sizes: Mapping[str, int]
+    lowered: Table, seeds: Values, arrays: Values, moved_name: str, direction: Array, sizes: Mapping[str, int]
 ) -> float:
     step, total = 1e-5, 0.0
     still: list[Array] = []  # what passes no gradient on stands still
@@ -313,7 +316,7 @@ def _central_slope(
 
     execute(lowered, dict(arrays), sizes, keep)
     for sign in (1, -1):
-        moved, places = {**arrays, given: arrays[given] + sign * step * direction}, count()
+        moved, places = {**arrays, moved_name: arrays[moved_name] + sign * step * direction}, count()
         execute(lowered, moved, sizes, put_back)
         total += sign * float(sum(np.sum(seeds[f"d{out}"] * moved[out]) for out in lowered.outputs))
     return total / (2 * step)
@@ -325,8 +328,8 @@ def _takes_complex(table: Table) -> bool:
     return all(entry(word).complex for word in words) and ("erf" not in words or find_spec("scipy") is not None)
 
 
-def _directions(array: Array, whole: bool, generator: np.random.Generator) -> Iterator[Array]:
-    if not whole:
+def _directions(array: Array, all_entries: bool, generator: np.random.Generator) -> Iterator[Array]:
+    if not all_entries:
         for _ in range(4):
             yield generator.standard_normal(array.shape)
         return

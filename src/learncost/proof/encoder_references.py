@@ -19,7 +19,7 @@ def classifier(X: Array, W: Array, b: Array) -> Array:
 
 def score(X: Array, last: Array, W: Array) -> Array:
     """Only the vector at `last`."""
-    return np.stack([np.log(softmax(own[at] @ W)) for own, at in zip(X, last, strict=True)])
+    return np.stack([np.log(softmax(states[at] @ W)) for states, at in zip(X, last, strict=True)])
 
 
 def sequence_loss(P: Array, labels: Array, share: Array) -> Array:
@@ -56,7 +56,8 @@ LAYERS: Mapping[str, Callable[..., Array]] = {
     "discriminator": of("32121", discriminator),
     "embedding_projection": of("321", lambda X, W, b: X @ W + b),
     "last_pooler": of(
-        "3121", lambda X, last, W, b: np.stack([np.tanh(own[at] @ W + b) for own, at in zip(X, last, strict=True)])
+        "3121",
+        lambda X, last, W, b: np.stack([np.tanh(states[at] @ W + b) for states, at in zip(X, last, strict=True)]),
     ),
     "relative_positions": of("22", lambda bucket, W: np.stack([head[bucket] for head in W.T])),
     "relative_rows": of("12", lambda rows, W: np.stack([W[row] for row in rows])),

@@ -47,9 +47,9 @@ class Lines:
         self.ran = tuple(Ran() for _ in self.lines)
         self.written: set[tuple[int, str]] | None = None
 
-    def maccs(self, at: int, whole: bool = False) -> int:
+    def maccs(self, at: int, unskipped: bool = False) -> int:
         """The priced MACCs of a line in all turns."""
-        return int((self._whole if whole else self.rows)[at].maccs.at(self._sizes))
+        return int((self._whole if unskipped else self.rows)[at].maccs.at(self._sizes))
 
     def skips(self, at: int) -> bool:
         """Whether a line's kernel leaves out pairs of positions."""
@@ -58,8 +58,8 @@ class Lines:
 
     def elements(self, at: int) -> int:
         """The elements of a line's results that lie in memory, in all turns."""
-        found = [term for term in self.lines[at].left if (at, term.name) in (self.written or ())]
-        counts = (Count.of(term.declared) * self.rows[at].repeat for term in found)
+        stored = [term for term in self.lines[at].left if (at, term.name) in (self.written or ())]
+        counts = (Count.of(term.declared) * self.rows[at].repeat for term in stored)
         return sum(int(count.at(self._sizes)) for count in counts)
 
     def turns(self, count: str) -> int:
@@ -71,18 +71,18 @@ class Lines:
         parts: dict[str, list[int]] = {}
         for at, row in enumerate(self.rows):
             parts.setdefault(row.macro_operation, []).append(at)
-        for macro, own in parts.items():
-            yield self._check(subject, macro.replace("_", " "), own)
+        for macro, lines in parts.items():
+            yield self._check(subject, macro.replace("_", " "), lines)
 
-    def _check(self, subject: str, macro: str, own: Sequence[int]) -> Check:
-        ran = sum(self.ran[at].maccs for at in own)
-        priced, whole = (sum(self.maccs(at, dense) for at in own) for dense in (False, True))
-        text = f"{sum(self.ran[at].products for at in own):,} products of {ran:,} MACCs executed, {priced:,} priced"
-        text += f" ({whole:,} with what blocks skip)" if whole != priced else ""
+    def _check(self, subject: str, macro: str, lines: Sequence[int]) -> Check:
+        ran = sum(self.ran[at].maccs for at in lines)
+        priced, unskipped = (sum(self.maccs(at, dense) for at in lines) for dense in (False, True))
+        text = f"{sum(self.ran[at].products for at in lines):,} products of {ran:,} MACCs executed, {priced:,} priced"
+        text += f" ({unskipped:,} with what blocks skip)" if unskipped != priced else ""
         if self.written is not None:
-            written, results = sum(self.ran[at].elements for at in own), sum(self.elements(at) for at in own)
+            written, results = sum(self.ran[at].elements for at in lines), sum(self.elements(at) for at in lines)
             text += f"; {written:,} elements written, {results:,} priced"
-        wrong = next((found for at in own if (found := self._difference(at))), "")
+        wrong = next((difference for at in lines if (difference := self._difference(at))), "")
         return Check(subject, f"{macro} executed with priced, line by line", f"{text}: {wrong or 'equal'}", not wrong)
 
     def _difference(self, at: int) -> str:
@@ -103,14 +103,14 @@ def places(executed: Sequence[Hashable], expected: Sequence[Hashable]) -> list[i
     """For everything executed which of the expected it is, in order; what nobody expected goes to a like neighbour."""
     if list(executed) == list(expected):
         return list(range(len(expected)))
-    found: list[int] = []
+    matched: list[int] = []
     matcher = SequenceMatcher(None, expected, executed, autojunk=False)
     for _, start, end, first, last in matcher.get_opcodes():
         for i, mark in enumerate(executed[first:last], start):
             near = (i, end - 1) if start < end else (start, start - 1)
             inside = [at for at in near if 0 <= at < len(expected) and (start == end or at < end)]
-            found.append(next((at for at in inside if expected[at] == mark), inside[-1]))
-    return found
+            matched.append(next((at for at in inside if expected[at] == mark), inside[-1]))
+    return matched
 
 
 def factors(line: Product) -> tuple[Term, ...]:

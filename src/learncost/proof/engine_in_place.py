@@ -64,11 +64,11 @@ class Watch:
     def kernel(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
         """The kernel, noted whenever it runs."""
 
-        def noted(*given: Any) -> None:
-            written = tuple(tensor.numel() for tensor in given[self._writes[name]])
+        def noted(*arguments: Any) -> None:
+            written = tuple(tensor.numel() for tensor in arguments[self._writes[name]])
             self._open = Event(("kernel", name), elements=written)
             self.events.append(self._open)
-            call(*given)
+            call(*arguments)
             self._open = None
 
         return noted
@@ -97,9 +97,9 @@ class Watch:
 
 def _event(name: str, arguments: Any, result: Any) -> Event | None:
     if name in ("mm", "addmm_"):
-        one, two = arguments[-2:]
-        found = shape(one.shape[0], two.shape[1], one.shape[1])
-        return Event(("product", prod(found)), Counter((found,)), (result.numel(),))
+        left, right = arguments[-2:]
+        product = shape(left.shape[0], right.shape[1], left.shape[1])
+        return Event(("product", prod(product)), Counter((product,)), (result.numel(),))
     if name in ("zero_", "index_add_"):
         return Event((name, result.numel()), elements=(result.numel(),))
     return None  # views, and copies that a sum in place needs
@@ -107,8 +107,10 @@ def _event(name: str, arguments: Any, result: Any) -> Event | None:
 
 def counting(watch: Watch, library: Mapping[str, int]) -> dict[str, Any]:
     """BLAS's products by their names, noting what they are asked for. Kernels call them from all their threads."""
-    whole, any_ = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
-    kind = ctypes.CFUNCTYPE(None, any_, any_, whole, whole, whole, any_, any_, whole, any_, whole, any_, any_, whole)
+    integer, any_ = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(
+        None, any_, any_, integer, integer, integer, any_, any_, integer, any_, integer, any_, any_, integer
+    )
 
     def noted(real: Callable[..., None]) -> Any:
         def product(*arguments: Any) -> None:
@@ -130,18 +132,20 @@ def address(product: Any) -> int:
 def note(lines: Lines, table: Table, program: Placed, sizes: Mapping[str, int], events: list[Event]) -> None:
     """Note what ran as what the lines of its statements did. The table has every name once, as the program has."""
     expected = list(_expected(program.calls, lines, sizes, _numbers(table.lines, count())))
-    lines.written = {(one.numbers[name], name) for one in expected if one.call for name in one.call.writes}
-    marks = [one.mark for one in expected]
+    lines.written = {
+        (statement.numbers[name], name) for statement in expected if statement.call for name in statement.call.writes
+    }
+    marks = [statement.mark for statement in expected]
     for event, place in zip(events, places([event.mark for event in events], marks), strict=True):
         call, numbers = expected[place].call, expected[place].numbers
         if call is None:
             continue
         for name, elements in zip(call.writes, event.elements, strict=False):
             lines.ran[numbers[name]].elements += elements
-        for name, found in _by_line(call, event.products, sizes, lines, numbers).items():
+        for name, shapes in _by_line(call, event.products, sizes, lines, numbers).items():
             ran = lines.ran[numbers[name]]
-            ran.products += sum(found.values())
-            ran.maccs += sum(prod(one) * times for one, times in found.items())
+            ran.products += sum(shapes.values())
+            ran.maccs += sum(prod(product) * times for product, times in shapes.items())
 
 
 @dataclass(frozen=True)
@@ -153,14 +157,14 @@ class Scope:
 
 
 def _numbers(statements: Sequence[Statement], numbers: Iterator[int]) -> Scope:
-    found: dict[str, int] = {}
+    numbers_of: dict[str, int] = {}
     loops: list[Scope] = []
     for statement in statements:
         if isinstance(statement, Repeat):
             loops.append(_numbers(statement.lines, numbers))
         else:
-            found.update(dict.fromkeys((term.name for term in statement.left), next(numbers)))
-    return Scope(found, tuple(loops))
+            numbers_of.update(dict.fromkeys((term.name for term in statement.left), next(numbers)))
+    return Scope(numbers_of, tuple(loops))
 
 
 def _expected(items: Iterable[Item], lines: Lines, sizes: Mapping[str, int], scope: Scope) -> Iterator[Expected]:
@@ -198,42 +202,51 @@ def _by_line(
 
     Lines that ask for the same shapes cannot be told apart; together they have what was executed.
     """
-    left, found = Counter(ran), dict[str, Counter[Shape]]()
+    left, shapes_of = Counter(ran), dict[str, Counter[Shape]]()
     names = [line.name for line in call.lines]
     for line in call.lines:
-        asked = _asked(line, sizes, lines.skips(numbers[line.name]), set(names)) if call.function else Counter(ran)
-        found[line.name] = asked & left
-        left -= found[line.name]
+        shapes_asked = (
+            _asked(line, sizes, lines.skips(numbers[line.name]), set(names)) if call.function else Counter(ran)
+        )
+        shapes_of[line.name] = shapes_asked & left
+        left -= shapes_of[line.name]
     if left:
-        last = next((name for name in reversed(names) if found[name]), names[-1])
-        found[last] += left
-    return found
+        last = next((name for name in reversed(names) if shapes_of[name]), names[-1])
+        shapes_of[last] += left
+    return shapes_of
 
 
-def _asked(line: Line, sizes: Mapping[str, int], skips: bool, made: set[str]) -> Counter[Shape]:
+def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -> Counter[Shape]:
     """The products that a line of a kernel takes of a library: two axes each, all others one place after another."""
     kernel = line.tag.kernel
     if not isinstance(line, Product) or len(factors(line)) != 2:
         return Counter()
-    one, two = (set(term.loops) for term in factors(line))
+    left_axes, two = (set(term.loops) for term in factors(line))
     left, turns = set(line.left[0].loops), kernel.axes if kernel else ()
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
     # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
-    condition = next((one for one in line.where if one.ordered and base(one.lower) == base(one.upper)), None)
+    condition = next(
+        (
+            condition_found
+            for condition_found in line.where
+            if condition_found.ordered and base(condition_found.lower) == base(condition_found.upper)
+        ),
+        None,
+    )
     # What only comes into the kernel keeps the kernel's.
     pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
-    queries = condition.upper if condition and axis and not made.isdisjoint(pairs) else axis
-    kept = []
-    for side in (one & left - two, two & left - one, one & two - left):
-        own = [axis for axis in line.loops if axis in side and axis not in turns]
-        if not own:
+    queries = condition.upper if condition and axis and not makes.isdisjoint(pairs) else axis
+    sides_kept = []
+    for side in (left_axes & left - two, two & left - left_axes, left_axes & two - left):
+        axes_of_side = [axis for axis in line.loops if axis in side and axis not in turns]
+        if not axes_of_side:
             return Counter()
-        kept.append(queries if queries in own else own[-1])
-    times = _points([axis for axis in line.loops if axis not in kept], sizes)
-    extents = {axis: _points((axis,), sizes) for axis in kept}
+        sides_kept.append(queries if queries in axes_of_side else axes_of_side[-1])
+    times = _points([axis for axis in line.loops if axis not in sides_kept], sizes)
+    extents = {axis: _points((axis,), sizes) for axis in sides_kept}
     if queries not in extents or not places_:
         return Counter({shape(*extents.values()): times})
-    found: Counter[Shape] = Counter()
+    shapes: Counter[Shape] = Counter()
     window = int(sizes.get(condition.window, condition.window)) if condition and condition.window else 0
     for first in range(0, extents[queries], places_):
         last = min(first + places_, extents[queries])
@@ -241,5 +254,5 @@ def _asked(line: Line, sizes: Mapping[str, int], skips: bool, made: set[str]) ->
         if condition and skips:
             lowest = max(0, first - window + 1) if window else 0
             block[condition.lower] = last - int(condition.strict) - lowest
-        found[shape(*(block[axis] for axis in kept))] += times
-    return found
+        shapes[shape(*(block[axis] for axis in sides_kept))] += times
+    return shapes

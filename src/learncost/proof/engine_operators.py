@@ -40,16 +40,16 @@ def run(
     namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
     exec(compile(written.text, FILE, "exec"), namespace)
     names = (*table.inputs, *table.weights)
-    more = {own: sizes[name] for name, own in written.sizes.items()}
+    more = {size_name: sizes[name] for name, size_name in written.sizes.items()}
 
     def step(values: Mapping[str, Any]) -> Values:
         result = namespace[written.function](*(fill(tree, values, namespace) for tree in written.parameters), **more)
         results = result if len(written.results) > 1 else (result,)
         trees = zip(written.results, results, strict=True)
-        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+        return {name: value for tree, result in trees for name, value in unfold(tree, result)}
 
-    found, products = {"torch": _torch, "jax": _jax}[backend](step, {name: arrays[name] for name in names})
-    return {name: np.asarray(value) for name, value in found.items()}, written, products
+    results, products = {"torch": _torch, "jax": _jax}[backend](step, {name: arrays[name] for name in names})
+    return {name: np.asarray(value) for name, value in results.items()}, written, products
 
 
 def note(lines: Lines, written: Program, products: Products) -> None:
@@ -58,10 +58,10 @@ def note(lines: Lines, written: Program, products: Products) -> None:
     The book has no price for a product with a vector, whether a library takes it or loops do: it is left out.
     """
     statements = _statements(lines, written)
-    whole = {number for number, _, added in products if not added}
+    sums = {number for number, _, added in products if not added}
     for number, maccs, added in products:
         at = statements.get(number)
-        if at is not None and lines.maccs(at) and not (added and number in whole):  # else what a product made
+        if at is not None and lines.maccs(at) and not (added and number in sums):  # else what a product made
             lines.ran[at].products += 1
             lines.ran[at].maccs += maccs
 
@@ -75,15 +75,15 @@ def _statements(lines: Lines, written: Program) -> dict[int, int]:
     for at, line in enumerate(lines.lines):
         for term in line.left:
             makers.setdefault(written.names.get(term.name, ""), []).append(at)
-    found: dict[int, int] = {}
+    line_of: dict[int, int] = {}
     assignments = [node for node in ast.walk(ast.parse(written.text)) if isinstance(node, ast.Assign)]
     for node in sorted(assignments, key=lambda node: node.lineno):
-        made = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-        own = next((makers[name] for name in made if name in makers), None)
-        if own:
-            at = own[0] if len(own) == 1 else own.pop(0)
-            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), at))
-    return found
+        targets = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        candidates = next((makers[name] for name in targets if name in makers), None)
+        if candidates:
+            at = candidates[0] if len(candidates) == 1 else candidates.pop(0)
+            line_of.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), at))
+    return line_of
 
 
 def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any]) -> tuple[Values, Products]:
@@ -96,8 +96,8 @@ def _torch(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             name = function.overloadpacket.__name__
             if name in PRODUCTS:
-                one, two = arguments[-2:]
-                products.append((_line(), prod(one.shape) * two.shape[-1], False))
+                left, right = arguments[-2:]
+                products.append((_line(), prod(left.shape) * right.shape[-1], False))
             elif name in ("index_add_", "index_add"):
                 products.append((_line(), arguments[3].numel(), True))
             elif name in ("index_put_", "index_put", "_index_put_impl_"):
@@ -125,13 +125,15 @@ def _jax(step: Callable[[Mapping[str, Any]], Values], arrays: Mapping[str, Any])
 
     def visit(equations: Iterable[Any], outer: int) -> None:
         for equation in equations:
-            own = (frame.line_num for frame in equation.source_info.traceback.frames if frame.file_name == FILE)
-            line = outer or next(own)
+            lines_of_file = (
+                frame.line_num for frame in equation.source_info.traceback.frames if frame.file_name == FILE
+            )
+            line = outer or next(lines_of_file)
             if equation.primitive.name == "dot_general":
-                one, two = (variable.aval.shape for variable in equation.invars)
+                left, right = (variable.aval.shape for variable in equation.invars)
                 (_, summed), (_, batch) = equation.params["dimension_numbers"]
-                columns = prod(size for axis, size in enumerate(two) if axis not in (*summed, *batch))
-                products.append((line, prod(one) * columns, False))
+                columns = prod(size for axis, size in enumerate(right) if axis not in (*summed, *batch))
+                products.append((line, prod(left) * columns, False))
             elif equation.primitive.name == "scatter-add":
                 products.append((line, prod(equation.invars[2].aval.shape), True))
             for value in equation.params.values():
@@ -157,9 +159,9 @@ def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:
     """A table of a layer's passes at small sizes: values with the interpreter's, products with their prices."""
     sizes = small_sizes(table)
     arrays = {**seeds_of(table, sizes), **sound_arrays(table, sizes)}
-    found, written, products = run(table, backend, arrays, sizes)
-    wanted = values_of(table, arrays, sizes)
-    text, passed = worst({key: error(array, wanted[key]) for key, array in found.items()})
+    results, written, products = run(table, backend, arrays, sizes)
+    expected = values_of(table, arrays, sizes)
+    text, passed = worst({key: error(array, expected[key]) for key, array in results.items()})
     yield Check(name, f"values as emitted for {backend} with the interpreter's", text, passed)
     lines = Lines(table, sizes)
     note(lines, written, products)

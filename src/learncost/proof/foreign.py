@@ -103,14 +103,14 @@ class _Translation:
 
     def repeat(self, line: Repeat, values: dict[str, Tensor]) -> None:
         carried = {carry.start: values[carry.initial] for carry in line.carry}
-        kept: dict[str, list[Tensor]] = {stack: [] for _, stack in line.keep}
+        stacks: dict[str, list[Tensor]] = {stack: [] for _, stack in line.keep}
         for turn in range(self.size(line.count)):
             inner = {**values, **carried, **{name: values[stack][turn] for name, stack in line.each}}
             self.statements(line.lines, inner)
             carried = {carry.start: inner[carry.end] for carry in line.carry}
             for name, stack in line.keep:
-                kept[stack].append(inner[name])
-        values.update({stack: self.library.stack(turns) for stack, turns in kept.items()})
+                stacks[stack].append(inner[name])
+        values.update({stack: self.library.stack(turns) for stack, turns in stacks.items()})
         values.update({carry.final: carried[carry.start] for carry in line.carry})
 
     def size(self, axis: str) -> int:
@@ -138,23 +138,23 @@ class _Translation:
         if entry(line.word).kind == "choice":
             return (self.choice(line, operands[0], mask, loops),)
         results = self.word(line, operands, mask, loops)
-        kept = tuple(axis for axis in loops if axis in left)
-        mask = mask if mask is not None and len(kept) == len(loops) else None
-        return tuple(self.ordered(r if mask is None else self.inside(r, mask), kept, left) for r in results)
+        remaining = tuple(axis for axis in loops if axis in left)
+        mask = mask if mask is not None and len(remaining) == len(loops) else None
+        return tuple(self.ordered(r if mask is None else self.inside(r, mask), remaining, left) for r in results)
 
     def constant(self, word: str, axes: tuple[str, ...]) -> Tensor:
         if word != "eye":
             return self.filled({"zeros": 0.0, "ones": 1.0}[word], axes)
         pairs = zip(axes[: len(axes) // 2], axes[len(axes) // 2 :], strict=True)
-        found = self.filled(1.0, axes)
+        result = self.filled(1.0, axes)
         for pair in pairs:
-            one, two = (self.aligned(self.library.arange(self.size(axis)), (axis,), axes) for axis in pair)
-            found = found * self.library.floats(one == two)
-        return found
+            left, right = (self.aligned(self.library.arange(self.size(axis)), (axis,), axes) for axis in pair)
+            result = result * self.library.floats(left == right)
+        return result
 
     def knows(self, word: str) -> bool:
         return not entry(word).body or any(
-            word in known for known in (self.library.words, self.library.last, _STEPS, _PLAIN)
+            word in words for words in (self.library.words, self.library.last, _STEPS, _PLAIN)
         )
 
     def epsilon(self, line: Word) -> float:
@@ -166,8 +166,8 @@ class _Translation:
     def product(self, line: Product, values: Mapping[str, Tensor]) -> Tensor:
         """Factors from left to right; a matrix product where both have an axis of their own and one is summed."""
         left = line.left[0].loops
-        given = [t for t in line.right if not isinstance(t, Literal)]
-        factors = [_Factor(t.loops, direct(t), self.read(t, values)) for t in given]
+        terms = [t for t in line.right if not isinstance(t, Literal)]
+        factors = [_Factor(t.loops, direct(t), self.read(t, values)) for t in terms]
         number = math.prod(t.number(self.sizes) for t in line.right if isinstance(t, Literal))
         for condition in (c for c in line.where if not c.axes <= set(left)):
             pair = tuple(sorted(condition.axes))
@@ -181,11 +181,11 @@ class _Translation:
                 factors.insert(0, _Factor(pair, pair, mask))
         if not factors:
             return self.filled(number, left)
-        whole = factors[0]
+        product = factors[0]
         for i, factor in enumerate(factors[1:], 2):
-            later = {axis for one in factors[i:] for axis in one.loops}
-            whole = self.pair(whole, factor, later.union(left), later.union(direct(line.left[0])))
-        axes, result = whole.loops, whole.tensor
+            later = {axis for later_factor in factors[i:] for axis in later_factor.loops}
+            product = self.pair(product, factor, later.union(left), later.union(direct(line.left[0])))
+        axes, result = product.loops, product.tensor
         if summed := [i for i, axis in enumerate(axes) if axis not in left]:
             result = result.sum(tuple(summed))
         axes = tuple(axis for axis in axes if axis in left)
@@ -193,20 +193,20 @@ class _Translation:
         mask = self.mask(tuple(c for c in line.where if c.axes <= set(left)), left)
         return result if mask is None else result * mask
 
-    def pair(self, one: _Factor, two: _Factor, kept: set[str], needed: set[str]) -> _Factor:
-        union = tuple(dict.fromkeys((*one.loops, *two.loops)))
-        loops = tuple(axis for axis in union if axis in kept)
-        own = tuple(axis for axis in loops if axis in one.axes or axis in two.axes)
-        rows, columns = {*one.axes} - {*two.axes}, {*two.axes} - {*one.axes}
-        if rows & needed and columns & needed and not {*one.axes} & {*two.axes} <= needed:
+    def pair(self, left: _Factor, right: _Factor, needed_loops: set[str], needed: set[str]) -> _Factor:
+        union = tuple(dict.fromkeys((*left.loops, *right.loops)))
+        loops = tuple(axis for axis in union if axis in needed_loops)
+        factor_axes = tuple(axis for axis in loops if axis in left.axes or axis in right.axes)
+        rows, columns = {*left.axes} - {*right.axes}, {*right.axes} - {*left.axes}
+        if rows & needed and columns & needed and not {*left.axes} & {*right.axes} <= needed:
             letters = {axis: chr(97 + i) for i, axis in enumerate(union)}
-            spelt = ["".join(letters[axis] for axis in axes) for axes in (one.loops, two.loops, loops)]
+            spelt = ["".join(letters[axis] for axis in axes) for axes in (left.loops, right.loops, loops)]
             return _Factor(
-                loops, own, self.library.einsum(f"{spelt[0]},{spelt[1]}->{spelt[2]}", one.tensor, two.tensor)
+                loops, factor_axes, self.library.einsum(f"{spelt[0]},{spelt[1]}->{spelt[2]}", left.tensor, right.tensor)
             )
-        result = self.aligned(one.tensor, one.loops, union) * self.aligned(two.tensor, two.loops, union)
-        summed = tuple(i for i, axis in enumerate(union) if axis not in kept)
-        return _Factor(loops, own, result.sum(summed) if summed else result)
+        result = self.aligned(left.tensor, left.loops, union) * self.aligned(right.tensor, right.loops, union)
+        summed = tuple(i for i, axis in enumerate(union) if axis not in needed_loops)
+        return _Factor(loops, factor_axes, result.sum(summed) if summed else result)
 
     def scattered(self, line: Product, result: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         term = line.left[0]
@@ -272,10 +272,10 @@ class _Translation:
     def read(self, term: Operand, values: Mapping[str, Tensor], outside: float = 0.0) -> Tensor:
         if not term.indexed:
             return values[term.name]
-        found = values[term.name][self.places(term, values, term.loops)]
+        array = values[term.name][self.places(term, values, term.loops)]
         for inside in self.beyond(term, term.loops):
-            found = self.library.where(inside, found, outside)
-        return found
+            array = self.library.where(inside, array, outside)
+        return array
 
     def place(self, at: Affine, loops: tuple[str, ...]) -> Tensor:
         """A place as positions give it, over the axes wanted."""
@@ -329,22 +329,22 @@ class _Translation:
         result = None
         for condition in where:
             sides = (condition.lower, condition.upper)
-            one, two = (
+            lower, two = (
                 int(side) if side.isdigit() else self.aligned(self.library.arange(self.size(side)), (side,), loops)
                 for side in sides
             )
-            told = {"<": one < two, "<=": one <= two, "=": one == two, "!=": one != two}[condition.relation]
-            inside = self.library.floats(told)
+            visible = {"<": lower < two, "<=": lower <= two, "=": lower == two, "!=": lower != two}[condition.relation]
+            inside = self.library.floats(visible)
             if condition.window is not None:
-                inside = inside * self.library.floats(two < one + self.size(condition.window))
+                inside = inside * self.library.floats(two < lower + self.size(condition.window))
             result = inside if result is None else result * inside
         return result
 
 
 def _before(arange: Callable[[int], Tensor], size: int, forwards: bool) -> Tensor:
     """Which place a sum has: those of the first axis that are not behind that of the second, or not before it."""
-    one, two = arange(size)[:, None], arange(size)[None, :]
-    return one <= two if forwards else one >= two
+    first, second = arange(size)[:, None], arange(size)[None, :]
+    return first <= second if forwards else first >= second
 
 
 def _sgd(w: Tensor, g: Tensor, lr: Tensor) -> tuple[Tensor, ...]:
@@ -362,9 +362,9 @@ def _adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: Tensor, *rest: Tensor
     return w * decay - lr * (m * k1) / ((v * k2) ** 0.5 + eps), m, v
 
 
-def _plus(one: Tensor, two: Tensor, times: Tensor) -> Tensor:
+def _plus(left: Tensor, right: Tensor, times: Tensor) -> Tensor:
     """one + times two."""
-    return one + times * two
+    return left + times * right
 
 
 _STEPS: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"sgd": _sgd, "momentum": _momentum, "adamw": _adamw}

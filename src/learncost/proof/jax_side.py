@@ -70,7 +70,11 @@ def library() -> Library:
 
 
 def autograd(
-    table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], wanted: Iterable[str], sizes: Mapping[str, int]
+    table: Table,
+    arrays: Mapping[str, Any],
+    seeds: Mapping[str, Any],
+    differentiated: Iterable[str],
+    sizes: Mapping[str, int],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs and wanted gradients, as NumPy arrays, on the CPU in float64 whatever the process computes in."""
     import jax
@@ -79,9 +83,9 @@ def autograd(
         values = evaluate(library(), table, {**rest, **moved}, sizes)
         return weighted(table, values, ends), {name: values[name] for name in table.outputs}
 
-    wanted = set(wanted)
-    moved = {name: array for name, array in arrays.items() if name in wanted}
-    rest = {name: array for name, array in arrays.items() if name not in wanted}
+    differentiated = set(differentiated)
+    moved = {name: array for name, array in arrays.items() if name in differentiated}
+    rest = {name: array for name, array in arrays.items() if name not in differentiated}
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         lowered = jax.jit(jax.grad(outputs, has_aux=True)).lower(moved, rest, dict(seeds))
         try:

@@ -101,9 +101,9 @@ def _experts(gates: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
     def mixture(X: Array, WR: Array, *experts: Array) -> Array:
         chosen = best(X @ WR)
-        made, result = chosen_experts(X, chosen, *experts), np.zeros_like(X)
+        expert_outputs, result = chosen_experts(X, chosen, *experts), np.zeros_like(X)
         for place in np.ndindex(X.shape[:-1]):
-            result[place] = gates(X[place] @ WR, chosen[place]) @ made[place]
+            result[place] = gates(X[place] @ WR, chosen[place]) @ expert_outputs[place]
         return result
 
     return mixture
@@ -113,18 +113,18 @@ def sigmoid_mixture(X: Array, correction: Array, WR: Array, *experts: Array) -> 
     """DeepSeek-V3's, with the 1e-20 that its code adds to the sum of a token's gates."""
     gates, result = sigmoid(X @ WR), np.zeros_like(X)
     chosen = best(gates + correction)
-    made = chosen_experts(X, chosen, *experts)
+    expert_outputs = chosen_experts(X, chosen, *experts)
     for place in np.ndindex(X.shape[:-1]):
         share = gates[place][chosen[place]]
-        result[place] = 2.5 * share / (share.sum() + 1e-20) @ made[place]
+        result[place] = 2.5 * share / (share.sum() + 1e-20) @ expert_outputs[place]
     return result
 
 
 def patch_embedding(X: Array, W: Array, b: Array, T: Array, P: Array) -> Array:
     """A product for every patch, row by row behind the class token; as many of them as there are positions."""
     batch, _, rows, _, columns, _ = X.shape
-    found = np.einsum("bciyjx,dcyx->bijd", X, W).reshape(batch, rows * columns, -1) + b
-    tokens = np.concatenate((np.repeat(T[None, None], batch, 0), found), 1)
+    patches = np.einsum("bciyjx,dcyx->bijd", X, W).reshape(batch, rows * columns, -1) + b
+    tokens = np.concatenate((np.repeat(T[None, None], batch, 0), patches), 1)
     missing = max(0, len(P) - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing), (0, 0)))[:, : len(P)] + P
 

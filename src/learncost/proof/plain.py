@@ -53,7 +53,7 @@ def under_where(word: Callable[..., Array], x: Array, *more: Array) -> Array:
 
     more   operands with one number a row
     """
-    rows = [word(row[: a + 1], *(one[a] for one in more)) for a, row in enumerate(x)]
+    rows = [word(row[: a + 1], *(operand[a] for operand in more)) for a, row in enumerate(x)]
     if np.ndim(rows[0]) == 0:
         return np.array(rows)
     return np.stack([np.concatenate([row, np.zeros(x.shape[1] - len(row))])[: x.shape[1]] for row in rows])
@@ -71,9 +71,9 @@ class Ranked:
     sized: bool = False
 
     def __call__(self, *operands: Array, **shape: tuple[int, ...]) -> Array:
-        found = "".join(str(np.ndim(operand)) for operand in operands)
-        if found != self.ranks:
-            raise ValueError(f"the operands have {', '.join(found)} axes instead of {', '.join(self.ranks)}")
+        ranks = "".join(str(np.ndim(operand)) for operand in operands)
+        if ranks != self.ranks:
+            raise ValueError(f"the operands have {', '.join(ranks)} axes instead of {', '.join(self.ranks)}")
         return self.function(*operands, **shape)
 
 

@@ -50,9 +50,15 @@ def dynamic_base(base: Array, factor: Array, length: Array, trained: Array, widt
 def llama3_frequencies(f: Array, factor: Array, low: Array, high: Array, trained: Array) -> Array:
     """transformers' _compute_llama3_parameters, in its three cases; backwards where high is below low."""
     result = []
-    for one in f:
-        smooth = (trained / (2 * math.pi / one) - low) / (high - low)
-        result.append(one / factor if smooth < 0 else one if smooth > 1 else (1 - smooth) * one / factor + smooth * one)
+    for frequency in f:
+        smooth = (trained / (2 * math.pi / frequency) - low) / (high - low)
+        result.append(
+            frequency / factor
+            if smooth < 0
+            else frequency
+            if smooth > 1
+            else (1 - smooth) * frequency / factor + smooth * frequency
+        )
     return np.array(result)
 
 
@@ -70,15 +76,15 @@ def yarn_frequencies(
     fast: Array,
     slow: Array,
     trained: Array,
-    whole: Array,
+    truncates: Array,
 ) -> Array:
     """transformers' _compute_yarn_parameters: what is interpolated and what is not, and how much of each."""
     low, high = (yarn_turns(turns, width, base, trained) for turns in (fast, slow))
-    if whole > 0:
+    if truncates > 0:
         low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    kept = 1 - np.clip((pair - low) / (high - low if high != low else 0.001), 0, 1)
-    return f / factor * (1 - kept) + f * kept
+    uninterpolated = 1 - np.clip((pair - low) / (high - low if high != low else 0.001), 0, 1)
+    return f / factor * (1 - uninterpolated) + f * uninterpolated
 
 
 def yarn_scale(factor: Array, above: Array, below: Array) -> Array:
@@ -94,7 +100,7 @@ def longrope_frequencies(f: Array, pair: Array, short: Array, long: Array, lengt
     """transformers' _compute_longrope_parameters; a pair without a divisor is divided by nothing."""
     divisors = long if length > trained else short
     at = {float(number): divisor for number, divisor in enumerate(divisors)}
-    return f / np.array([at.get(float(one), 1.0) for one in pair])
+    return f / np.array([at.get(float(pair_index), 1.0) for pair_index in pair])
 
 
 def longrope_scale(factor: Array, trained: Array) -> Array:

@@ -122,7 +122,12 @@ def loss(P: Array, targets: Array, share: Array) -> Array:
 def error_projection(tokens: Array, e: Array) -> Array:
     """Attention of one-hot tokens over the decoder's error, equation (48)."""
     one_hot = np.eye(e.shape[-1])[tokens]
-    return np.stack([softmax(t @ own.T / math.sqrt(own.shape[1])) @ own for t, own in zip(one_hot, e, strict=True)])
+    return np.stack(
+        [
+            softmax(t @ embedding.T / math.sqrt(embedding.shape[1])) @ embedding
+            for t, embedding in zip(one_hot, e, strict=True)
+        ]
+    )
 
 
 def masked_lm_transform(X: Array, W: Array, b: Array, g: Array, beta: Array) -> Array:

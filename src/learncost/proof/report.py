@@ -61,8 +61,8 @@ class Report(Shown):
         rows = []
         states = [state for state in _MARKS if state is not None or any(c.passed is None for c in self.checks)]
         for compared in dict.fromkeys(_kind(check) for check in self.checks):
-            own = [check.passed for check in self.checks if _kind(check) == compared]
-            rows.append(Row((compared, *(str(own.count(state)) for state in states))))
+            outcomes = [check.passed for check in self.checks if _kind(check) == compared]
+            rows.append(Row((compared, *(str(outcomes.count(state)) for state in states))))
         notes = (*map(str, self.failed), _verdict(self.checks))
         columns = ("", *(_MARKS[state].lower() for state in states))
         return Sheet(self._heading, columns, tuple(rows), notes)

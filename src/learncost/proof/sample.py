@@ -39,11 +39,11 @@ def small_sizes(table: Table, smallest: int = 2) -> dict[str, int]:
     for axis, least_size in _covered(table, sizes):
         while sizes[axis] < least_size or [*sizes.values()].count(sizes[axis]) > 1:
             sizes[axis] += 1
-    for whole, parts in joined(table):
-        sizes[whole] = sum(sizes[part] for part in parts)
-        if [*sizes.values()].count(sizes[whole]) > 1:
+    for joined_axis, parts in joined(table):
+        sizes[joined_axis] = sum(sizes[part] for part in parts)
+        if [*sizes.values()].count(sizes[joined_axis]) > 1:
             sizes[parts[-1]] = max(sizes.values()) + 1
-            sizes[whole] = sum(sizes[part] for part in parts)
+            sizes[joined_axis] = sum(sizes[part] for part in parts)
     return sizes
 
 
@@ -67,24 +67,24 @@ def _names(table: Table) -> list[str]:
     counts = [*windows(table.lines), *(count for _, turns in walk(table.lines) for count in turns)]
     counts += [axis for line, _ in walk(table.lines) for c in line.where if c.window for axis in (c.upper, c.lower)]
     counts += [axis for line, _ in walk(table.lines) if isinstance(line, Word) for axis in line.chosen]
-    axes = [axis for given in (*table.inputs, *table.weights) for axis in table.axes[given]]
+    axes = [axis for array in (*table.inputs, *table.weights) for axis in table.axes[array]]
     axes += [axis for line, _ in walk(table.lines) for axis in line.loops]
     axes += [read.axis for line, _ in walk(table.lines) for read in _reads(line)]
     return [axis for axis in dict.fromkeys(map(base, (*counts, *axes))) if not axis.isdigit()]
 
 
 def _reads(line: Line) -> list[Read]:
-    found: list[Read] = []
+    reads: list[Read] = []
 
     def visit(term: Operand | Affine) -> None:
         for axis in term.axes:
             if isinstance(axis, Read):
-                found.append(axis)
+                reads.append(axis)
                 visit(axis.at)
 
     for term in (*line.left, *line.right):
         visit(term)
-    return found
+    return reads
 
 
 def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:

@@ -61,36 +61,36 @@ def library() -> Library:
 
 
 def autograd(
-    table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], wanted: Iterable[str], sizes: Mapping[str, int]
+    table: Table, arrays: Mapping[str, Any], seeds: Mapping[str, Any], names: Iterable[str], sizes: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs and wanted gradients, as NumPy arrays."""
     import torch
 
-    wanted = list(wanted)
+    names = list(names)
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    for name in wanted:
+    for name in names:
         tensors[name].requires_grad_()
     values = evaluate(library(), table, tensors, sizes)
     loss = weighted(table, values, {name: torch.tensor(seed) for name, seed in seeds.items()})
-    found = torch.autograd.grad(loss, [tensors[name] for name in wanted], allow_unused=True) if wanted else ()
+    found = torch.autograd.grad(loss, [tensors[name] for name in names], allow_unused=True) if names else ()
     gradients = {
         name: (torch.zeros_like(tensors[name]) if g is None else g).numpy()
-        for name, g in zip(wanted, found, strict=True)
+        for name, g in zip(names, found, strict=True)
     }
     return {name: values[name].detach().numpy() for name in table.outputs}, gradients
 
 
-def flops(table: Table, wanted: Iterable[str], sizes: Mapping[str, int], backward: bool) -> int:
+def flops(table: Table, names: Iterable[str], sizes: Mapping[str, int], backward: bool) -> int:
     """What FlopCounterMode counts on `meta`, where nothing is computed: forward, or forward and backward."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    wanted = set(wanted)
+    names = set(names)
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         tensors = {}
         for name in (*table.inputs, *table.weights):
             kind = torch.int64 if name in table.indices else torch.float64
-            tensors[name] = torch.zeros(shape_of(table.axes[name], sizes), dtype=kind, requires_grad=name in wanted)
+            tensors[name] = torch.zeros(shape_of(table.axes[name], sizes), dtype=kind, requires_grad=name in names)
         values = evaluate(library(), table, tensors, sizes)
         if backward:
             loss: Tensor = sum(values[name].sum() for name in table.outputs)

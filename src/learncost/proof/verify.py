@@ -160,7 +160,7 @@ def with_torch(table: Table, name: str) -> Iterator[Check]:
     steps = [table] if _has_long_products(table) else [table, derived.step]
     passes = (False, True)[: len(steps)]
     counted = [torch_side.flops(table, derived.gradients, sizes, backward) for backward in passes]
-    priced = [price(one, sizes, "matmul").flops for one in steps]
+    priced = [price(table, sizes, "matmul").flops for table in steps]
     text = f"forward {counted[0]} counted, {priced[0]} priced"
     text += f"; and backward {counted[1]}, {priced[1]}" if len(steps) > 1 else ""
     yield Check(name, "FLOPs of matrix products with FlopCounterMode on meta", text, counted == priced)
@@ -230,10 +230,10 @@ def verify_model(model: Model) -> Iterator[Check]:
 def verify_procedures(model: Model, name: str) -> Iterator[Check]:
     """Tallies of every step; procedures that are to give the same weights, such as recomputation, do bit for bit."""
     results: dict[str, Mapping[str, Any]] = {}
-    for procedure, found in LEARNING.items():
-        if found.part:  # another procedure on a model of which a part is frozen
+    for procedure, procedure_of in LEARNING.items():
+        if procedure_of.part:  # another procedure on a model of which a part is frozen
             continue
-        if not model.learns and found.compares:
+        if not model.learns and procedure_of.compares:
             yield Check(f"{name}, {procedure}", "a step", "the model has no output with targets to learn from", None)
             continue
         try:
@@ -250,9 +250,9 @@ def verify_procedures(model: Model, name: str) -> Iterator[Check]:
         sizes = _shared_sizes(model, table)
         values = values_of(table, _shared_arrays(model, table, sizes), sizes)
         results[procedure] = {key: values[key] for key in _new_weights(table)}
-    for one in results:
-        if (two := LEARNING[one].equals) in results:
-            yield _bit_for_bit(name, one, two, results[one], results[two])
+    for first in results:
+        if (second := LEARNING[first].equals) in results:
+            yield _bit_for_bit(name, first, second, results[first], results[second])
 
 
 def _new_weights(table: Table) -> Iterable[str]:
@@ -272,15 +272,15 @@ def _shared_arrays(model: Model, table: Table, sizes: Mapping[str, int]) -> dict
     arrays = sound_arrays(model.table, sizes)
     for name in table.inputs:
         if name not in arrays:
-            own, stands_for = Table((), table.values, (name,)), table.values[name].of
+            shared, stands_for = Table((), table.values, (name,)), table.values[name].of
             fixed = table.values[name].role == "projection" and stands_for in table.weights
-            found = {name: arrays[stands_for]} if fixed else sound_arrays(own, sizes, seed=sum(map(ord, name)))
-            arrays |= found
+            array_found = {name: arrays[stands_for]} if fixed else sound_arrays(shared, sizes, seed=sum(map(ord, name)))
+            arrays |= array_found
     return arrays
 
 
-def _bit_for_bit(name: str, one: str, two: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Check:
-    different = [key for key in wanted if not np.array_equal(found[key], wanted[key])]
-    text = f"{len(wanted)} updated weights are the same" if not different else f"{different[0]} differs"
-    same = bool(wanted) and found.keys() == wanted.keys() and not different
-    return Check(name, f"{one} with {two}, bit for bit", text, same)
+def _bit_for_bit(name: str, first: str, second: str, weights: Mapping[str, Any], expected: Mapping[str, Any]) -> Check:
+    different = [key for key in expected if not np.array_equal(weights[key], expected[key])]
+    text = f"{len(expected)} updated weights are the same" if not different else f"{different[0]} differs"
+    same = bool(expected) and weights.keys() == expected.keys() and not different
+    return Check(name, f"{first} with {second}, bit for bit", text, same)

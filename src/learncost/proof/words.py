@@ -37,7 +37,7 @@ def word_layer(entry: Entry, masked: bool = False) -> Layer:
         entry.outputs,
     )
     learn = {*_derived(entry)}
-    values = {name: Value(own) for name, own in shapes.items()}
+    values = {name: Value(operand_axes) for name, operand_axes in shapes.items()}
     values |= {name: Value(shapes[name], "constant") for name in operands if f"d{name}" not in learn}
     return Layer(entry.name, Table((line,), values, operands, (), outputs, entry.name))
 
@@ -48,29 +48,29 @@ def _derived(entry: Entry) -> Iterator[str]:
 
 def consistent(entry: Entry) -> Check:
     """Every line of a word's tables reads its operands and results with the axes that they have."""
-    whole = ("_",) if entry.pointwise else ("_", "n")
-    axes = {name: () if name in SCALARS else whole for name in entry.inputs}
+    all_axes = ("_",) if entry.pointwise else ("_", "n")
+    axes = {name: () if name in SCALARS else all_axes for name in entry.inputs}
     axes |= {name: ("_",) for name in entry.inputs if name in ROWS}
-    axes |= dict.fromkeys(entry.outputs, ("_",) if entry.reduces else whole)
-    axes |= {f"d{name}": own for name, own in axes.items()}
+    axes |= dict.fromkeys(entry.outputs, ("_",) if entry.reduces else all_axes)
+    axes |= {f"d{name}": axes_of_name for name, axes_of_name in axes.items()}
     body = _axes_after(entry.body, axes)
     problem = body if isinstance(body, str) else ""
     for lines in (entry.gradient, entry.jacobian):
-        found = _axes_after(lines, axes if isinstance(body, str) else body)
-        problem = problem or (found if isinstance(found, str) else "")
+        result = _axes_after(lines, axes if isinstance(body, str) else body)
+        problem = problem or (result if isinstance(result, str) else "")
     return Check(entry.name, "axes of its body, gradient and Jacobian", problem or "consistent", not problem)
 
 
 def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]] | str:
     """The axes of every name after the lines, or what is wrong with a line."""
-    own: dict[str, tuple[str, ...]] = {}
+    axes_made: dict[str, tuple[str, ...]] = {}
     for line in lines:
         terms = [term for term in line.right if isinstance(term, Term)]
         left = line.left[0].declared
         if left != axes.get(line.name, left):
             return f"{line.left[0]} has other axes, in line: {line}"
         for term in terms:
-            have = own.get(term.name) or axes.get(term.name)
+            have = axes_made.get(term.name) or axes.get(term.name)
             if have is None:
                 return f"{term.name} is not known, in line: {line}"
             read = term.declared if "n" in term.declared else tuple(axis.replace("n'", "n") for axis in term.declared)
@@ -81,5 +81,5 @@ def _axes_after(lines: Iterable[Line], axes: Mapping[str, tuple[str, ...]]) -> d
         spread = isinstance(line, Product) and len(line.right) == 2 and len(terms) == 1  # a number beside one value
         if (not set(left) <= right and terms and not spread) or (not loose and set(left) != right):
             return f"the axes on the left are not those on the right, in line: {line}"
-        own[line.name] = left
-    return {**axes, **own}
+        axes_made[line.name] = left
+    return {**axes, **axes_made}

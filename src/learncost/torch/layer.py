@@ -25,28 +25,28 @@ class LayerModule(TableModule):
         needed |= dict.fromkeys(windows(table.lines))
         lines = [line for line, _ in walk(table.lines)]
         every = dict.fromkeys(base(axis) for line in lines for axis in line.loops)
-        shown = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
-        needed |= dict.fromkeys(axis for axis in every if axis not in shown)  # how many are chosen
+        shown_axes = {base(axis) for name in (*table.inputs, *table.weights) for axis in table.axes[name]}
+        needed |= dict.fromkeys(axis for axis in every if axis not in shown_axes)  # how many are chosen
         for axis in needed:
             if not axis.isdigit() and axis not in sizes:
                 raise InputError(f"{layer.name} needs the size of {axis}: give {axis}=..., a whole number from 1")
-        known = {base(axis) for axes in table.axes.values() for axis in axes} | {*needed, *every}
+        axes_known = {base(axis) for axes in table.axes.values() for axis in axes} | {*needed, *every}
         for axis, size in sizes.items():
-            if axis not in known:
-                raise InputError(f"{layer.name} has no axis {axis!r}: it has {', '.join(sorted(known))}")
+            if axis not in axes_known:
+                raise InputError(f"{layer.name} has no axis {axis!r}: it has {', '.join(sorted(axes_known))}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"{axis} must be a whole number from 1, not {size!r}")
-        made = {term.name for line in table.lines for term in getattr(line, "left", ())}
+        makes = {term.name for line in table.lines for term in getattr(line, "left", ())}
         for name in dropout:
-            if name not in made:
-                raise InputError(f"{layer.name} makes no {name!r} to drop from: it makes {', '.join(sorted(made))}")
+            if name not in makes:
+                raise InputError(f"{layer.name} makes no {name!r} to drop from: it makes {', '.join(sorted(makes))}")
         chances = {f"{name}.mask": chance(value, f"the dropout of {name}") for name, value in dropout.items()}
         super().__init__(table, sizes, chances, **tensor)
         self.layer, self._dropped = layer, tuple(dropout)
 
-    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor, **keywords: torch.Tensor) -> Any:
         """The outputs: a tensor, or a tuple of several."""
-        values = given(self.table.inputs, inputs, named, self.layer.name)
+        values = given(self.table.inputs, inputs, keywords, self.layer.name)
         return self._run(self.passes((self.training and self._drops,)), values)
 
     def chosen(self, key: tuple[bool, ...]) -> Table:

@@ -51,7 +51,7 @@ class ModelModule(TableModule):
         return build(self.configuration)
 
     def forward(
-        self, tokens: torch.Tensor | None = None, targets: torch.Tensor | None = None, **given: torch.Tensor
+        self, tokens: torch.Tensor | None = None, targets: torch.Tensor | None = None, **others: torch.Tensor
     ) -> Any:
         """The loss (nats a target) of these answers; without answers the logits, or the outputs of a bare model.
 
@@ -61,7 +61,7 @@ class ModelModule(TableModule):
                  at tokens; encoder_tokens, types, image, features, labels, ends ...), or any input of the table by its
                  name, in the place of what it would be
         """
-        values = {"tokens": tokens, "targets": targets, **given}
+        values = {"tokens": tokens, "targets": targets, **others}
         values = {ALSO.get(name, name): value for name, value in values.items() if value is not None}
         keeps = {axis: values.pop(name) for name, axis in MASKS.items() if name in values}
         loss = any(datum.name in values or datum.input in values for datum in self._data if datum.answers)
@@ -86,27 +86,27 @@ class ModelModule(TableModule):
                 arrays.setdefault(datum.input, torch.zeros_like(placed[datum.axes[1]]))
         everywhere = {axis: torch.ones_like(tokens, dtype=torch.bool) for axis, tokens in placed.items()}
         keeps = {axis: keep.bool() for axis, keep in keeps.items()}
-        one = torch.ones((), dtype=self._like.dtype, device=self._like.device)
-        ended = told(self.table, arrays, everywhere | keeps, one)
+        unit = torch.ones((), dtype=self._like.dtype, device=self._like.device)
+        ended = told(self.table, arrays, everywhere | keeps, unit)
         lengths = {axis: tokens.shape[1] for axis, tokens in placed.items()}
-        found = {}
+        inputs = {}
         for name in names:
             if name in self._chances:
                 continue
             if name in ended or name in arrays:
-                found[name] = ended.get(name, arrays.get(name))
+                inputs[name] = ended.get(name, arrays.get(name))
             elif name not in self.table.inputs:  # what the batch alone brings along, masks that are drawn aside
                 axes = self.table_axes(name)
                 keep = (everywhere | keeps)[base(axes[-1])]
-                found[name] = keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
+                inputs[name] = keep.expand(*(self.sizes[axis] for axis in axes[:-2]), *keep.shape)
             elif name in self._positions:
-                found[name] = self._fixed(name, lengths, self._like)
+                inputs[name] = self._fixed(name, lengths, self._like)
             elif self.table.values[name].role == "buffer":
-                found[name] = self._like.new_zeros([self.sizes[axis] for axis in self.table.axes[name]])
+                inputs[name] = self._like.new_zeros([self.sizes[axis] for axis in self.table.axes[name]])
             else:
                 told_as = next((datum.name for datum in self._data if name == datum.input), name)
                 raise InputError(f"{self.configuration.name} needs {told_as}: give it by this name")
-        return found
+        return inputs
 
     @staticmethod
     def _is_placed(datum: Datum, arrays: Mapping[str, Any]) -> bool:
@@ -137,26 +137,26 @@ class ModelModule(TableModule):
         """Make such an input; torch.compile does not look in here."""
         if (name, lengths, device, dtype) in self._at:
             return
-        found = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
-        self._at[name, lengths, device, dtype] = found.to(dtype) if found.is_floating_point() else found
+        tensor = torch.tensor(made_inputs(self.configuration, dict(lengths))[name], device=device)
+        self._at[name, lengths, device, dtype] = tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def load_hugging_face(self, source: str | Path | Mapping[str, torch.Tensor]) -> ModelModule:
         """Take the weights of a state dict of transformers, or of a folder that it saved. Raises InputError."""
         if isinstance(source, (str, Path)):
-            found = hugging_face.read(self.model, Path(source))
+            weights = hugging_face.read(self.model, Path(source))
         else:
             arrays = {name: _array(tensor) for name, tensor in source.items()}
-            found = hugging_face.from_theirs(self.model, arrays, "the state dict")
+            weights = hugging_face.from_theirs(self.model, arrays, "the state dict")
         with torch.no_grad():
             for name, parameter in self.weights().items():
-                parameter.copy_(torch.from_numpy(np.ascontiguousarray(found[name])))
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(weights[name])))
         return self
 
     def hugging_face(self) -> dict[str, torch.Tensor]:
         """The weights under the names and in the shapes that transformers has for them. Raises InputError."""
         arrays = {name: _array(tensor) for name, tensor in self.weights().items()}
-        found = hugging_face.to_theirs(self.model, arrays)
-        return {name: torch.tensor(array, dtype=self._like.dtype) for name, array in found.items()}
+        tensors = hugging_face.to_theirs(self.model, arrays)
+        return {name: torch.tensor(array, dtype=self._like.dtype) for name, array in tensors.items()}
 
     def extra_repr(self) -> str:
         return self.configuration.name

@@ -43,13 +43,13 @@ class TableModule(torch.nn.Module):
     def reset_parameters(self) -> None:
         """Initial weights as every engine has them, drawn with torch's generator: biases 0, gains 1, matrices normal
         with deviation 0.02, BERT's and GPT-2's initializer_range."""
-        own = kinds(self.table)
+        kind_of = kinds(self.table)
         with torch.no_grad():
             for name, parameter in self.weights().items():
-                if own[name] == "matrix":
+                if kind_of[name] == "matrix":
                     parameter.normal_(0.0, DEVIATION)
                 else:
-                    parameter.fill_(1.0 if own[name] == "gain" else 0.0)
+                    parameter.fill_(1.0 if kind_of[name] == "gain" else 0.0)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights by the table's names."""
@@ -59,8 +59,8 @@ class TableModule(torch.nn.Module):
         module: Any = self
         for part in name.split("."):
             module = getattr(module, part)
-        found: torch.Tensor = module
-        return found
+        weight: torch.Tensor = module
+        return weight
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
         """The table of a way to run it, such as with dropout."""
@@ -102,19 +102,19 @@ def chance(dropout: float, name: str = "dropout") -> float:
     return float(dropout)
 
 
-def given(names: tuple[str, ...], inputs: tuple[Any, ...], named: Mapping[str, Any], whose: str) -> dict[str, Any]:
+def given(names: tuple[str, ...], inputs: tuple[Any, ...], keywords: Mapping[str, Any], whose: str) -> dict[str, Any]:
     """The inputs by name. Raises InputError where one is missing, unknown, given twice, or no tensor."""
     if len(inputs) > len(names):
         raise InputError(f"{whose} takes {len(names)} inputs, not {len(inputs)}: {', '.join(names)}")
-    found = dict(zip(names, inputs, strict=False))
-    for name, value in named.items():
-        if name not in names or name in found:
-            what = "is given twice" if name in found else f"is no input: there are {', '.join(names)}"
-            raise InputError(f"{whose}: {name} {what}")
-        found[name] = value
+    by_name = dict(zip(names, inputs, strict=False))
+    for name, value in keywords.items():
+        if name not in names or name in by_name:
+            problem = "is given twice" if name in by_name else f"is no input: there are {', '.join(names)}"
+            raise InputError(f"{whose}: {name} {problem}")
+        by_name[name] = value
     for name in names:
-        if name not in found:
+        if name not in by_name:
             raise InputError(f"{whose} needs {name}: it takes {', '.join(names)}")
-        if not isinstance(found[name], torch.Tensor):
-            raise InputError(f"{whose}: {name} must be a tensor, not {type(found[name]).__name__}")
-    return found
+        if not isinstance(by_name[name], torch.Tensor):
+            raise InputError(f"{whose}: {name} must be a tensor, not {type(by_name[name]).__name__}")
+    return by_name

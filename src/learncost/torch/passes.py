@@ -49,53 +49,55 @@ class Passes:
     def __call__(self, values: Tensors) -> tuple[torch.Tensor, ...]:
         """The table's outputs. Raises InputError where the shapes of the inputs do not fit the table."""
         lengths = self.lengths(values)
-        wanted = tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
-        if not wanted:
+        differentiated = (
+            tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
+        )
+        if not differentiated:
             found = self._forward(values, lengths)
             return tuple(found[name] for name in self.outputs)
-        self._derive(wanted)
-        results: Sequence[torch.Tensor] = self._derived[wanted].apply(
+        self._derive(differentiated)
+        results: Sequence[torch.Tensor] = self._derived[differentiated].apply(
             tuple(lengths.items()), *_different([values[name] for name in self._given])
         )
         return tuple(results[: len(self.outputs)])
 
     def lengths(self, values: Tensors) -> dict[str, int]:
         """The sizes of all axes, as the inputs that are there have them. Raises InputError."""
-        found = dict(self.sizes)
+        lengths = dict(self.sizes)
         for name in [name for name in self.inputs if name in values]:
             axes, shape = self._axes[name], values[name].shape
             if len(axes) != len(shape):
                 raise InputError(f"{name} must have the axes [{' '.join(axes)}], not the shape {tuple(shape)}")
             for axis, size in zip(axes, shape, strict=True):
-                expected = int(axis) if axis.isdigit() else found.setdefault(axis.rstrip("'"), size)
+                expected = int(axis) if axis.isdigit() else lengths.setdefault(axis.rstrip("'"), size)
                 if expected != size:
                     raise InputError(
                         f"the axis {axis} of {name}[{' '.join(axes)}] is {size}, but {expected} elsewhere: "
                         f"the shape is {tuple(shape)}"
                     )
-        if missing := [window for window in self._windows if window not in found]:
+        if missing := [window for window in self._windows if window not in lengths]:
             raise InputError(f"the size of the window {missing[0]} is not known: give {missing[0]} with the sizes")
-        return found
+        return lengths
 
     def shape(self, name: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of an input."""
         return tuple([int(axis) if axis.isdigit() else lengths[axis.rstrip("'")] for axis in self._axes[name]])
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _derive(self, wanted: tuple[str, ...]) -> None:
+    def _derive(self, differentiated: tuple[str, ...]) -> None:
         """Make the autograd function that gives the wanted gradients; torch.compile does not look in here."""
-        if wanted not in self._derived:
-            if fixed := [name for name in wanted if name in self.table.constants]:
+        if differentiated not in self._derived:
+            if fixed := [name for name in differentiated if name in self.table.constants]:
                 raise InputError(f"{fixed[0]} is a constant of the table and has no gradient: give {fixed[0]}.detach()")
-            self._derived[wanted] = _function(self.table, wanted, self.sizes)
+            self._derived[differentiated] = _function(self.table, differentiated, self.sizes)
 
 
 def _different(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors, of which none is another one: torch.compile takes each of them once."""
-    found: list[torch.Tensor] = []
+    distinct: list[torch.Tensor] = []
     for tensor in tensors:
-        found.append(tensor.view_as(tensor) if any(tensor is other for other in found) else tensor)
-    return found
+        distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
+    return distinct
 
 
 Pass: TypeAlias = Callable[[Tensors, Mapping[str, int]], dict[str, torch.Tensor]]
@@ -106,18 +108,18 @@ def _emitted(table: Table, sizes: Mapping[str, int]) -> tuple[Pass, tuple[str, .
 
     What opens the records of the program is source as well: torch.compile follows source, not trees of names.
     """
-    found = program(table, "torch", "apply", sizes=sizes)
-    arguments = [_argument(tree) for tree in found.parameters]
-    arguments += [f"{own}=lengths[{name!r}]" for name, own in found.sizes.items()]
-    several = len(found.results) > 1
-    results = [_taken(tree, f"found[{i}]" if several else "found") for i, tree in enumerate(found.results)]
-    named = [f"{name!r}: {text}" for own in results for name, text in own]
+    written = program(table, "torch", "apply", sizes=sizes)
+    arguments = [_argument(tree) for tree in written.parameters]
+    arguments += [f"{size_name}=lengths[{name!r}]" for name, size_name in written.sizes.items()]
+    several = len(written.results) > 1
+    results = [_taken(tree, f"found[{i}]" if several else "found") for i, tree in enumerate(written.results)]
+    entries = [f"{name!r}: {text}" for result in results for name, text in result]
     text = (
-        f"def by_name(values, lengths):\n    found = apply({', '.join(arguments)})\n    return {{{', '.join(named)}}}"
+        f"def by_name(values, lengths):\n    found = apply({', '.join(arguments)})\n    return {{{', '.join(entries)}}}"
     )
     namespace: dict[str, Any] = {}  # no __name__: torch.compile would look for a module that is called so
-    exec(compile(f"{found.text}\n\n{text}\n", "<emitted by learncost>", "exec"), namespace)
-    reads = tuple(dict.fromkeys(name for tree in found.parameters for name in leaves(tree)))
+    exec(compile(f"{written.text}\n\n{text}\n", "<emitted by learncost>", "exec"), namespace)
+    reads = tuple(dict.fromkeys(name for tree in written.parameters for name in leaves(tree)))
     return namespace["by_name"], reads
 
 
@@ -148,34 +150,36 @@ def _reverse(derived: Derived, table: Table, sizes: Mapping[str, int]) -> tuple[
     return _emitted(replace(reverse, weights=weights, values=derived.step.values), sizes)
 
 
-def _function(table: Table, wanted: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:
+def _function(table: Table, differentiated: tuple[str, ...], sizes: Mapping[str, int]) -> type[torch.autograd.Function]:
     """The function of the given tensors whose results are the table's outputs, then what forward keeps for backward."""
-    derived = derive(table, wanted)
-    outputs, given = table.outputs, (*table.inputs, *table.weights)
+    derived = derive(table, differentiated)
+    outputs, arguments = table.outputs, (*table.inputs, *table.weights)
     seeds = tuple(f"d{name}" for name in outputs)
-    whole, read = _reverse(derived, table, sizes)
+    full_pass, read = _reverse(derived, table, sizes)
     saved = tuple(name for name in read if name not in seeds)
-    results = tuple(dict.fromkeys((*outputs, *(name for name in saved if name not in given))))
+    results = tuple(dict.fromkeys((*outputs, *(name for name in saved if name not in arguments))))
     forward_pass, _ = _emitted(replace(derived.forward, outputs=results), sizes)
     fixed = tuple(place for place, name in enumerate(results) if f"d{name}" not in derived.reverse.inputs)
-    gradients = tuple(derived.gradients.get(name, "") for name in given)
+    gradients = tuple(derived.gradients.get(name, "") for name in arguments)
     parts: dict[tuple[str, ...], Pass] = {}
 
-    def backward_from(known: tuple[str, ...]) -> Pass:
+    def backward_from(outputs_with_gradient: tuple[str, ...]) -> Pass:
         """The backward pass from those outputs alone that have a gradient."""
-        if known not in parts:
-            parts[known], _ = _reverse(derive(table, wanted, given=known), table, sizes)
-        return parts[known]
+        if outputs_with_gradient not in parts:
+            parts[outputs_with_gradient], _ = _reverse(
+                derive(table, differentiated, given=outputs_with_gradient), table, sizes
+            )
+        return parts[outputs_with_gradient]
 
     class Learncost(torch.autograd.Function):
         @staticmethod
         def forward(lengths: tuple[tuple[str, int], ...], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            found = forward_pass(dict(zip(given, tensors, strict=True)), dict(lengths))
-            return tuple([found[name] for name in results])
+            results_by_name = forward_pass(dict(zip(arguments, tensors, strict=True)), dict(lengths))
+            return tuple([results_by_name[name] for name in results])
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-            values = dict(zip(given, inputs[1:], strict=True)) | dict(zip(results, output, strict=True))
+            values = dict(zip(arguments, inputs[1:], strict=True)) | dict(zip(results, output, strict=True))
             ctx.mark_non_differentiable(*[output[place] for place in fixed])
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*[values[name] for name in saved])
@@ -184,18 +188,22 @@ def _function(table: Table, wanted: tuple[str, ...], sizes: Mapping[str, int]) -
 
         @staticmethod
         @once_differentiable
-        def backward(ctx: Any, *found: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-            own = {name: one for name, one in zip(outputs, found, strict=False) if one is not None}
-            if not own:
-                return (None, *[None for _ in given])
-            values = dict(zip(saved, ctx.saved_tensors, strict=True)) | {f"d{name}": own[name] for name in own}
-            backward_pass = whole if len(own) == len(outputs) else backward_from(tuple(own))
+        def backward(ctx: Any, *gradients_given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            gradients_there = {
+                name: gradient for name, gradient in zip(outputs, gradients_given, strict=False) if gradient is not None
+            }
+            if not gradients_there:
+                return (None, *[None for _ in arguments])
+            values = dict(zip(saved, ctx.saved_tensors, strict=True)) | {
+                f"d{name}": gradients_there[name] for name in gradients_there
+            }
+            backward_pass = full_pass if len(gradients_there) == len(outputs) else backward_from(tuple(gradients_there))
             if ctx.autocast is None:
-                made = backward_pass(values, dict(ctx.lengths))
+                made_gradients = backward_pass(values, dict(ctx.lengths))
             else:
                 device, dtype = ctx.autocast
                 with torch.autocast(device, dtype):
-                    made = backward_pass(values, dict(ctx.lengths))
-            return (None, *[made.get(name) for name in gradients])
+                    made_gradients = backward_pass(values, dict(ctx.lengths))
+            return (None, *[made_gradients.get(name) for name in gradients])
 
     return Learncost

@@ -44,35 +44,39 @@ def begin(options: Options) -> Beginning:
         if not Path(path).exists():
             raise InputError(f"no such file or folder: {path}")
     name = _tokenizer(options)
-    configuration, own = _configuration(options, name)
+    configuration, tokenizer = _configuration(options, name)
     options = suited(options, configuration)
     assert options.batch_size is not None
     options = replace(options, engine=options.engine or usual())
-    what = task(configuration, own, options)
-    configuration = _with_classes(configuration, what, options)
+    data_task = task(configuration, tokenizer, options)
+    configuration = _with_classes(configuration, data_task, options)
     if options.budget is not None:
         options = replace(options, plan=_within(configuration, options))
-    _try(configuration, options, what)
+    _try(configuration, options, data_task)
     options = replace(
         options,
         paths=tuple(str(Path(path).resolve()) for path in options.paths),
         start=str(Path(options.start).resolve()) if options.start else None,
-        tokenizer=None if own is None else "bytes" if name == "bytes" else TOKENIZER,
+        tokenizer=None if tokenizer is None else "bytes" if name == "bytes" else TOKENIZER,
     )
     if options.start:
         keys = read_json(Path(options.start) / CONFIG, hugging_face.ADVICE)
     else:
-        keys = hugging_face.config(configuration, options.dropout, own)
-    return Beginning(options, keys, {} if own is None else own.files())
+        keys = hugging_face.config(configuration, options.dropout, tokenizer)
+    return Beginning(options, keys, {} if tokenizer is None else tokenizer.files())
 
 
 def _within(configuration: Configuration, options: Options) -> str:
     """The plan under which a step takes no more bytes than there are."""
-    given = {"engine": options.engine != "torch", "plan": options.plan is not None, "device": options.device != "cpu"}
-    given |= {"accumulate": options.accumulate > 1, "clip": options.clip > 0}
-    if wrong := next((name for name, value in given.items() if value), None):
+    unsupported = {
+        "engine": options.engine != "torch",
+        "plan": options.plan is not None,
+        "device": options.device != "cpu",
+    }
+    unsupported |= {"accumulate": options.accumulate > 1, "clip": options.clip > 0}
+    if wrong := next((name for name, value in unsupported.items() if value), None):
         raise InputError(f"--budget chooses the plan of a step of --engine torch on a processor: leave --{wrong} out")
-    found = memory(
+    prediction = memory(
         configuration,
         options.procedure,
         options.batch_size or 1,
@@ -87,17 +91,17 @@ def _within(configuration: Configuration, options: Options) -> str:
         budget=options.budget,
         **options.learns,
     )
-    assert isinstance(found, Memory)  # one procedure, one engine
-    assert found.budget is not None
-    if found.peak > found.budget:
+    assert isinstance(prediction, Memory)  # one procedure, one engine
+    assert prediction.budget is not None
+    if prediction.peak > prediction.budget:
         raise InputError(
-            f"--budget: a step takes at least {found.peak:,} bytes, under the plan {found.plan}, and there are "
-            f"{found.budget:,}; {(found.fits or {})['batch_size']} sequences fit: --batch-size"
+            f"--budget: a step takes at least {prediction.peak:,} bytes, under the plan {prediction.plan}, "
+            f"and there are {prediction.budget:,}; {(prediction.fits or {})['batch_size']} sequences fit: --batch-size"
         )
-    return found.plan
+    return prediction.plan
 
 
-def _try(configuration: Configuration, options: Options, what: Task) -> None:
+def _try(configuration: Configuration, options: Options, data_task: Task) -> None:
     """Run a little through the model, so that what cannot be done is refused while nothing is written."""
     model = build(configuration)
     assert options.batch_size is not None
@@ -108,16 +112,16 @@ def _try(configuration: Configuration, options: Options, what: Task) -> None:
     if options.start:
         own.load(hugging_face.read(model, Path(options.start)), own.state, 0)
     try:
-        own.loss(what.example)
+        own.loss(data_task.example)
     except KeyError as missing:
         raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
     if next_token(configuration):
         Decoder(configuration, own.plain_weights)
 
 
-def _with_classes(configuration: Configuration, what: Task, options: Options) -> Configuration:
+def _with_classes(configuration: Configuration, data_task: Task, options: Options) -> Configuration:
     """With as many classes as the files have, unless they are told. Raises InputError for fewer."""
-    labels = what.labels(options.paths)
+    labels = data_task.labels(options.paths)
     if not labels:
         return configuration
     if any(spelled(name) == "num_labels" for name in options.sizes):
@@ -144,13 +148,13 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
             raise InputError(f"no such folder: {options.start}; --from takes a checkpoint as transformers saves it")
         configuration = configure(f"{options.start}/{CONFIG}")
         hugging_face.layout(configuration.family)
-        own = tokenizer_of(configuration, name)
-        if own is not None and configuration.sizes["vocab_size"] < own.size:
+        tokenizer = tokenizer_of(configuration, name)
+        if tokenizer is not None and configuration.sizes["vocab_size"] < tokenizer.size:
             raise InputError(
                 f"the vocabulary of {options.start} has {configuration.sizes['vocab_size']:,} tokens, but the "
-                f"tokenizer has {own.size:,}: give the checkpoint's own with --tokenizer FILE"
+                f"tokenizer has {tokenizer.size:,}: give the checkpoint's own with --tokenizer FILE"
             )
-        return configuration, own
+        return configuration, tokenizer
     model = presets()[options.model].config if options.model in presets() else options.model
     has_words = "vocab_size" in FAMILIES[_model_type(model)].sizes
 
@@ -165,11 +169,11 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
             found = configured(Bytes.end, **more)
         except InputError:
             more = {}
-    own = tokenizer_of(found, name)
-    return (found if own is None else configured(own.size, **more)), own
+    tokenizer = tokenizer_of(found, name)
+    return (found if tokenizer is None else configured(tokenizer.size, **more)), tokenizer
 
 
 def _model_type(model: Any) -> str:
     """The family that a model names; that of a decoder where configure is to say what is wrong."""
-    found = str(find(model).values.get("model_type"))
-    return found if found in FAMILIES else "decoder"
+    family = str(find(model).values.get("model_type"))
+    return family if family in FAMILIES else "decoder"

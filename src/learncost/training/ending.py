@@ -29,19 +29,18 @@ def _memory(step: Step) -> list[str]:
 def summary(result: Result) -> str:
     """How a training ended."""
     options, lines = result.options, []
-    taken = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
-    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {taken}")
+    steps_text = "1 step" if result.steps == 1 else f"{result.steps:,} steps"
+    lines.append(f"{result.folder}: {result.name}, {result.parameters:,} parameters, {steps_text}")
     if result.last is None:
         lines.append(f"nothing was left to do; --resume {result.folder} --steps N with more steps goes on")
     elif result.validated is not None:
-        count, what = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
+        count, unit = result.steps * (options.batch_size or 0) * options.accumulate, "examples"
         if result.validated.tokens_per_second is not None:
-            count, what = count * (options.seq_len or 0), "tokens"
+            count, unit = count * (options.seq_len or 0), "tokens"
         loss = f"loss {result.validated.validation_loss:.3f}"
-        said = result.validated.validated
-        lines.append(
-            f"validation: {said if loss in said else f'{said}, {loss}'}, after {count:,} {what}; {result.seconds:.0f} s"
-        )
+        score = result.validated.validated
+        text = score if loss in score else f"{score}, {loss}"
+        lines.append(f"validation: {text}, after {count:,} {unit}; {result.seconds:.0f} s")
     if result.last is not None:
         lines += _memory(result.last)
     writes = f"learncost sample {result.folder} --prompt TEXT lets it write"

@@ -153,8 +153,8 @@ class NumPyEngine:
 
     @property
     def memory(self) -> int | None:
-        found: int | None = self._runner.memory
-        return found
+        bytes_taken: int | None = self._runner.memory
+        return bytes_taken
 
     def load(self, weights: Mapping[str, Any], state: Mapping[str, Any], steps: int) -> None:
         self._training.load(weights, state, steps)
@@ -171,12 +171,12 @@ class NumPyEngine:
         return loss, np.asarray(scores)
 
     def flops(self, batch: Batch) -> int:
-        own, parts = self._training, self._training.settings.accumulate
-        sizes = own.prepare(**batch).sizes
+        training, parts = self._training, self._training.settings.accumulate
+        sizes = training.prepare(**batch).sizes
         sizes = {**sizes, "B": sizes["B"] // parts}
-        runs = [(own.table(), 1)]
+        runs = [(training.table(), 1)]
         if parts > 1:
-            halves = accumulated(own.table())
+            halves = accumulated(training.table())
             runs = [(halves.gather, parts), (halves.update, 1)]
         return sum(times * int(price(table, sizes, book("matmul")).flops) for table, times in runs)
 

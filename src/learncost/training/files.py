@@ -32,8 +32,8 @@ class Kept:
     def after(self, advice: str) -> str:
         """Both, with what to do in between."""
         then = ", then ".join(part for part in (advice, self.again) if part)
-        said = ": ".join(part for part in (self.what, then) if part)
-        return f"; {said}" if said else ""
+        sentence = ": ".join(part for part in (self.what, then) if part)
+        return f"; {sentence}" if sentence else ""
 
 
 NOTHING = Kept()
@@ -86,7 +86,7 @@ def _reason(path: Path, error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"no permission ({error.strerror})"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        in_the_way = next((one for one in (path, *path.parents) if one.is_file()), None)
+        in_the_way = next((file for file in (path, *path.parents) if file.is_file()), None)
         if in_the_way is not None:
             return f"{in_the_way} is a file, not a folder"
     if error.errno == errno.EISDIR:
@@ -95,7 +95,7 @@ def _reason(path: Path, error: OSError) -> str:
 
 
 @contextmanager
-def alone(folder: Path, said: str) -> Iterator[None]:
+def alone(folder: Path, refusal: str) -> Iterator[None]:
     """Hold the folder's lock, which the system lets go when this process ends, however it ends.
 
     Raises InputError(said) where another process holds it. Where there are no such locks - on Windows, on some file
@@ -115,7 +115,7 @@ def alone(folder: Path, said: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(said) from None
+            raise InputError(refusal) from None
         except OSError:
             pass
         yield
@@ -221,7 +221,7 @@ def read_arrays(path: Path, advice: str) -> tuple[dict[str, Any], dict[str, str]
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     package = safetensors()
     try:
-        arrays = {name: _array(**one) for name, one in package.deserialize(content)}
+        arrays = {name: _array(**packed) for name, packed in package.deserialize(content)}
     except package.SafetensorError:
         raise InputError(f"{path} is damaged, or not a file in the format safetensors; {advice}") from None
     length = int.from_bytes(content[:8], "little")
@@ -256,9 +256,9 @@ def check_finite(arrays: Arrays, where: str, advice: str) -> None:
 
 def digest(arrays: Arrays) -> str:
     """A fingerprint of arrays, their names, types and shapes."""
-    found = blake2b(digest_size=16)
+    fingerprint = blake2b(digest_size=16)
     for name in sorted(arrays):
         array = arrays[name]
-        found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        fingerprint.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        fingerprint.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return fingerprint.hexdigest()

@@ -105,10 +105,10 @@ class Folder:
             raise InputError(
                 f"{self.path} is no run: it has no {OPTIONS}; learncost train PATH --out {self.path} starts one"
             )
-        found = from_dict(read_json(path, self.advice), str(path))
-        if None in (found.batch_size, found.seq_len, found.learning_rate):
+        options = from_dict(read_json(path, self.advice), str(path))
+        if None in (options.batch_size, options.seq_len, options.learning_rate):
             raise InputError(f"{path} is damaged: batch_size, seq_len and learning_rate are needed; {self.advice}")
-        return found
+        return options
 
     def rewrite(self, options: Options, kept: Kept) -> None:
         """Other options in place of the first ones."""
@@ -123,8 +123,10 @@ class Folder:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run: its own copy of a file, or bytes; None for a model without tokens."""
-        named = self.options().tokenizer
-        return tokenizer_of(self.configuration(), str(self.path / TOKENIZER) if named == TOKENIZER else "bytes")
+        tokenizer_name = self.options().tokenizer
+        return tokenizer_of(
+            self.configuration(), str(self.path / TOKENIZER) if tokenizer_name == TOKENIZER else "bytes"
+        )
 
     # Checkpoints.
 
@@ -136,8 +138,8 @@ class Folder:
         ours = model.configuration.family not in hugging_face.layouts()
         theirs = dict(weights) if ours else hugging_face.to_theirs(model, weights)
         optimizer = self._optimizer(steps)
-        own = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
-        facts = {"steps": steps, "optimizer": own, "logs": {name: self._length(name) for name in LOGS}}
+        fingerprint = write_arrays(optimizer, state, {OURS: json.dumps({"steps": steps})}, kept)
+        facts = {"steps": steps, "optimizer": fingerprint, "logs": {name: self._length(name) for name in LOGS}}
         write_arrays(self.path / WEIGHTS, theirs, {"format": "pt", OURS: json.dumps(facts)}, kept)
         for old in (*self.path.glob("optimizer-*.safetensors"), *self.path.glob(f"*{TEMPORARY}")):
             if old != optimizer:

@@ -81,14 +81,16 @@ class Decoder:
 
     def _run(self, table: Any, values: dict[str, Any], lengths: Mapping[str, int], length: int) -> Any:
         execute(table, values, {**self._sizes, "B": 1, **lengths})
-        self._cache = {one.name: self._cut(one, values[_made(one.name, values)], length) for one in self._tables.cache}
+        self._cache = {
+            array.name: self._cut(array, values[_made(array.name, values)], length) for array in self._tables.cache
+        }
         (logits,) = (name for name in table.outputs if table.values[name].role == "value")
         return values[logits].reshape(-1)
 
-    def _cut(self, kept: Any, value: Any, length: int) -> Any:
+    def _cut(self, cached: Any, value: Any, length: int) -> Any:
         """A window's cache holds the last positions only."""
-        most = self._tables.lengths(self._sizes, length, 1)[kept.positions]
-        place = kept.axes.index(kept.positions)
+        most = self._tables.lengths(self._sizes, length, 1)[cached.positions]
+        place = cached.axes.index(cached.positions)
         return value.take(np.arange(value.shape[place])[-most:], place) if value.shape[place] > most else value
 
 
@@ -152,7 +154,7 @@ def continuation(decoder: Decoder, prompt: Sequence[int], end: int, how: Samplin
             logits = decoder.next(token)
 
 
-def sample(decoder: Decoder, own: Tokenizer, prompt: str, how: Sampling) -> str:
+def sample(decoder: Decoder, tokenizer: Tokenizer, prompt: str, how: Sampling) -> str:
     """The text after the prompt; without a prompt a document is begun."""
-    tokens = [int(token) for token in own.encode(prompt.encode())] or [own.end]
-    return own.decode(list(continuation(decoder, tokens, own.end, how)))
+    tokens = [int(token) for token in tokenizer.encode(prompt.encode())] or [tokenizer.end]
+    return tokenizer.decode(list(continuation(decoder, tokens, tokenizer.end, how)))

@@ -51,11 +51,11 @@ class Layout:
 def layouts() -> Mapping[str, Layout]:
     """Every family whose checkpoints can be read and written."""
     text = Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")
-    found: dict[str, Layout] = {}
+    by_family: dict[str, Layout] = {}
     for family, table in tomllib.loads(text).items():
         also = table.pop("also", ())
-        found |= dict.fromkeys((family, *also), Layout(**{**table, "turned": tuple(table["turned"])}))
-    return found
+        by_family |= dict.fromkeys((family, *also), Layout(**{**table, "turned": tuple(table["turned"])}))
+    return by_family
 
 
 def layout(family: str) -> Layout:
@@ -69,37 +69,37 @@ def layout(family: str) -> Layout:
 
 def to_theirs(model: Model, weights: Arrays) -> dict[str, Any]:
     """The tensors of a checkpoint, from our weights."""
-    own, result = layout(model.configuration.family), {}
-    for name, ours, block in own.of(model):
-        parts = [weights[one] if block is None else weights[one][block] for one in ours]
+    their_layout, result = layout(model.configuration.family), {}
+    for name, ours, block in their_layout.of(model):
+        parts = [weights[weight] if block is None else weights[weight][block] for weight in ours]
         joined = np.concatenate(
-            [_flat(part, name, model.table.axes[one]) for part, one in zip(parts, ours, strict=True)], -1
+            [_flat(part, name, model.table.axes[weight]) for part, weight in zip(parts, ours, strict=True)], -1
         )
-        result[name] = joined.T if name.endswith(own.turned) else joined
+        result[name] = joined.T if name.endswith(their_layout.turned) else joined
     return result
 
 
 def from_theirs(model: Model, tensors: Arrays, where: str) -> dict[str, Any]:
     """Our weights, from the tensors of a checkpoint; `where` names it in an InputError."""
-    own = layout(model.configuration.family)
-    found: dict[str, list[Any]] = {}
-    for name, ours, block in own.of(model):
-        given = tensors.get(name, tensors.get(name.removeprefix(own.bare)))
-        if given is None:
+    their_layout = layout(model.configuration.family)
+    parts_of: dict[str, list[Any]] = {}
+    for name, ours, block in their_layout.of(model):
+        tensor = tensors.get(name, tensors.get(name.removeprefix(their_layout.bare)))
+        if tensor is None:
             raise InputError(f"{where} has no tensor {name}")
-        given = given.T if name.endswith(own.turned) else given
-        shapes = [shape(model.table, one, model.sizes)[block is not None :] for one in ours]
-        flat = [_flat(np.empty(one), name, model.table.axes[w]).shape for one, w in zip(shapes, ours, strict=True)]
-        whole = (*flat[0][:-1], sum(one[-1] for one in flat))
-        if given.shape != whole:
-            raise InputError(f"{where}: {name} is {given.shape}, but by config.json it must be {whole}")
-        parts = np.split(given, np.cumsum([one[-1] for one in flat])[:-1], -1)
-        for one, part, size in zip(ours, parts, shapes, strict=True):
-            found.setdefault(one, []).append(part.reshape(size))
-    if missing := set(model.table.weights) - set(found):
+        tensor = tensor.T if name.endswith(their_layout.turned) else tensor
+        shapes = [shape(model.table, weight, model.sizes)[block is not None :] for weight in ours]
+        flat = [_flat(np.empty(size), name, model.table.axes[w]).shape for size, w in zip(shapes, ours, strict=True)]
+        expected = (*flat[0][:-1], sum(size[-1] for size in flat))
+        if tensor.shape != expected:
+            raise InputError(f"{where}: {name} is {tensor.shape}, but by config.json it must be {expected}")
+        parts = np.split(tensor, np.cumsum([size[-1] for size in flat])[:-1], -1)
+        for weight, part, size in zip(ours, parts, shapes, strict=True):
+            parts_of.setdefault(weight, []).append(part.reshape(size))
+    if missing := set(model.table.weights) - set(parts_of):
         raise InputError(f"{where}: it is not known where a checkpoint of this model has {min(missing)}")
-    stacked = {name for name in found if model.table.axes[name][0] in _counts(model)}
-    return {name: np.stack(found[name]) if name in stacked else found[name][0] for name in model.table.weights}
+    stacked = {name for name in parts_of if model.table.axes[name][0] in _counts(model)}
+    return {name: np.stack(parts_of[name]) if name in stacked else parts_of[name][0] for name in model.table.weights}
 
 
 def _counts(model: Model) -> set[str]:
@@ -127,21 +127,21 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for file in files:
         tensors |= read_arrays(folder / Path(file).name, ADVICE)[0]
-    found = from_theirs(model, tensors, str(folder))
-    check_finite(found, str(folder), ADVICE)
-    return found
+    weights = from_theirs(model, tensors, str(folder))
+    check_finite(weights, str(folder), ADVICE)
+    return weights
 
 
-def config(configuration: Configuration, dropout: float, own: Tokenizer | None) -> dict[str, Any]:
+def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The keys of a config.json that transformers and `configure` read alike.
 
     dropout  of all that the family has
     own      says which token ends a document, and which one a decoder of two stacks reads first
     """
-    tokens = {} if own is None else {"bos_token_id": own.end, "eos_token_id": own.end}
-    if own is not None and configuration.two_sided:
-        start = own.number(FAMILIES[configuration.family].start)
-        tokens |= {"pad_token_id": own.end, "decoder_start_token_id": start}
+    tokens = {} if tokenizer is None else {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
+    if tokenizer is not None and configuration.two_sided:
+        start = tokenizer.number(FAMILIES[configuration.family].start)
+        tokens |= {"pad_token_id": tokenizer.end, "decoder_start_token_id": start}
     keys = layouts()[configuration.family].keys if configuration.family in layouts() else {}
     values: dict[str, Any] = {**configuration.sizes, **configuration.settings}
     if "activation" in values:

@@ -12,19 +12,19 @@ from types import FrameType
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
     """A question whether SIGINT or SIGTERM came, while the block runs; outside the main thread nothing is caught."""
-    asked = threading.Event()
+    stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if stop.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        stop.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield stop.is_set
         return
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked.is_set
+        yield stop.is_set
     finally:
-        for number, own in before.items():
-            signal.signal(number, own)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -38,17 +38,17 @@ class _JaxRunner:
         """Put weights and state on the device."""
         import jax
 
-        own = self._training
+        training = self._training
         self._compiled: dict[Same[Table], _Compiled] = {}
-        with exact(own.dtype):
-            own.weights = {name: jax.numpy.array(array) for name, array in own.weights.items()}
-            own.state = {name: jax.numpy.array(array) for name, array in own.state.items()}
+        with exact(training.dtype):
+            training.weights = {name: jax.numpy.array(array) for name, array in training.weights.items()}
+            training.state = {name: jax.numpy.array(array) for name, array in training.state.items()}
 
     def __call__(self, prepared: Prepared) -> Values:
-        own, key = self._training, Same(prepared.table)
+        training, key = self._training, Same(prepared.table)
         if key not in self._compiled:
-            self._compiled[key] = _Compiled(prepared.table, own.model.sizes, own.precision.name)
-        with exact(own.dtype):
+            self._compiled[key] = _Compiled(prepared.table, training.model.sizes, training.precision.name)
+        with exact(training.dtype):
             return self._compiled[key](prepared)
 
 
@@ -109,18 +109,18 @@ class _Compiled:
         self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         changed = {*table.renewed}
-        given = [set(leaves(tree)) for tree in self._program.parameters]
+        parameters = [set(leaves(tree)) for tree in self._program.parameters]
         self._function = jax.jit(
             self._namespace[self._program.function],
-            donate_argnums=[place for place, names in enumerate(given) if names <= changed],
+            donate_argnums=[place for place, names in enumerate(parameters) if names <= changed],
             static_argnames=tuple(self._program.sizes.values()),
         )
 
     def __call__(self, prepared: Prepared) -> Values:
         values = {name: prepared.values[name] for name in (*self._table.weights, *self._table.inputs)}
         arguments = [fill(tree, values, self._namespace) for tree in self._program.parameters]
-        late = {own: prepared.sizes[name] for name, own in self._program.sizes.items()}
+        late = {size_name: prepared.sizes[name] for name, size_name in self._program.sizes.items()}
         result = self._function(*arguments, **late)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
-        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+        return {name: value for tree, result in trees for name, value in unfold(tree, result)}

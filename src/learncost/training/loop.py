@@ -162,8 +162,8 @@ class _Run:
 
     def __init__(self, folder: Folder, report: Report, changes: dict[str, Any]) -> None:
         self.folder, self.report, self.told = folder, report, False
-        found = folder.options()
-        self.options = replace(found, **changes)
+        options = folder.options()
+        self.options = replace(options, **changes)
         self.configuration = folder.configuration()
         self.model = build(self.configuration)
         self.name = self.options.title(self.configuration.family)
@@ -171,9 +171,9 @@ class _Run:
         self.task = task(self.configuration, self.tokenizer, self.options)
         self.data = self._data()
         self.engine: Engine = engine(self.configuration, self.options)
-        own = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
+        held_bytes = sum(array.nbytes for of in (self.engine.weights, self.engine.state) for array in of.values())
         memory.forget_highest()
-        self.before = memory.highest() - own
+        self.before = memory.highest() - held_bytes
         checkpoint = folder.load(self.model)
         if checkpoint is not None:
             weights = checkpoint.weights if self.engine.is_plain else checkpoint.state
@@ -186,7 +186,7 @@ class _Run:
         self.saved = self.engine.steps if checkpoint is not None else -1
         kept = Kept(self._kept(), folder.again)
         self.metrics, self.samples = (Log(folder.path / name, lengths[name], kept) for name in LOGS)
-        if self.options != found:
+        if self.options != options:
             folder.rewrite(self.options, kept)
 
     def _data(self) -> Data:
@@ -203,16 +203,18 @@ class _Run:
 
     def _measure(self) -> None:
         """As many steps as fit in the minutes: a few are timed, then the weights are put back."""
-        own, minutes = self.engine, self.options.minutes or MINUTES
+        engine, minutes = self.engine, self.options.minutes or MINUTES
         self.report.say("measuring a step")
-        weights, state = ({name: np.array(array) for name, array in of.items()} for of in (own.weights, own.state))
+        weights, state = (
+            {name: np.array(array) for name, array in of.items()} for of in (engine.weights, engine.state)
+        )
         times: list[float] = []
         with self._threads():
             while len(times) < 4 or (sum(times) < 1 and len(times) < 50):
                 began = perf_counter()
-                own.step(self.data.batch(len(times)), 0.0)
+                engine.step(self.data.batch(len(times)), 0.0)
                 times.append(perf_counter() - began)
-        own.load(weights, state, 0)
+        engine.load(weights, state, 0)
         # The first one is slower than all that follow; a tenth is left for validation, samples and checkpoints.
         steps = max(1, int(0.9 * 60 * minutes / float(np.median(times[1:]))))
         self.options = replace(self.options.resolved(steps), minutes=None)
@@ -227,53 +229,53 @@ class _Run:
 
     def _steps(self, stop: Callable[[], bool]) -> Result:
         """Step by step, with what is due after some of them."""
-        options, own = self.options.resolved(self.options.steps or 1), self.engine
+        options, engine = self.options.resolved(self.options.steps or 1), self.engine
         assert options.steps is not None
-        began, asked, stopped = perf_counter(), False, False
+        began, interrupted, stopped = perf_counter(), False, False
         step: Step | None = None
         validated: Step | None = None
-        self.report.begin(own.steps, options.steps)
+        self.report.begin(engine.steps, options.steps)
         if self.saved < 0:
             self._save()
-        while own.steps < options.steps and not stopped:
+        while engine.steps < options.steps and not stopped:
             step = self._step(options)
             late = options.minutes is not None and perf_counter() - began > 60 * options.minutes
-            asked = stop()
-            stopped = (asked or late) and own.steps < options.steps
-            last = own.steps == options.steps
-            if last or _due(own.steps, options.validate_every):
+            interrupted = stop()
+            stopped = (interrupted or late) and engine.steps < options.steps
+            last = engine.steps == options.steps
+            if last or _due(engine.steps, options.validate_every):
                 step = validated = self._validated(step)
             self.metrics.add(step.line())
             self.report.stepped(step)
-            if last or _due(own.steps, options.sample_every):
+            if last or _due(engine.steps, options.sample_every):
                 self._sample()
-            if last or stopped or _due(own.steps, options.save_every):
+            if last or stopped or _due(engine.steps, options.save_every):
                 self._save()
         for log in (self.metrics, self.samples):
             log.close()
-        parameters = sum(array.size for array in own.plain_weights.values())
+        parameters = sum(array.size for array in engine.plain_weights.values())
         seconds = perf_counter() - began
-        ended = (step, validated, stopped, asked, self.writes)
-        return Result(self.folder.path, self.name, options, own.steps, parameters, seconds, *ended)
+        ended = (step, validated, stopped, interrupted, self.writes)
+        return Result(self.folder.path, self.name, options, engine.steps, parameters, seconds, *ended)
 
     def _step(self, options: Options) -> Step:
-        own, at = self.engine, self.engine.steps
+        engine, at = self.engine, self.engine.steps
         rate, batch = options.rate(at), self.data.batch(at)
         began = perf_counter()
-        loss = own.step(batch, rate)
+        loss = engine.step(batch, rate)
         seconds = perf_counter() - began
         if not math.isfinite(loss):
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
-        flops = own.flops(batch) if options.peak_flops else 0
+        flops = engine.flops(batch) if options.peak_flops else 0
         mfu = flops / seconds / options.peak_flops if options.peak_flops else None
-        held = memory.highest()
+        most_bytes = memory.highest()
         if not self.told:
             self.told = True
             self.report.say(f"model {self.name}")
-            self.report.say(own.says)
-            if not own.is_plain:
-                self.report.say(own.learns)
-        bytes_ = (held, held - self.before, own.memory)
+            self.report.say(engine.says)
+            if not engine.is_plain:
+                self.report.say(engine.learns)
+        bytes_ = (most_bytes, most_bytes - self.before, engine.memory)
         text = isinstance(self.task, Text)
         speed = (batch["tokens"].size if text else len(next(iter(batch.values())))) / seconds
         tokens, examples = (speed, None) if text else (None, speed)
@@ -321,10 +323,10 @@ class _Run:
     def _save(self) -> None:
         for log in (self.metrics, self.samples):
             log.settle()
-        own = self.engine
-        beside = {} if own.is_plain else own.weights  # which the plain ones do not tell
-        self.folder.save(self.model, own.plain_weights, {**own.state, **beside}, own.steps, max(self.saved, 0))
-        self.saved = own.steps
+        engine = self.engine
+        beside = {} if engine.is_plain else engine.weights  # which the plain ones do not tell
+        self.folder.save(self.model, engine.plain_weights, {**engine.state, **beside}, engine.steps, max(self.saved, 0))
+        self.saved = engine.steps
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 def highest() -> int:
     """The most memory that this process has had, in bytes (VmHWM on Linux)."""
-    found = _status("VmHWM")
-    if found is None:
+    most = _status("VmHWM")
+    if most is None:
         import resource
 
-        found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return found
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return most
 
 
 def forget_highest() -> None:

@@ -144,10 +144,10 @@ class Options:
     lora_alpha: str | None = None
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name in _LIMITS and value is not None:
-                _check(one.name, value, *_LIMITS[one.name])
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in _LIMITS and value is not None:
+                _check(option.name, value, *_LIMITS[option.name])
         precision_of(self.dtype)
 
     @property
@@ -193,8 +193,8 @@ class Options:
 
 def from_dict(values: Mapping[str, Any], where: str) -> Options:
     """The options that a training.json holds; `where` names it in the InputError."""
-    known = {one.name for one in fields(Options)}
-    if unknown := values.keys() - known:
+    names = {option.name for option in fields(Options)}
+    if unknown := values.keys() - names:
         raise InputError(f"{where} has an option {min(unknown)!r}, which this version does not know")
     try:
         return Options(**{**values, "paths": tuple(values.get("paths", ()))})
@@ -257,14 +257,14 @@ USUAL: Mapping[str, Any] = {"batch_size": 8, "seq_len": 256, "learning_rate": 3e
 
 def suited(options: Options, configuration: Configuration) -> Options:
     """With batch size, lengths and learning rate of the preset, or the usual ones, as the model's positions allow."""
-    own = presets()[options.model].options if options.model in presets() else USUAL
-    given = {name: value for name, value in own.items() if getattr(options, name) is None}
+    preset_options = presets()[options.model].options if options.model in presets() else USUAL
+    missing = {name: value for name, value in preset_options.items() if getattr(options, name) is None}
     most = configuration.sizes.get("max_position_embeddings", 0)
-    length = options.seq_len or (min(given["seq_len"], most) if most else given["seq_len"])
+    length = options.seq_len or (min(missing["seq_len"], most) if most else missing["seq_len"])
     fixed = FAMILIES[configuration.family].fixed
-    given["seq_len"] = options.seq_len or (evaluate(fixed, configuration.values) if fixed else length)
+    missing["seq_len"] = options.seq_len or (evaluate(fixed, configuration.values) if fixed else length)
     if configuration.two_sided and options.target_len is None:
-        given["target_len"] = min(length, most) if most else length
-    if options.start and "learning_rate" in given:
-        given["learning_rate"] = given["learning_rate"] / 10  # what is trained already is changed with care
-    return replace(options, **given)
+        missing["target_len"] = min(length, most) if most else length
+    if options.start and "learning_rate" in missing:
+        missing["learning_rate"] = missing["learning_rate"] / 10  # what is trained already is changed with care
+    return replace(options, **missing)

@@ -59,15 +59,15 @@ def _lengths(configuration: Configuration) -> tuple[int | None, int | None]:
 
 def _cost(procedure: str, family: str) -> None:
     configuration = small(family)
-    found = cost(configuration, procedure, "run", BATCH_SIZE, *_lengths(configuration))
-    if not found.total.flops > 0:
+    answer = cost(configuration, procedure, "run", BATCH_SIZE, *_lengths(configuration))
+    if not answer.total.flops > 0:
         raise WrongError("there is no FLOP in it")
 
 
 def _memory(runner: str, family: str) -> None:
     configuration = small(family)
-    found = memory(configuration, "bp", BATCH_SIZE, *_lengths(configuration), engine=runner)
-    if not (isinstance(found, Memory) and found.peak > 0):
+    answer = memory(configuration, "bp", BATCH_SIZE, *_lengths(configuration), engine=runner)
+    if not (isinstance(answer, Memory) and answer.peak > 0):
         raise WrongError("no byte is alive at its peak")
 
 
@@ -106,8 +106,8 @@ def _jax(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> d
 
     with exact(np.dtype(np.float64)):
         arrays = {name: jax.numpy.asarray(array) for name, array in values.items()}
-        made = Emitted(table, sizes, "jax", jax.jit)(arrays)
-        return {name: np.asarray(array) for name, array in made.items()}
+        results = Emitted(table, sizes, "jax", jax.jit)(arrays)
+        return {name: np.asarray(array) for name, array in results.items()}
 
 
 def _c(table: Table, values: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -129,34 +129,34 @@ _RUN: Mapping[str, Callable[[Table, Mapping[str, Any], Mapping[str, int]], dict[
 }
 
 
-def _same(made: Mapping[str, Any], wanted: Mapping[str, Any], table: Table) -> None:
+def _same(results: Mapping[str, Any], expected: Mapping[str, Any], table: Table) -> None:
     """Refuse new weights that are not those which NumPy made of the table's lines."""
-    for name, array in wanted.items():
+    for name, array in expected.items():
         if name not in table.renewed:
             continue
-        error = np.abs(np.asarray(made[table.renewed[name]]) - array).max()
+        error = np.abs(np.asarray(results[table.renewed[name]]) - array).max()
         if not error <= CLOSE * max(1.0, np.abs(array).max()):
             raise WrongError(f"{name} differs by {error:.1e}")
 
 
 def _verify(family: str) -> None:
     model = build(small(family))
-    for found in verify_table(model.table, family):
-        if found.passed is False:
-            raise WrongError(f"{found.compared}: {found.found}")
+    for check in verify_table(model.table, family):
+        if check.passed is False:
+            raise WrongError(f"{check.compared}: {check.found}")
 
 
 def _train(name: str, family: str) -> None:
     training, data, prepared = _step(family)
     options = Options(engine=name, optimizer="adamw", dtype="fp64", weight_decay=0.0, beta_2=0.999)
-    found = engine(training.configuration, options)
-    found.load(training.weights, training.state, 0)
-    loss, wanted = found.step(data, 0.01), training.step(**data)
-    if not abs(loss - wanted) <= CLOSE * abs(wanted):
-        raise WrongError(f"the loss is {loss}, not {wanted}")
+    trained = engine(training.configuration, options)
+    trained.load(training.weights, training.state, 0)
+    loss, expected_loss = trained.step(data, 0.01), training.step(**data)
+    if not abs(loss - expected_loss) <= CLOSE * abs(expected_loss):
+        raise WrongError(f"the loss is {loss}, not {expected_loss}")
     renewed = prepared.table.renewed
-    made = {renewed[name]: array for name, array in found.weights.items() if name in renewed}
-    _same(made, training.weights, prepared.table)
+    new_weights = {renewed[name]: array for name, array in trained.weights.items() if name in renewed}
+    _same(new_weights, training.weights, prepared.table)
 
 
 UNTRIED = "not tried yet (python benchmarks/support.py --write)"
@@ -165,12 +165,12 @@ UNTRIED = "not tried yet (python benchmarks/support.py --write)"
 @cache
 def fields() -> Mapping[str, Field]:
     """What is asked of every family, by name."""
-    found: dict[str, Field] = {}
-    found |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
-    found |= {f"memory {name}": partial(_memory, name) for name in runners()}
-    found |= {f"emit {name}": partial(_emit, name) for name in _RUN}
-    found |= {f"train {name}": partial(_train, name) for name in ENGINES}
-    return found | {"verify": _verify}
+    by_name: dict[str, Field] = {}
+    by_name |= {f"cost {name}": partial(_cost, name) for name in (*LEARNING, *INFERENCE)}
+    by_name |= {f"memory {name}": partial(_memory, name) for name in runners()}
+    by_name |= {f"emit {name}": partial(_emit, name) for name in _RUN}
+    by_name |= {f"train {name}": partial(_train, name) for name in ENGINES}
+    return by_name | {"verify": _verify}
 
 
 def reason(family: str, field: str) -> str:

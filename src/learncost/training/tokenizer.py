@@ -136,12 +136,12 @@ class FromFile:
         return list(self._own.encode(text.decode("utf-8")).ids)
 
     def said(self, text: bytes) -> Sequence[int]:
-        found = self.whole(text)
-        return found if found[-1:] == [self.end] else [*found, self.end]
+        tokens = self.whole(text)
+        return tokens if tokens[-1:] == [self.end] else [*tokens, self.end]
 
     def number(self, name: str) -> int:
-        found = self._own.token_to_id(name)
-        return self.end if found is None else int(found)
+        token = self._own.token_to_id(name)
+        return self.end if token is None else int(token)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._own.decode([int(token) for token in tokens]))

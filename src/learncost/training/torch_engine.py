@@ -209,9 +209,9 @@ class _Step:
 
         dtype = "fp64" if np.float64 in {prepared.values[name].dtype for name in self._table.weights} else precision
         tensors = {name: self._pool.tensor(name, prepared.values[name]) for name in self._owned}
-        found = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
-        self._pool.arena = found.arena
-        return found
+        in_place = InPlace(planned(self._table, self.plan), self._sizes, dtype, tensors, self._pool.arena)
+        self._pool.arena = in_place.arena
+        return in_place
 
     @property
     def arena(self) -> torch.Tensor | None:
@@ -234,14 +234,14 @@ class _Step:
         for name in self._owned:
             pool.tensor(name, prepared.values[name])
         if self._in_place:
-            found = self._in_place(prepared.values)
+            results_by_name = self._in_place(prepared.values)
         else:
             assert self._emitted
             tensors = {name: pool.tensors[name] for name in self._owned}
-            found = self._emitted(tensors, prepared.values)
+            results_by_name = self._emitted(tensors, prepared.values)
             for name, new in self.renewed.items():
-                pool.tensors[name].copy_(found.pop(new))
-        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in found.items()}
+                pool.tensors[name].copy_(results_by_name.pop(new))
+        results = {name: tensor.to(_as_array(tensor)).cpu().numpy() for name, tensor in results_by_name.items()}
         return results | {new: pool.arrays[name] for name, new in self.renewed.items()}
 
 
@@ -273,4 +273,4 @@ class _Emitted:
             result = self._function(*arguments)
         results = result if len(self._program.results) > 1 else (result,)
         trees = zip(self._program.results, results, strict=True)
-        return {name: value for tree, own in trees for name, value in unfold(tree, own)}
+        return {name: value for tree, result in trees for name, value in unfold(tree, result)}

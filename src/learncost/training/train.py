@@ -87,9 +87,9 @@ def train(
                 )
             result = go_on(Path(resume), report, **options)
         else:
-            told = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
+            run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
             with nullcontext(Path(out)) if out else _reserved() as folder:
-                result = start(told, folder, report)
+                result = start(run_options, folder, report)
     if result.stopped:
         print(stopped(result), file=sys.stderr)
     return result

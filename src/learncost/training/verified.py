@@ -62,10 +62,12 @@ def verify_engine(
     if model is None:
         return Report(f"verification of every layer on {engine}", tuple(operators.verify_layers(engine)))
     _installed(engine)
-    found = layer_or_model(model)
-    if isinstance(found, Layer):
-        checks = survived(found.name, operators.verify_layer(derive(found.table).step, found.name, engine))
-        return Report(f"verification of {found.name} on {engine}", tuple(checks))
+    subject_found = layer_or_model(model)
+    if isinstance(subject_found, Layer):
+        checks = survived(
+            subject_found.name, operators.verify_layer(derive(subject_found.table).step, subject_found.name, engine)
+        )
+        return Report(f"verification of {subject_found.name} on {engine}", tuple(checks))
     for name, length in (("batch-size", batch_size), ("seq-len", seq_len)):
         if length < 2:  # a single token has none after it
             raise InputError(f"{name} must be at least 2, not {length}")
@@ -103,8 +105,8 @@ def _step(prepared: Prepared, engine: str, plan: str, subject: str) -> Iterator[
             subject += f", as {reason} on PyTorch's operators" if compiler() else ", on PyTorch's operators"
     table = replace(table, lines=each_line(table.lines, _without_kernel))  # operators run whole arrays
     lines = Lines(table, prepared.sizes)
-    _, written, taken = operators.run(table, engine, prepared.values, prepared.sizes)
-    operators.note(lines, written, taken)
+    _, written, products = operators.run(table, engine, prepared.values, prepared.sizes)
+    operators.note(lines, written, products)
     yield from lines.checks(subject)
 
 

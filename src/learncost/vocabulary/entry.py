@@ -85,11 +85,11 @@ class Entry:
     @property
     def reduces(self) -> bool:
         """Whether its results lack the axes that it acts on."""
-        made = [line.left[0] for line in self.body if line.name in self.outputs]
+        results = [line.left[0] for line in self.body if line.name in self.outputs]
         return (
             self.kind == "reduction"
             or self.chooses in ("one", "some")
-            or any(not self.pointwise and "n" not in term.declared for term in made)
+            or any(not self.pointwise and "n" not in term.declared for term in results)
         )
 
     def value(self, *numbers: float) -> float | None:
@@ -115,23 +115,23 @@ class Entry:
     def lines(self, part: str, gives: Iterable[str]) -> Lines:
         """The lines of a part that the wanted names need."""
         lines: Lines = {"body": self.body, "gradient": self.gradient, "jacobian": self.jacobian}[part]
-        wanted = set(gives)
-        kept: list[Line] = []
+        names_needed = set(gives)
+        chosen_lines: list[Line] = []
         for line in reversed(lines):
-            if wanted & {term.name for term in line.left}:
-                kept.append(line)
-                wanted |= set(line.reads)
-        return tuple(reversed(kept))
+            if names_needed & {term.name for term in line.left}:
+                chosen_lines.append(line)
+                names_needed |= set(line.reads)
+        return tuple(reversed(chosen_lines))
 
     def gradient_reads(self, gives: Iterable[str]) -> tuple[str, ...]:
         """What the gradient needs from outside itself: d<output>, inputs, outputs, lines of the body."""
         lines = self.lines("gradient", gives)
-        own = {term.name for line in lines for term in line.left}
-        return tuple(dict.fromkeys(name for line in lines for name in line.reads if name not in own))
+        makes = {term.name for line in lines for term in line.left}
+        return tuple(dict.fromkeys(name for line in lines for name in line.reads if name not in makes))
 
     def jacobian_reads(self) -> tuple[str, ...]:
-        own = {term.name for line in self.jacobian for term in line.left}
-        return tuple(dict.fromkeys(name for line in self.jacobian for name in line.reads if name not in own))
+        makes = {term.name for line in self.jacobian for term in line.left}
+        return tuple(dict.fromkeys(name for line in self.jacobian for name in line.reads if name not in makes))
 
 
 def _parse(text: str) -> Lines:
@@ -163,24 +163,24 @@ def plain(name: str) -> str:
 
 def called(name: str) -> Entry | None:
     """The word that people call so, in any case and with hyphens."""
-    known = {plain(one): one for one in (*_aliases, *_entries)}
-    return entry(known[plain(name)]) if plain(name) in known else None
+    by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
+    return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
 
 
 def canonical(name: str) -> str:
     """The word's own name for one of its spellings, which may have the module that a library has it in."""
     if "." in name and _MODULES.match(name):
-        return found.name if (found := called(name)) else name
+        return word.name if (word := called(name)) else name
     return _aliases.get(name, name)
 
 
 def entry(name: str) -> Entry:
     """The entry of a word; an unknown one is refused with the nearest known."""
-    found = _entries.get(canonical(name))
-    if found is None:
+    word = _entries.get(canonical(name))
+    if word is None:
         near = difflib.get_close_matches(plain(name), [*_entries, *_aliases], n=1)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
-    return found
+    return word
 
 
 def entries() -> tuple[Entry, ...]:

@@ -33,7 +33,7 @@ def _optimizer(name: str, state: Sequence[str], scalars: Sequence[str], body: st
     Of the numbers a training knows lr, mu (its momentum), b1 and b2 (its betas) with c = 1 - b and k = 1/(1 - b^t) at
     step t, eps, and decay = 1 - lr x weight decay.
     """
-    outputs = ("U", *(f"{one}2" for one in state))
+    outputs = ("U", *(f"{state_name}2" for state_name in state))
     define(Entry(name, ("W", "G", *state, *scalars), outputs, body, pointwise=True, source=source))
     OPTIMIZERS[name] = Optimizer(name, tuple(state), tuple(scalars), kept)
 

@@ -17,8 +17,8 @@ MODULES = {"numpy": "np", "torch": "torch", "jax": "jnp"}
 
 def _elementwise(name: str, *inputs: str, gradient: str = "", aliases: tuple[str, ...] = (), **more: Any) -> None:
     """A function of each element, of X where it is not told of what."""
-    given = inputs or ("X",)
-    define(Entry(name, given, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
+    operands = inputs or ("X",)
+    define(Entry(name, operands, ("Y",), gradient_text=gradient, kind="elementwise", pointwise=True, **more), aliases)
 
 
 _elementwise("exp", gradient="dX[_] = dY[_] Y[_]", c="exp_{real}(X)", work=10)
@@ -239,14 +239,14 @@ def _scan(name: str, backwards: bool, other: str, spelled: dict[str, str]) -> No
     define(row)
 
 
-_scan("cumsum", False, "reversed_cumsum", {one: f"{at}.cumsum({{X}}, {{axis}})" for one, at in MODULES.items()})
+_scan("cumsum", False, "reversed_cumsum", {backend: f"{at}.cumsum({{X}}, {{axis}})" for backend, at in MODULES.items()})
 _scan(
     "reversed_cumsum",
     True,
     "cumsum",
     {
-        one: f"{at}.flip({at}.cumsum({at}.flip({{X}}, ({{axis}},)), {{axis}}), ({{axis}},))"
-        for one, at in MODULES.items()
+        backend: f"{at}.flip({at}.cumsum({at}.flip({{X}}, ({{axis}},)), {{axis}}), ({{axis}},))"
+        for backend, at in MODULES.items()
     },
 )
 
@@ -259,7 +259,7 @@ def _choice(name: str, chooses: str, largest: bool, spelled: dict[str, str], sou
 
 
 for _name, _largest in (("argmax", True), ("argmin", False)):
-    _call = {one: f"{at}.{_name}({{X}}, -1)" for one, at in MODULES.items()}
+    _call = {backend: f"{at}.{_name}({{X}}, -1)" for backend, at in MODULES.items()}
     _choice(
         _name, "one", _largest, _call, f"the place of the {'largest' if _largest else 'smallest'}, the first of several"
     )

@@ -55,12 +55,12 @@ class Columns:
 @contextmanager
 def columns(folder: Path, types: Mapping[str, str]) -> Iterator[Columns]:
     """Columns of these types in the folder; their files are there when the block is done without an error."""
-    found = Columns(folder, types, {part: dict.fromkeys(types, 0) for part in PARTS})
+    written_columns = Columns(folder, types, {part: dict.fromkeys(types, 0) for part in PARTS})
     with ExitStack() as stack:
         for part, name in ((part, name) for part in PARTS for name in types):
             temporary = stack.enter_context(written(folder / file_of(part, name)))
-            found._files[part, name] = stack.enter_context(temporary.open("wb"))
-        yield found
+            written_columns._files[part, name] = stack.enter_context(temporary.open("wb"))
+        yield written_columns
 
 
 def mapped(folder: Path, part: str, name: str, numbers: str, count: int, fingerprint: str, advice: str) -> Any:
@@ -69,12 +69,12 @@ def mapped(folder: Path, part: str, name: str, numbers: str, count: int, fingerp
     try:
         if path.stat().st_size != count * np.dtype(numbers).itemsize:
             raise InputError(f"{path} is damaged: it should hold {count:,} {name}; {advice}")
-        found = _mapped(path, numbers)
+        column = _mapped(path, numbers)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; {advice}") from None
-    if digest({part: found}) != fingerprint:
+    if digest({part: column}) != fingerprint:
         raise InputError(f"{path} is damaged: its digest differs; {advice}")
-    return found
+    return column
 
 
 def _mapped(path: Path, numbers: str) -> Any:

@@ -78,7 +78,7 @@ def prepare(paths: Iterable[str], tokenizer: Tokenizer, share: float, folder: Pa
         "tokens": {part: written.sizes[part]["tokens"] for part in PARTS},
         "bytes_per_token": read / max(tokens, 1),
         "numbers": numbers,
-        "digests": {part: own["tokens"] for part, own in written.digests().items()},
+        "digests": {part: columns["tokens"] for part, columns in written.digests().items()},
     }
     write_json(folder / FACTS, facts)
 
@@ -94,10 +94,12 @@ def load(folder: Path, advice: str) -> Corpus:
     try:
         if not isinstance(bytes_per_token, float):
             raise TypeError
-        told = {part: (facts["numbers"], int(facts["tokens"][part]), facts["digests"][part]) for part in PARTS}
-        found = {part: mapped(folder, part, "tokens", *own, advice) for part, own in told.items()}
+        facts_of = {part: (facts["numbers"], int(facts["tokens"][part]), facts["digests"][part]) for part in PARTS}
+        columns = {
+            part: mapped(folder, part, "tokens", *column_facts, advice) for part, column_facts in facts_of.items()
+        }
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
-    return Corpus(found["training"], found["validation"], bytes_per_token, facts)
+    return Corpus(columns["training"], columns["validation"], bytes_per_token, facts)

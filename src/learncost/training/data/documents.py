@@ -25,13 +25,13 @@ def documents(paths: Iterable[str], skipped: Skipped) -> Iterator[bytes]:
     A document is a file in UTF-8 without a null character. Links to folders are not followed.
     Raises InputError for a path that is not there.
     """
-    seen: set[tuple[int, int]] = set()
+    files_read: set[tuple[int, int]] = set()
     for path in _files(paths):
         try:
             about = path.stat()
-            if (about.st_dev, about.st_ino) in seen or not path.is_file():
+            if (about.st_dev, about.st_ino) in files_read or not path.is_file():
                 continue
-            seen.add((about.st_dev, about.st_ino))
+            files_read.add((about.st_dev, about.st_ino))
             text = path.read_bytes()
         except OSError:
             skipped.unreadable += 1

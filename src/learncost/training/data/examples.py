@@ -36,8 +36,8 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, which: Any) -> list[Any]:
-        return [np.asarray(self.numbers[self.ends[at - 1] if at else 0 : self.ends[at]]) for at in which]
+    def __getitem__(self, places: Any) -> list[Any]:
+        return [np.asarray(self.numbers[self.ends[at - 1] if at else 0 : self.ends[at]]) for at in places]
 
     @property
     def longest(self) -> int:
@@ -54,9 +54,9 @@ class Examples:
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def rows(self, which: Any) -> dict[str, Any]:
+    def rows(self, places: Any) -> dict[str, Any]:
         """Some of them; of a column with rows of unequal length a list."""
-        return {name: array[which] for name, array in self.arrays.items()}
+        return {name: array[places] for name, array in self.arrays.items()}
 
     def part(self, first: int, last: int) -> Examples:
         """Those from `first` to before `last`."""
@@ -69,11 +69,11 @@ class Examples:
         """
         total = len(self)
         places = np.arange(start, start + count)
-        found = np.empty(count, int)
+        shuffled = np.empty(count, int)
         for epoch in range(start // total, (start + count - 1) // total + 1):
-            own = places // total == epoch
-            found[own] = _shuffled(seed, epoch, total)[places[own] % total]
-        return found
+            of_epoch = places // total == epoch
+            shuffled[of_epoch] = _shuffled(seed, epoch, total)[places[of_epoch] % total]
+        return shuffled
 
 
 @lru_cache(maxsize=2)
@@ -102,8 +102,8 @@ def prepare(
         if not split.end():
             raise InputError("there must be two examples at least: one to learn from and one that validates")
     shapes = {name: kind.shape for name, kind in kinds.items()}
-    told = {"examples": split.counts, "types": types, "shapes": shapes, "sizes": written.sizes}
-    write_json(folder / FACTS, {**facts, **told, "digests": written.digests()})
+    counts = {"examples": split.counts, "types": types, "shapes": shapes, "sizes": written.sizes}
+    write_json(folder / FACTS, {**facts, **counts, "digests": written.digests()})
 
 
 def _ends(name: str) -> str:
@@ -116,19 +116,21 @@ def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]
     Raises InputError where they are damaged.
     """
     facts = read_json(folder / FACTS, advice)
-    found = []
+    parts = []
     try:
         for part in PARTS:
             count = facts["examples"][part]
-            own = {
+            columns = {
                 name: mapped(folder, part, name, kind, facts["sizes"][part][name], facts["digests"][part][name], advice)
                 for name, kind in facts["types"].items()
             }
             shapes = facts["shapes"].items()
-            found.append(
+            parts.append(
                 Examples(
                     {
-                        name: Ragged(own[name], own[_ends(name)]) if size is None else own[name].reshape(count, *size)
+                        name: Ragged(columns[name], columns[_ends(name)])
+                        if size is None
+                        else columns[name].reshape(count, *size)
                         for name, size in shapes
                     }
                 )
@@ -137,5 +139,5 @@ def load(folder: Path, advice: str) -> tuple[Examples, Examples, dict[str, Any]]
         if isinstance(error, InputError):
             raise
         raise InputError(f"{folder / FACTS} is damaged; {advice}") from None
-    training, validation = found
+    training, validation = parts
     return training, validation, facts

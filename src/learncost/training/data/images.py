@@ -60,20 +60,20 @@ class Images:
 
     def _lines(self, paths: Sequence[str]) -> Iterator[Line]:
         """An image a line: of lists, else of the folders in a folder, each being a class."""
-        found = False
-        for line in (own for path in lists(paths) for own in lines(path, self.holds)):
-            found = True
+        has_folders = False
+        for line in (list_line for path in lists(paths) for list_line in lines(path, self.holds)):
+            has_folders = True
             yield line
-        if found:
+        if has_folders:
             return
         for folder in map(Path, paths):
-            inner = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else ()
-            for one in inner:
-                for file in sorted(one.iterdir()):
+            inner = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else ()
+            for class_folder in inner:
+                for file in sorted(class_folder.iterdir()):
                     if file.suffix.lower() in FORMATS:
-                        found = True
-                        yield Line(folder, 0, str(file.relative_to(folder)), one.name)
-        if not found:
+                        has_folders = True
+                        yield Line(folder, 0, str(file.relative_to(folder)), class_folder.name)
+        if not has_folders:
             raise InputError(f"this model learns from {self.reads}; there is none in {', '.join(paths)}")
 
     def _pixels(self, line: Line, content: bytes) -> Any:
@@ -86,13 +86,13 @@ class Images:
             raise InputError(f"images have 1, 3 or 4 channels, and the model reads {self.channels}: --num-channels")
         try:
             with images.open(BytesIO(content), formats=tuple(sorted(set(FORMATS.values())))) as image:
-                own = image.convert(MODES[self.channels])
-                if own.size != (self.width, self.height):
-                    own = own.resize((self.width, self.height), images.Resampling.BILINEAR)
+                picture = image.convert(MODES[self.channels])
+                if picture.size != (self.width, self.height):
+                    picture = picture.resize((self.width, self.height), images.Resampling.BILINEAR)
         except Exception as error:  # the package raises what its decoders raise
             reason = "it must be a PNG or a JPEG" if isinstance(error, images.UnidentifiedImageError) else str(error)
             raise InputError(f"{place(line)} is no image that can be read: {reason}") from None
-        return np.asarray(own, np.uint8).reshape(self.height, self.width, self.channels).transpose(2, 0, 1)
+        return np.asarray(picture, np.uint8).reshape(self.height, self.width, self.channels).transpose(2, 0, 1)
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         image = (np.asarray(rows["image"], np.float32) / 255 - MEAN) / DEVIATION

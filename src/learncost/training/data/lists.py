@@ -37,14 +37,14 @@ class Line:
 
 def lists(paths: Iterable[str]) -> tuple[Path, ...]:
     """The lists that are named, and those that stand in the folders that are named. Raises InputError."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         try:
             inside = sorted(path.iterdir()) if path.is_dir() else [path]
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        found += [one for one in inside if one.suffix.lower() in DELIMITERS]
-    return tuple(found)
+        files += [entry for entry in inside if entry.suffix.lower() in DELIMITERS]
+    return tuple(files)
 
 
 def lines(path: Path, columns: tuple[str, str]) -> Iterator[Line]:
@@ -84,6 +84,6 @@ def lines(path: Path, columns: tuple[str, str]) -> Iterator[Line]:
 
 def _places(names: Sequence[str], columns: tuple[str, str]) -> tuple[int, int] | None:
     """Where the columns stand, as the first line says it; None where it is no line of names."""
-    found = [next((at for at, name in enumerate(names) if name in NAMES[own]), None) for own in columns]
-    first, second = found
+    column_places = [next((at for at, name in enumerate(names) if name in NAMES[column]), None) for column in columns]
+    first, second = column_places
     return None if first is None or second is None or first == second else (first, second)

@@ -71,10 +71,10 @@ def shifted(targets: Any, start: int) -> Any:
 
 def listed(paths: Sequence[str], reader: Reader) -> Iterator[Line]:
     """The lines of all lists in the paths. Raises InputError where there is none."""
-    found = lists(paths)
-    if not found:
+    files = lists(paths)
+    if not files:
         raise InputError(f"this model learns from {reader.reads}; there is none in {', '.join(paths)}")
-    for path in found:
+    for path in files:
         yield from lines(path, reader.holds)
 
 
@@ -105,24 +105,24 @@ class Pairs:
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         widths = [min(most, longest[name]) for name, most in zip(self.columns, self.lengths, strict=True)]
-        tokens, there = padded(rows["encoder_tokens"], widths[0])
+        tokens, mask = padded(rows["encoder_tokens"], widths[0])
         targets, _ = padded(rows["targets"], widths[1], -1)
-        read = {"encoder_tokens": tokens, "encoder_mask": there}
+        read = {"encoder_tokens": tokens, "encoder_mask": mask}
         return {**read, "tokens": shifted(targets, self.start), "targets": targets}
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         return [
-            f"{self.own.decode(source[there])!r}: {told_of(self.own, targets, said)}"
-            for source, there, targets, said in zip(
+            f"{self.own.decode(source[mask])!r}: {told_of(self.own, targets, predictions)}"
+            for source, mask, targets, predictions in zip(
                 batch["encoder_tokens"], batch["encoder_mask"], batch["targets"], predicted(scores), strict=True
             )
         ]
 
 
-def told_of(own: Tokenizer, targets: Any, said: Any) -> str:
+def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
     """What was to be said, and what is said of each token after those that are right."""
-    there = targets >= 0
-    return f"{own.decode(targets[there])!r}, said {own.decode(said[there])!r}"
+    mask = targets >= 0
+    return f"{tokenizer.decode(targets[mask])!r}, said {tokenizer.decode(predictions[mask])!r}"
 
 
 @dataclass(frozen=True)
@@ -150,19 +150,19 @@ class Classes:
             yield text, {"tokens": self.own.whole(text), "labels": number_of(line, line.second, labels)}
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
-        tokens, there = padded(rows["tokens"], min(self.length, longest["tokens"]))
-        return {"tokens": tokens, "mask": there, "labels": np.asarray(rows["labels"])}
+        tokens, mask = padded(rows["tokens"], min(self.length, longest["tokens"]))
+        return {"tokens": tokens, "mask": mask, "labels": np.asarray(rows["labels"])}
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
-        texts = [self.own.decode(own[there]) for own, there in zip(batch["tokens"], batch["mask"], strict=True)]
-        return [f"{text!r}: {one}" for text, one in zip(texts, classes_of(batch, scores, labels), strict=True)]
+        texts = [self.own.decode(row[mask]) for row, mask in zip(batch["tokens"], batch["mask"], strict=True)]
+        return [f"{text!r}: {verdict}" for text, verdict in zip(texts, classes_of(batch, scores, labels), strict=True)]
 
 
 def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
     """The class of each example, and what is said."""
     return [
-        f"{labels[right]}, said {labels[said] if said < len(labels) else said}"
-        for right, said in zip(batch["labels"], predicted(scores), strict=True)
+        f"{labels[right]}, said {labels[predicted_label] if predicted_label < len(labels) else predicted_label}"
+        for right, predicted_label in zip(batch["labels"], predicted(scores), strict=True)
     ]
 
 
@@ -198,15 +198,15 @@ class Words:
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         length = min(self.length, longest["tokens"])
-        tokens, there = padded(rows["tokens"], length)
-        return {"tokens": tokens, "mask": there, "targets": padded(rows["targets"], length, -1)[0]}
+        tokens, mask = padded(rows["tokens"], length)
+        return {"tokens": tokens, "mask": mask, "targets": padded(rows["targets"], length, -1)[0]}
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         names = np.array([*labels, *map(str, range(len(labels), scores.shape[-1]))])
         return [
             f"{self.own.decode(tokens[keep])!r}: {' '.join(names[right[right >= 0]])}, "
-            f"said {' '.join(names[said[right >= 0]])}"
-            for tokens, keep, right, said in zip(
+            f"said {' '.join(names[predictions[right >= 0]])}"
+            for tokens, keep, right, predictions in zip(
                 batch["tokens"], batch["mask"], batch["targets"], predicted(scores), strict=True
             )
         ]

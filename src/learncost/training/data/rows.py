@@ -43,11 +43,11 @@ class Rows:
         return self.reader.batch(rows, dict.fromkeys(rows, 2))
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        found = self.reader.labels(paths)
-        next(self.reader.rows(paths, found))  # what is wrong with all of them is said before anything is made
-        if self.classes and len(found) < 2:
-            raise InputError(f"there must be two classes at least, and {', '.join(found) or 'none'} is all there is")
-        return found
+        labels = self.reader.labels(paths)
+        next(self.reader.rows(paths, labels))  # what is wrong with all of them is said before anything is made
+        if self.classes and len(labels) < 2:
+            raise InputError(f"there must be two classes at least, and {', '.join(labels) or 'none'} is all there is")
+        return labels
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
         say("reading the examples")
@@ -78,20 +78,20 @@ class RowsData:
     def longest(self) -> Mapping[str, int]:
         """Of the columns whose rows are of unequal length."""
         parts = (self.training.arrays.items(), self.validation.arrays.items())
-        rows = [(name, own.longest) for part in parts for name, own in part if isinstance(own, Ragged)]
+        rows = [(name, column.longest) for part in parts for name, column in part if isinstance(column, Ragged)]
         return {name: max(length for other, length in rows if other == name) for name, _ in rows}
 
     def batch(self, step: int) -> Batch:
         size = (self.options.batch_size or 1) * self.options.accumulate
-        which = self.training.stream(self.options.seed, step * size, size)
-        return self.reader.batch(self.training.rows(which), self.longest)
+        places = self.training.stream(self.options.seed, step * size, size)
+        return self.reader.batch(self.training.rows(places), self.longest)
 
     def check(self) -> Iterator[Batch]:
         """At most 1,024 of the examples that validate, evenly spread."""
         total, size = len(self.validation), self.options.batch_size or 1
-        which = np.linspace(0, total - 1, min(total, CHECKED)).astype(int)
-        for at in range(0, len(which), size):
-            yield self.reader.batch(self.validation.rows(which[at : at + size]), self.longest)
+        places = np.linspace(0, total - 1, min(total, CHECKED)).astype(int)
+        for at in range(0, len(places), size):
+            yield self.reader.batch(self.validation.rows(places[at : at + size]), self.longest)
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
         return self.reader.show(batch, scores, self.labels)

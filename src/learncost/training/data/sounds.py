@@ -47,10 +47,10 @@ def log_mel(sound: Any, frames: int, channels: int) -> Any:
     Logarithms of the power to base 10, the lowest 8 below the highest, then a quarter of them and 1 (Radford et al.'s
     code, whisper/audio.py).
     """
-    own = np.zeros(frames * STRIDE)
-    own[: min(len(sound), len(own))] = sound[: len(own)]
-    own = np.pad(own, WINDOW // 2, mode="reflect")
-    pieces = np.lib.stride_tricks.sliding_window_view(own, WINDOW)[::STRIDE][:frames]
+    signal = np.zeros(frames * STRIDE)
+    signal[: min(len(sound), len(signal))] = sound[: len(signal)]
+    signal = np.pad(signal, WINDOW // 2, mode="reflect")
+    pieces = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::STRIDE][:frames]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     power = np.abs(np.fft.rfft(pieces * hann)) ** 2
     logarithms = np.log10(np.maximum(power @ mel_filters(channels), 1e-10))
@@ -91,7 +91,7 @@ class Sounds:
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         both = zip(batch["targets"], predicted(scores), strict=True)
-        return [told_of(self.own, targets, said) for targets, said in both]
+        return [told_of(self.own, targets, predictions) for targets, predictions in both]
 
 
 def samples(line: Line, content: bytes) -> Any:
@@ -104,15 +104,15 @@ def samples(line: Line, content: bytes) -> Any:
         raise InputError(f"{place(line)} is no WAV that can be read: {error or 'it ends too early'}") from None
     data = data[: len(data) // (width * channels) * width * channels]
     if width == 1:  # the only width without a sign
-        found = (np.frombuffer(data, np.uint8) - 128.0) / 128
+        samples_read = (np.frombuffer(data, np.uint8) - 128.0) / 128
     else:
         raw = np.frombuffer(data, np.uint8).reshape(-1, width)
         wide = np.zeros((len(raw), 4), np.uint8)
         wide[:, 4 - width :] = raw  # the least significant byte first, in the upper bytes of 32 bits
-        found = wide.view("<i4")[:, 0] / 2.0**31
-    if not len(found):
+        samples_read = wide.view("<i4")[:, 0] / 2.0**31
+    if not len(samples_read):
         raise InputError(f"{place(line)} holds no sound")
-    return resampled(found.reshape(-1, channels).mean(axis=1), rate)
+    return resampled(samples_read.reshape(-1, channels).mean(axis=1), rate)
 
 
 def resampled(sound: Any, rate: int) -> Any:

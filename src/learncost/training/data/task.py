@@ -67,13 +67,13 @@ def answers(batch: Batch) -> tuple[Any, ...]:
 
 def count(batch: Batch) -> int:
     """How many answers a batch has."""
-    return sum(int((own >= 0).sum()) for own in answers(batch))
+    return sum(int((answer >= 0).sum()) for answer in answers(batch))
 
 
 def right(batch: Batch, scores: Any) -> int:
     """How many answers the scores have right: of several classes the highest, of a single one whether it is above 0."""
-    (own,) = answers(batch)
-    return int((predicted(scores) == own).sum())
+    (answer,) = answers(batch)
+    return int((predicted(scores) == answer).sum())
 
 
 def predicted(scores: Any) -> Any:
@@ -83,12 +83,12 @@ def predicted(scores: Any) -> Any:
 
 def padded(rows: Sequence[Any], length: int, nothing: int = 0) -> tuple[Any, Any]:
     """Rows of unequal length as one array of this width, what is longer being cut; and where something is."""
-    found = np.full((len(rows), length), nothing, np.int64)
-    there = np.zeros((len(rows), length), bool)
+    padded_rows = np.full((len(rows), length), nothing, np.int64)
+    filled = np.zeros((len(rows), length), bool)
     for at, row in enumerate(rows):
-        found[at, : len(row)] = row[:length]
-        there[at, : len(row)] = True
-    return found, there
+        padded_rows[at, : len(row)] = row[:length]
+        filled[at, : len(row)] = True
+    return padded_rows, filled
 
 
 @dataclass(frozen=True)

@@ -49,28 +49,28 @@ def tokenizer_of(configuration: Configuration, name: str) -> Tokenizer | None:
     return tokenizer(name, _rule(model) in (masked, two_sentences)) if "tokens" in _inputs(model) else None
 
 
-def task(configuration: Configuration, own: Tokenizer | None, options: Options) -> Task:
+def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Options) -> Task:
     """What the model learns from, and how. Raises InputError where nothing in files says it."""
     model = build(configuration)
     inputs, name = _inputs(model), configuration.name
     if not model.learns:
         raise InputError(f"{name} has no answers to learn from{instead(configuration.family)}")
-    if own is None:
+    if tokenizer is None:
         if "image" not in inputs:
             raise InputError(f"{name} reads {', '.join(sorted(inputs))}, which train does not find in files")
         sizes = configuration.sizes
         return Rows(Images(sizes["image_size"], sizes["image_width"], sizes["num_channels"]))
     if (rule := _rule(model)) is not None:
-        return Text(rule, own)
+        return Text(rule, tokenizer)
     length, target = options.seq_len or 0, options.target_len or 0
     if "targets" not in inputs and "labels" not in inputs:
         raise InputError(f"{name} learns where answers stand, which train does not find in files: use lc.Training")
     if not model.two_sided:
-        return Rows(Words(own, length) if "targets" in inputs else Classes(own, length))
+        return Rows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
     if "targets" not in inputs:
         raise InputError(f"{name} learns classes with two stacks, which train does not do from files: use lc.Training")
-    start = own.number(FAMILIES[configuration.family].start)
+    start = tokenizer.number(FAMILIES[configuration.family].start)
     if "features" not in inputs:
-        return Rows(Pairs(own, start, (length, target)))
+        return Rows(Pairs(tokenizer, start, (length, target)))
     _, frames, channels = shape(model.table, "features", run_sizes(model, 1, None, None))
-    return Rows(Sounds(own, start, frames, channels, target))
+    return Rows(Sounds(tokenizer, start, frames, channels, target))

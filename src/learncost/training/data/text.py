@@ -24,43 +24,43 @@ CHOSEN, MASKED, CHANGED = 0.15, 0.8, 0.1
 """Devlin et al. 2019, section 3.1: the share of tokens that are predicted; of these, of masks and of random tokens."""
 
 
-def next_tokens(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+def next_tokens(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """Each token's successor."""
     return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
 
 
-def masked(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+def masked(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """What stood at the chosen places: most of them are masked, some have another token, some stay (Devlin et al.)."""
     tokens = rows[:, :-1]
-    chosen, kind = _chosen(tokens, draw, own.end), draw.random(tokens.shape)
-    other = draw.integers(0, own.size, tokens.shape)
-    seen = np.where(kind < MASKED, own.mask, np.where(kind < MASKED + CHANGED, other, tokens))
-    return {"tokens": np.where(chosen, seen, tokens), "targets": np.where(chosen, tokens, -1)}
+    chosen, kind = _chosen(tokens, draw, tokenizer.end), draw.random(tokens.shape)
+    other = draw.integers(0, tokenizer.size, tokens.shape)
+    changed = np.where(kind < MASKED, tokenizer.mask, np.where(kind < MASKED + CHANGED, other, tokens))
+    return {"tokens": np.where(chosen, changed, tokens), "targets": np.where(chosen, tokens, -1)}
 
 
-def replaced(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+def replaced(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """Whether a token was replaced: 15 % are, at random. One that happens to be the old one was not (Clark et al. 2020,
     section 2, whose generator is trained beside; here there is none)."""
     tokens = rows[:, :-1]
-    seen = np.where(_chosen(tokens, draw, own.end), draw.integers(0, own.size, tokens.shape), tokens)
-    return {"tokens": seen, "targets": (seen != tokens).astype(int)}
+    changed = np.where(_chosen(tokens, draw, tokenizer.end), draw.integers(0, tokenizer.size, tokens.shape), tokens)
+    return {"tokens": changed, "targets": (changed != tokens).astype(int)}
 
 
-def two_sentences(rows: Any, draw: np.random.Generator, own: Tokenizer) -> Batch:
+def two_sentences(rows: Any, draw: np.random.Generator, tokenizer: Tokenizer) -> Batch:
     """Masked tokens, and whether the second half follows the first (label 0) or is another sequence's (1), which half
     of them are (Devlin et al. 2019, section 3.1)."""
     half = rows.shape[1] // 2
     strange = (draw.random(len(rows)) < 0.5) & (len(rows) > 1)
     mixed = np.where(strange[:, None] & (np.arange(rows.shape[1]) >= half), np.roll(rows, 1, axis=0), rows)
     types = np.broadcast_to(np.arange(rows.shape[1] - 1) >= half, mixed[:, :-1].shape).astype(int)
-    return {**masked(mixed, draw, own), "types": types, "labels": strange.astype(int)}
+    return {**masked(mixed, draw, tokenizer), "types": types, "labels": strange.astype(int)}
 
 
 def _chosen(tokens: Any, draw: np.random.Generator, end: int) -> Any:
     """Where 15 % of each row's tokens are, at least one; what ends a document is not chosen."""
     order = np.where(tokens == end, 2.0, draw.random(tokens.shape)).argsort(axis=1).argsort(axis=1)
-    there = (tokens != end).sum(axis=1, keepdims=True)
-    return order < np.minimum(np.maximum(1, np.rint(CHOSEN * there)), there)
+    available = (tokens != end).sum(axis=1, keepdims=True)
+    return order < np.minimum(np.maximum(1, np.rint(CHOSEN * available)), available)
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Text:
         corpus.prepare(options.paths, self.own, options.validation_share, folder)
 
     def load(self, options: Options, folder: Path, advice: str) -> TextData:
-        found = corpus.load(folder, advice)
+        loaded = corpus.load(folder, advice)
         assert options.seq_len is not None
-        if len(found.training) <= options.seq_len or len(found.validation) < 2:
+        if len(loaded.training) <= options.seq_len or len(loaded.validation) < 2:
             raise InputError(
-                f"{len(found.training):,} tokens are too few for sequences of {options.seq_len}: give more text, or a "
+                f"{len(loaded.training):,} tokens are too few for sequences of {options.seq_len}: give more text, or a "
                 "smaller --seq-len"
             )
-        return TextData(self, found, options)
+        return TextData(self, loaded, options)
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,15 @@ class TextData:
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
         """The text with what is said at the places that were asked for, or which of its tokens are called replaced."""
-        own, lines = self.task.own, []
-        for tokens, targets, said in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
-            there = targets >= 0
+        tokenizer, lines = self.task.own, []
+        for tokens, targets, predictions in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
+            is_asked = targets >= 0
             if self.task.classes:
-                found = f"{(said & targets).sum()} of {targets.sum()} replaced tokens found"
-                lines.append(f"{own.decode(tokens)!r}: {found}, {(said > targets).sum()} others called so")
+                found_text = f"{(predictions & targets).sum()} of {targets.sum()} replaced tokens found"
+                lines.append(
+                    f"{tokenizer.decode(tokens)!r}: {found_text}, {(predictions > targets).sum()} others called so"
+                )
             else:
-                right = f"{(said == targets)[there].sum()} of {there.sum()} masked tokens right"
-                lines.append(f"{own.decode(np.where(there, said, tokens))!r}: {right}")
+                right = f"{(predictions == targets)[is_asked].sum()} of {is_asked.sum()} masked tokens right"
+                lines.append(f"{tokenizer.decode(np.where(is_asked, predictions, tokens))!r}: {right}")
         return lines

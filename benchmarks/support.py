@@ -17,7 +17,7 @@ from multiprocessing import Pool
 from typing import Any
 
 from learncost.models.families import FAMILIES
-from learncost.training.support import FILE, checksum, fields, kept, reason
+from learncost.training.support import FILE, checksum, fields, kept_support, reason
 
 
 def _family(name: str) -> tuple[str, dict[str, Any]]:
@@ -42,7 +42,7 @@ def main() -> int:
             found[name] = one
             wrong = [f"{field}: {text}" for field, text in one["reasons"].items() if text]
             print(f"{name}: {len(fields()) - len(wrong)} of {len(fields())}", *wrong, sep="\n  ", flush=True)
-    before = kept() if FILE.exists() else {}
+    before = kept_support() if FILE.exists() else {}
     if given.write:
         merged = {name: found.get(name, before.get(name)) for name in FAMILIES}
         FILE.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")

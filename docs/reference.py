@@ -14,7 +14,7 @@ from typing import Any
 from docstring_parser import Docstring, DocstringStyle, parse
 
 import learncost as lc
-from learncost.ledger.question import told
+from learncost.ledger.question import docstring_parts
 
 _ELSEWHERE = re.compile(r"mean\s+what\s+they\s+mean\s+in\s+`lc\.(\w+)`")
 """How a docstring says where arguments that it does not list are described."""
@@ -110,7 +110,7 @@ def section(name: str) -> str:
     parts = [f"# {name}", f"```python\n{_heading(name)}\n```", summary(name)]
     parts += [linked(text, name)] if text else []
     parts += [f"```pycon\n{example_of(name)}\n```"]
-    if typed := told(thing).commands if inspect.isfunction(thing) else ():
+    if typed := docstring_parts(thing).commands if inspect.isfunction(thing) else ():
         lines = "\n".join(f"# {what}\n{command}" for command, what in typed)
         parts.append(f"On the command line:\n\n```sh\n{lines}\n```")
     if takes := parameters(name):

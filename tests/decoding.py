@@ -4,7 +4,7 @@ import numpy as np
 
 import learncost as lc
 from foreign_models import angles
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.layers.rewrite_attention import (
     with_alibi,
@@ -86,20 +86,20 @@ GROUPED = "grouped_attention(H, H, H"
 
 
 def llama(where=CAUSAL, biases="", norms=False, **keys):
-    own = with_biases(named("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
+    own = with_biases(shipped_layer("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
     own = with_rotary(with_norms(own, {"Q": "gQ", "K": "gK"}) if norms else own)
     text = stack(f"{GROUPED}, {ROTARY}", ROTARY_INPUTS, where, **keys)
     return lc.layer(text, layers={"grouped_attention": own})
 
 
 def rewritten(change, inputs):
-    own = change(named("grouped_attention"))
+    own = change(shipped_layer("grouped_attention"))
     text = stack(f"{GROUPED}, {inputs.replace(' ', ', ')}", inputs)
     return lc.layer(text, layers={"grouped_attention": own})
 
 
 def latent(scale=None):
-    own = with_rotary(named("latent_attention"), "QR", "KR")
+    own = with_rotary(shipped_layer("latent_attention"), "QR", "KR")
     own = with_scale(own, scale) if scale else own
     text = stack(f"latent_attention(H, H, {ROTARY}", ROTARY_INPUTS)
     return lc.layer(text, layers={"latent_attention": own})
@@ -110,7 +110,7 @@ def mixture():
 
 
 def tied(text):
-    return lc.layer(text, layers={"head": with_transposed(named("head"), "W")})
+    return lc.layer(text, layers={"head": with_transposed(shipped_layer("head"), "W")})
 
 
 MODELS = {

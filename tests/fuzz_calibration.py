@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import learncost as lc
-from learncost.devices.calibration import Calibration, here, save
+from learncost.devices.calibration import Calibration, own_file, save
 from learncost.faces.command import main
 from timings import flat
 
@@ -73,15 +73,15 @@ def _good() -> dict[str, Any]:
     rates = {
         engine: {dtype: flat(words={"gelu": 1e-9}) for dtype in ("fp32", "bf16")} for engine in ("operators", "kernels")
     }
-    save(Calibration("A machine", "2026-11-20", "PyTorch 9", rates, 2), here())
-    return dict(json.loads(here().read_text(encoding="utf-8")))
+    save(Calibration("A machine", "2026-11-20", "PyTorch 9", rates, 2), own_file())
+    return dict(json.loads(own_file().read_text(encoding="utf-8")))
 
 
 def _tried(chance: random.Random, good: dict[str, Any], home: Path) -> str:
     """One file, and what went wrong with it."""
-    path = chance.choice((here(), home / "own.json"))
+    path = chance.choice((own_file(), home / "own.json"))
     kind = _put(chance, good, path)
-    on = "here" if path == here() else str(path)
+    on = "here" if path == own_file() else str(path)
     dtype = chance.choice(((), ("--dtype", "fp32"), ("--dtype", "bf16"), ("--dtype", "fp8")))
     line = (*chance.choice((MODEL, RUN)), "--on", on, *dtype, *chance.choice(((), ("--json",))))
     said = _ending(line)

@@ -22,7 +22,7 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.equation.count import size_of
 from learncost.equation.table import Table, walk
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.run import execute as definition
@@ -176,7 +176,7 @@ def _large(table: Table, sizes: dict[str, int]) -> bool:
 
 @cache
 def _texts() -> tuple[str, ...]:
-    return (*(named(name).text for name in shipped()), *OWN)
+    return (*(shipped_layer(name).text for name in shipped()), *OWN)
 
 
 @cache

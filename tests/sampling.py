@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 
 
 def sampled(
@@ -27,7 +27,7 @@ def sampled(
 
 def _learns(name: str) -> bool:
     """Whether a layer has an input or a weight with a gradient: layers that make positions have none."""
-    table = named(name).table
+    table = shipped_layer(name).table
     return bool({*table.inputs, *table.weights} - table.indices - table.constants)
 
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from learncost.equation.count import Count
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 
 SIZES = {"B": 2, "M": 7, "d": 24, "h": 3, "g": 2, "k": 4, "w": 5}
 HEADS = {"attention": 3, "grouped_attention": 6}  # those of the queries; grouped ones share 3 of the keys
@@ -17,7 +17,7 @@ WINDOW, STRICT_WINDOW = " where M' <= M < M' + 3", " where M' < M < M' + w"
 
 def products(book, name="attention", where=CAUSAL):
     """FLOPs of the products of scores and values: forward and backward."""
-    layer = lc.layer(f"one(X) -> Y\n  Y[B M d] = {name}(X, X, X; attn, N = M'){where}\n", {name: named(name)})
+    layer = lc.layer(f"one(X) -> Y\n  Y[B M d] = {name}(X, X, X; attn, N = M'){where}\n", {name: shipped_layer(name)})
     price = lc.price(lc.derive(layer).step, SIZES, book)
     parts = {macro: part for (kind, macro), part in price.by("kind", "macro_operation").items() if kind == "attention"}
     return parts["forward"].flops, parts["backward"].flops
@@ -99,7 +99,7 @@ def test_what_a_mask_does_not_hide_is_charged_in_full(book):
 
 def test_latent_attention_has_two_products_of_scores_again():
     text = "one(X) -> Y\n  Y[B M d] = latent_attention(X, X; attn, N = M')\n"
-    step = lc.derive(lc.layer(text, {"latent_attention": named("latent_attention")})).step
+    step = lc.derive(lc.layer(text, {"latent_attention": shipped_layer("latent_attention")})).step
     sizes = {**SIZES, "a": 5, "c": 6, "r": 2, "w": 9}
     full, again = (lc.price(step, sizes, book).maccs for book in ("matmul", "torch-flop-counter"))
     assert again - full == SIZES["B"] * SIZES["h"] * 7 * 7 * (4 + 2)

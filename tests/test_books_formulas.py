@@ -13,7 +13,7 @@ import test_modern_models
 from learncost.books.formula import formulas, priced, value
 from learncost.equation.count import Count
 from learncost.faces.command import main
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build
 from learncost.readings.price import parameters
@@ -285,7 +285,7 @@ def test_standard_blocks_of_other_families(family):
 def test_palm_wants_heads_of_one_width():
     """Latent attention has keys wider than its values, and L H Q no meaning; the parameters have one."""
     text = "one(X) -> Y\n  Y[B M d] = latent_attention(X, X; attn, N = M')\n"
-    table = lc.layer(text, {"latent_attention": named("latent_attention")}).table
+    table = lc.layer(text, {"latent_attention": shipped_layer("latent_attention")}).table
     model = replace(build(configure("gpt2")), table=table)
     assert priced(model, formulas()["gpt3"].book, "bp")
     with pytest.raises(lc.InputError, match="gpt2 has keys and values of different widths"):

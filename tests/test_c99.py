@@ -18,7 +18,7 @@ from kernels_in_c import Case, matched, needs_compiler
 from learncost.engines import compiler
 from learncost.equation.table import Kernel, Line, Table
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.proof.sample import small_sizes
 from learncost.readings.emit.c import source
 from learncost.readings.emit.c.c99 import C99
@@ -35,7 +35,7 @@ ATTENTION = ["R", "S", "P", "A", "dP", "dV", "dS", "dR", "dQ", "dK"]
 
 @cache
 def _step(layer: str) -> Table:
-    step = derive(named(layer).table).step
+    step = derive(shipped_layer(layer).table).step
     return replace(step, lines=tuple(line for line in step.lines if isinstance(line, Line)))
 
 

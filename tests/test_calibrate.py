@@ -8,7 +8,7 @@ import pytest
 
 import fuzz_calibration
 import learncost as lc
-from learncost.devices.calibration import Calibration, calibration, here, load, save
+from learncost.devices.calibration import Calibration, calibration, load, own_file, save
 from learncost.devices.rates import rates
 from learncost.faces import calibrate as face
 from learncost.faces.command import main
@@ -180,8 +180,8 @@ def test_the_command_writes_where_here_reads(monkeypatch, tmp_path, capsys):
     assert main(["calibrate"]) == 0
     shown = capsys.readouterr()
     assert "products" in shown.err
-    assert str(here()) in shown.out
-    assert here().is_relative_to(tmp_path)
+    assert str(own_file()) in shown.out
+    assert own_file().is_relative_to(tmp_path)
     assert main(["cost", "gpt2", "--on", "here"]) == 0
     assert "A machine" in capsys.readouterr().out
 

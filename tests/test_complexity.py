@@ -7,7 +7,7 @@ import pytest
 
 import learncost as lc
 from learncost.faces.command import main
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.ledger.complexity import complexity
 
 SIZES = {"seq_len": 100, "hidden_size": 512, "num_attention_heads": 8, "kernel_size": 3, "window": 5}
@@ -90,7 +90,7 @@ def test_a_counter_of_matrix_products_sees_the_same_where_it_sees_them():
         if kind.part or kind.name in ("separable convolution", "restricted attention"):
             continue  # windows and kernels of one channel have no columns
         sizes = {"B": 1, "M": 7, "N": 7, "h": 3, "k": 4, "d": 12, "e": 12, "f": 48, "c": 5}
-        seen = lc.price(named(kind.table), sizes, "matmul").maccs
+        seen = lc.price(shipped_layer(kind.table), sizes, "matmul").maccs
         assert seen == kind.maccs.at({"n": 7, "d": 12, "h": 3, "k": 5, "r": 4})
 
 

@@ -11,7 +11,7 @@ from decoder_places import places_of
 from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import module_of, read
 from learncost.equation.errors import InputError
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_alibi, with_scale
 from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
@@ -212,4 +212,4 @@ def test_a_table_with_what_only_these_types_have_passes_the_proof(name):
 def test_a_scale_that_finds_no_product_is_refused():
     """Behind ALiBi the scores are a sum: a scale that came then would be lost in silence."""
     with pytest.raises(InputError, match="grouped_attention has no product that makes S"):
-        with_scale(with_alibi(named("grouped_attention")), 0.3)
+        with_scale(with_alibi(shipped_layer("grouped_attention")), 0.3)

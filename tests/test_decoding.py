@@ -9,7 +9,7 @@ import learncost as lc
 from counting import counting, tally_of
 from decoding import CAUSAL, GPT2, GROUPED, MODELS, SIZES, SLIDING, Generation, latent, llama, sizes_of, stack, tied
 from foreign_models import by, in_float64, into, numpy_of, out_of, plain, shaken, turned
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_transposed
 from learncost.procedures.inference import inference
 
@@ -140,8 +140,8 @@ GPT2_SIZES = {**SIZES, "d": 8, "h": 2, "k": 4, "f": 32}
 
 
 def gpt2_with_biases():
-    own = with_biases(named("attention"), {f"W{letter}": f"b{letter}" for letter in "QKVO"})
-    return lc.layer(GPT2, layers={"attention": own, "head": with_transposed(named("head"), "W")})
+    own = with_biases(shipped_layer("attention"), {f"W{letter}": f"b{letter}" for letter in "QKVO"})
+    return lc.layer(GPT2, layers={"attention": own, "head": with_transposed(shipped_layer("head"), "W")})
 
 
 def llama_like(kind, **keys):

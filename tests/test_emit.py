@@ -12,7 +12,7 @@ import torch
 import learncost as lc
 from learncost.equation.count import shape_of
 from learncost.faces.command import main
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.layers.lower import lower
 from learncost.proof.sample import random_arrays, small_sizes
 from learncost.readings.emit import BACKENDS, program
@@ -39,7 +39,7 @@ def expected(table, arrays, sizes):
     ],
 )
 def test_a_layer_forward_backward_and_update(name, backend):
-    table = lc.derive(named(name)).step
+    table = lc.derive(shipped_layer(name)).step
     sizes = small_sizes(table)
     arrays = random_arrays(table, sizes)
     found = execute(table, backend, arrays, sizes)
@@ -50,7 +50,7 @@ def test_a_layer_forward_backward_and_update(name, backend):
 @pytest.mark.parametrize("name", LEARNING)
 def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pass(name):
     # The forward program alone, differentiated by PyTorch, knows nothing of our rules of derivation.
-    layer = named(name)
+    layer = shipped_layer(name)
     table = lc.derive(layer).step
     sizes = small_sizes(table)
     arrays = random_arrays(table, sizes)
@@ -103,7 +103,7 @@ def test_a_step_of_a_line_in_a_repeat_is_not_one_of_a_line_of_that_name_outside(
 
 @pytest.mark.parametrize("macro", ["forward", "backward"])
 def test_one_half_of_a_layer(macro):
-    table = lc.derive(named("attention")).step
+    table = lc.derive(shipped_layer("attention")).step
     sizes = small_sizes(table)
     values = expected(table, random_arrays(table, sizes), sizes)
     names = namespace(lc.emit("attention", macro=macro))
@@ -215,7 +215,7 @@ def test_what_nothing_reads_any_more_is_released():
     text = lc.emit("attention")
     kept = "\n".join(line for line in text.splitlines() if not line.strip().startswith("del "))
     sizes = {"B": 1, "M": 128, "N": 128, "d": 16, "h": 4, "k": 4}
-    table = lc.derive(named("attention")).step
+    table = lc.derive(shipped_layer("attention")).step
     arrays = random_arrays(table, sizes)
     one = 8 * sizes["h"] * sizes["M"] * sizes["N"]
     peaks = []
@@ -237,7 +237,7 @@ def test_torch_compile_takes_it_whole(name):
     def compiled(function, sizes):
         return torch.compile(function, fullgraph=True, backend="eager", dynamic=False)
 
-    table = lc.derive(named(name)).step
+    table = lc.derive(shipped_layer(name)).step
     sizes = small_sizes(table)
     arrays = random_arrays(table, sizes)
     assert worst(execute(table, "torch", arrays, sizes, compiled), expected(table, arrays, sizes))[1] < NEAR
@@ -245,7 +245,7 @@ def test_torch_compile_takes_it_whole(name):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_numbers_keep_their_type(backend):
-    table = lc.derive(named("attention")).step
+    table = lc.derive(shipped_layer("attention")).step
     sizes = small_sizes(table)
     arrays = {name: array.astype(np.float32) for name, array in random_arrays(table, sizes).items()}
     assert {array.dtype for array in execute(table, backend, arrays, sizes).values()} == {np.dtype("float32")}

@@ -15,7 +15,7 @@ from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.equation.table import Tag
 from learncost.layers.derive import derive
-from learncost.layers.layer import layer, named
+from learncost.layers.layer import layer, shipped_layer
 from learncost.readings.live import live
 from learncost.readings.price import price
 from learncost.vocabulary import entries, entry
@@ -85,7 +85,7 @@ def test_closed_form_and_jacobian() -> None:
 
 @pytest.mark.parametrize("name", ["attention", "add_norm", "feed_forward", "head", "embedding"])
 def test_kept_is_what_live_keeps(name: str) -> None:
-    derived = derive(named(name))
+    derived = derive(shipped_layer(name))
     sizes = {"B": 2, "M": 3, "N": 5, "d": 14, "h": 2, "k": 7, "f": 11, "v": 13}
     expected = {held.name: held.bytes for held in live(derived, sizes, "fp32").kept}
     assert {kept.name: kept.elements.at(sizes) * 4 for kept in explain(name).kept} == expected

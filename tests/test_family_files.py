@@ -23,7 +23,7 @@ from learncost.models.configuration import Configuration, configure
 from learncost.models.expression import FUNCTIONS, evaluate, names
 from learncost.models.families import FAMILIES, FOLDER, Family
 from learncost.models.model import Model, build
-from learncost.models.modules import held
+from learncost.models.modules import weights_named
 from learncost.models.rewritings import REWRITINGS
 
 REQUIRED = {
@@ -267,7 +267,9 @@ def test_every_axis_input_and_module_is_in_a_table(file):
     assert {one for one in wanted if not any(name == one or name.startswith(f"{one}_") for name in inputs)} == set()
     weights = set().union(*map(weights_of, heirs(file)))
     assert set(own.get("shared", ())) | set(own.get("frozen", ())) <= weights
-    held_ = {weight: held(weight, "", weights) for module in own.get("modules", {}).values() for weight in module}
+    held_ = {
+        weight: weights_named(weight, "", weights) for module in own.get("modules", {}).values() for weight in module
+    }
     assert {weight for weight, ours in held_.items() if not ours} == set()
 
 

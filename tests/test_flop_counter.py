@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import learncost as lc
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.models.presets import presets
 from sampling import sampled
 from test_printed import FORMULAS, evaluate
@@ -241,7 +241,7 @@ def test_published_counts_of_a_block(seed: int) -> None:
     h, k, b, M = (chance.randint(2, 30) for _ in range(4))
     sizes = {"M": M, "b": b, "h": h, "d_model": h * k, "d_ff": 4 * h * k, "tokens": b * M}
     axes = {"M": M, "N": M, "B": b, "h": h, "k": k, "d": h * k, "f": 4 * h * k}
-    tables = [lc.derive(named(layer)) for layer in ("attention", "feed_forward")]
+    tables = [lc.derive(shipped_layer(layer)) for layer in ("attention", "feed_forward")]
 
     def price(part: str, only: slice = slice(None)) -> tuple[int, int]:
         prices = [lc.price(getattr(table, part), axes, "matmul") for table in tables[only]]
@@ -262,6 +262,6 @@ def test_published_counts_of_disentangled_attention() -> None:
     M, d, k_rel = 13, 10, 4
     axes = {"B": 1, "M": M, "d": d, "h": 1, "k": d, "p": 2 * k_rel}
     sizes = {"M": M, "d_model": d, "k_rel": k_rel, "h": 1}
-    layer = named("disentangled_attention")
+    layer = shipped_layer("disentangled_attention")
     assert lc.price(layer, axes, "matmul").maccs == lc.price(layer, axes, "paper").maccs == published(296, sizes)
     assert lc.price(layer, axes, "paper").flops == published(297, sizes)

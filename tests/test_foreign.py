@@ -10,7 +10,7 @@ import pytest
 
 import learncost as lc
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.proof import jax_side, torch_side
 from learncost.proof.check import seeds_of, sound_arrays
 from learncost.proof.sample import small_sizes
@@ -75,7 +75,7 @@ def test_every_move_is_translated(side):
 
 
 def test_both_give_the_same():
-    table = named("latent_attention").table
+    table = shipped_layer("latent_attention").table
     sizes = small_sizes(table)
     arrays, seeds, wanted = sound_arrays(table, sizes), seeds_of(table, sizes), derive(table).gradients
     (y, dx), (other, dother) = (one.autograd(table, arrays, seeds, wanted, sizes) for one in (torch_side, jax_side))
@@ -91,14 +91,14 @@ def test_the_process_keeps_its_own_precision():
     import jax
 
     before = jax.config.jax_enable_x64
-    assert compared(with_jax, named("norm").table).passed
+    assert compared(with_jax, shipped_layer("norm").table).passed
     assert jax.config.jax_enable_x64 == before
     assert jax.numpy.ones(1).dtype == (np.float64 if before else np.float32)
 
 
 def test_a_release_without_one_of_the_options_compiles_all_the_same(monkeypatch):
     monkeypatch.setitem(jax_side._OPTIONS, "xla_no_such_option", True)
-    assert compared(with_jax, named("norm").table).passed
+    assert compared(with_jax, shipped_layer("norm").table).passed
 
 
 @pytest.mark.parametrize("absent", ["torch", "jax"])

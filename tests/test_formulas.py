@@ -20,11 +20,11 @@ from learncost.equation.errors import InputError
 from learncost.equation.parse import parse_line
 from learncost.equation.table import Line, replace
 from learncost.layers.derive import derive
-from learncost.layers.layer import layer, named, shipped, usual_names
+from learncost.layers.layer import layer, shipped, shipped_layer, usual_names
 from learncost.ledger.cost import cost
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 from learncost.readings import write
-from learncost.vocabulary import called, plain
+from learncost.vocabulary import plain, word_called
 
 ROWS = json.loads((Path(__file__).parent / "printed" / "formulas.json").read_text(encoding="utf-8"))["entries"]
 LAYER = {
@@ -177,7 +177,7 @@ def assert_mathml(element: ElementTree.Element) -> None:
 @pytest.mark.parametrize("name", shipped())
 @pytest.mark.parametrize("jacobian", [False, True])
 def test_every_table_as_latex_and_mathml(name: str, jacobian: bool) -> None:
-    step = derive(named(name), jacobian=jacobian).step
+    step = derive(shipped_layer(name), jacobian=jacobian).step
     assert_latex(write.latex(step))
     assert_mathml(ElementTree.fromstring(write.mathml(step)))
 
@@ -372,4 +372,4 @@ def test_usual_names_are_of_one_layer_each() -> None:
         for line in (line.removeprefix("also:") for line in text.splitlines() if line.startswith("also:")):
             for one in line.split(","):
                 assert usual_names()[plain(one)] == name
-                assert called(one) is None, "a word is not a layer"
+                assert word_called(one) is None, "a word is not a layer"

@@ -15,7 +15,7 @@ from learncost.engines.compiler import compiler
 from learncost.engines.numpy_engine import Training
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.lower import lower
 from learncost.layers.names import named_once, written_once
 from learncost.models.configuration import configure
@@ -90,7 +90,7 @@ def test_a_layer_and_its_gradients_equal_the_interpreter(text: str) -> None:
     """Rows written at an index along an axis that the index loops over, values kept beside the last, inner names."""
     from learncost.engines.in_place import InPlace
 
-    step = lc.derive(lc.layer(text) if "->" in text else named(text)).step
+    step = lc.derive(lc.layer(text) if "->" in text else shipped_layer(text)).step
     sizes = small_sizes(step)
     arrays = random_arrays(step, sizes)
     expected = dict(arrays)

@@ -10,7 +10,7 @@ import learncost as lc
 from decoding import MODELS, llama, rewritten
 from learncost.equation.count import Count, total
 from learncost.faces.command import main
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_visible
 from learncost.models.configuration import configure
 from learncost.models.families import FAMILIES
@@ -188,7 +188,7 @@ def test_layers_that_cannot_decode():
     with pytest.raises(lc.InputError, match="convolution reads other positions and keeps nothing of them"):
         inference(lc.layer(text.format(middle=middle, read="A")))
     # Without a cache, keys of earlier tokens would be made again from what nobody keeps.
-    forgetful = lc.layer(str(named("attention")))
+    forgetful = lc.layer(str(shipped_layer("attention")))
     text = "one(X) -> Y\n  H[B M d] = 1[] X[B M d]\n  Y[B M d] = attention(H, H, H; w, N = M') where M' <= M"
     with pytest.raises(lc.InputError, match="no layer says that it keeps them"):
         inference(lc.layer(text, layers={"attention": forgetful}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import learncost as lc
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.procedures.accumulation import accumulated
 from learncost.procedures.optimizer import OPTIMIZERS, with_optimizer, without_gradients
 from learncost.proof.check import seeds_of, values_of
@@ -58,7 +58,7 @@ WEIGHTS = {"WQ": (D, H, K), "WK": (D, H, K), "WV": (D, H, K), "WO": (H, K, D)}
 @pytest.mark.parametrize("name", ["attention", "cross_attention"])
 def test_attention_equals_torch(name):
     given = tensors(XQ=(B, M, D), XK=(B, N, D), XV=(B, N, D), **WEIGHTS)
-    compare(named(name), given, torch_attention(given["XQ"], given["XK"], given["XV"], given))
+    compare(shipped_layer(name), given, torch_attention(given["XQ"], given["XK"], given["XV"], given))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -85,19 +85,19 @@ def test_self_attention_equals_the_module():
 @pytest.mark.parametrize("name", ["norm", "plain_norm", "add_norm"])
 def test_norms_equal_torch(name):
     given = tensors(X=(B, M, D), F=(B, M, D), g=(D,), b=(D,))
-    table = named(name).table
+    table = shipped_layer(name).table
     given = {n: given[n] for n in (*table.inputs, *table.weights)}
     whole = given["X"] + given["F"] if name == "add_norm" else given["X"]
-    compare(named(name), given, functional.layer_norm(whole, (D,), given.get("g"), given.get("b")))
+    compare(shipped_layer(name), given, functional.layer_norm(whole, (D,), given.get("g"), given.get("b")))
 
 
 @pytest.mark.parametrize(("word", "form"), [("gelu_tanh", "tanh"), ("gelu", "none")])
 def test_feed_forward_equals_torch(word, form):
-    layer = lc.layer(named("feed_forward").text.replace("gelu_tanh", word))
+    layer = lc.layer(shipped_layer("feed_forward").text.replace("gelu_tanh", word))
     given = tensors(X=(B, M, D), W1=(D, F), b1=(F,), W2=(F, D), b2=(D,))
     hidden = functional.gelu(functional.linear(given["X"], given["W1"].T, given["b1"]), approximate=form)
     compare(layer, given, functional.linear(hidden, given["W2"].T, given["b2"]))
-    without = lc.layer(named("feed_forward_without_biases").text.replace("gelu_tanh", word))
+    without = lc.layer(shipped_layer("feed_forward_without_biases").text.replace("gelu_tanh", word))
     hidden = functional.gelu(given["X"] @ given["W1"], approximate=form)
     compare(without, {n: given[n] for n in ("X", "W1", "W2")}, hidden @ given["W2"])
 
@@ -105,16 +105,16 @@ def test_feed_forward_equals_torch(word, form):
 def test_embedding_positions_and_token_types_equal_torch():
     tokens = np.array([[4, 0, 4], [1, 9, 0]])
     given = tensors(W=(V, D), E=(B, M, D), P=(M + 2, D), S=(M, D))
-    compare(named("embedding"), {"W": given["W"]}, functional.embedding(torch.tensor(tokens), given["W"]),
+    compare(shipped_layer("embedding"), {"W": given["W"]}, functional.embedding(torch.tensor(tokens), given["W"]),
             extra={"tokens": tokens})  # fmt: skip
     index = np.array([1, 2, 4])
     with_positions = given["E"] + functional.embedding(torch.tensor(index), given["P"])
-    compare(named("positions"), {n: given[n] for n in "EP"}, with_positions, extra={"index": index})
-    compare(named("sinusoidal_positions"), {n: given[n] for n in "ES"}, given["E"] + given["S"], names="E")
+    compare(shipped_layer("positions"), {n: given[n] for n in "EP"}, with_positions, extra={"index": index})
+    compare(shipped_layer("sinusoidal_positions"), {n: given[n] for n in "ES"}, given["E"] + given["S"], names="E")
     types = np.array([[0, 1, 1], [1, 0, 0]])
     given = tensors(W=(2, D), E=(B, M, D))
     with_types = given["E"] + functional.embedding(torch.tensor(types), given["W"])
-    compare(named("token_types"), given, with_types, extra={"types": types})
+    compare(shipped_layer("token_types"), given, with_types, extra={"types": types})
 
 
 def test_head_and_loss_equal_cross_entropy():
@@ -164,7 +164,7 @@ def heads(weight):
 @pytest.mark.parametrize("jacobian", [False, True])
 @pytest.mark.parametrize("name", ["attention", "cross_attention"])
 def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
-    table = named(name).table
+    table = shipped_layer(name).table
     generator = np.random.default_rng(3)
     shapes = {"XQ": (1, M, D), "XK": (1, N, D), "XV": (1, N, D), **WEIGHTS}
     arrays = {n: generator.standard_normal(s) for n, s in shapes.items()}
@@ -214,7 +214,7 @@ def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
 @pytest.mark.parametrize("jacobian", [False, True])
 @pytest.mark.parametrize("name", ["norm", "add_norm"])
 def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
-    table = named(name).table
+    table = shipped_layer(name).table
     generator = np.random.default_rng(4)
     arrays = {n: generator.standard_normal(s) for n, s in {"X": (1, M, D), "F": (1, M, D), "g": D, "b": D}.items()}
     arrays = {n: arrays[n] for n in (*table.inputs, *table.weights)}
@@ -238,7 +238,7 @@ def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
 
 
 def test_derived_lines_of_the_head_equal_the_printed_equations():
-    table = named("head").table
+    table = shipped_layer("head").table
     generator = np.random.default_rng(5)
     arrays = {"X": generator.standard_normal((1, M, D)), "W": generator.standard_normal((D, V))}
     target = np.eye(V)[[3, 0, 10]]
@@ -260,7 +260,7 @@ def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations()
     shapes = {"X": (1, M, D), "W1": (D, F), "b1": F, "W2": (F, D), "b2": D}
     arrays = {n: generator.standard_normal(s) for n, s in shapes.items()}
     dy = generator.standard_normal((M, D))
-    got = lc.run(named("feed_forward"), {**arrays, "dY": dy[None]})
+    got = lc.run(shipped_layer("feed_forward"), {**arrays, "dY": dy[None]})
     x, w1, b1, w2, b2 = arrays["X"][0], *(arrays[n] for n in ("W1", "b1", "W2", "b2"))
     np.testing.assert_allclose(got["Y"][0], printed.equation_38(x, w1, b1, w2, b2), rtol=1e-9)
     wanted = printed.equation_38_backward(x, w1, b1, w2, dy)
@@ -268,7 +268,7 @@ def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations()
         np.testing.assert_allclose(got[ours], wanted[theirs], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(got["dX"][0], wanted["x"], rtol=1e-9)
     tokens, e = generator.integers(0, V, (1, N)), generator.standard_normal((1, M, V))
-    projected = lc.run(named("error_projection"), {"tokens": tokens, "e": e})["F"][0]
+    projected = lc.run(shipped_layer("error_projection"), {"tokens": tokens, "e": e})["F"][0]
     np.testing.assert_allclose(projected, printed.equation_48(np.eye(V)[tokens[0]], e[0]), rtol=1e-9)
 
 

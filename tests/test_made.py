@@ -9,7 +9,7 @@ from foreign_models import in_float64
 from hugging_face import read
 from learncost.equation.count import shape_of
 from learncost.models.configuration import configure
-from learncost.models.made import made, made_inputs
+from learncost.models.made import input_table, made_inputs
 from learncost.models.model import build
 from learncost.models.presets import preset_names
 from learncost.training.generate import Decoder
@@ -137,7 +137,7 @@ def test_a_preset_of_every_family_makes_what_their_tables_read():
     for name in {preset.family: name for name, preset in preset_names().items()}.values():
         configuration = configure(name)
         model = build(configuration)
-        found = made(configuration)
+        found = input_table(configuration)
         left = set(model.table.inputs) - {found.header(one) for one in found.outputs}
         assert not {one.rpartition(".")[2] for one in left} & {
             "cosine", "sine", "flip", "local_cosine", "local_sine", "index", "S", "slope", "distance", "bucket",

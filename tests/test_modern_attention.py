@@ -21,7 +21,7 @@ from foreign_models import (
     shaken,
     turned,
 )
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_word
 from learncost.layers.rewrite_attention import (
     with_alibi,
@@ -47,7 +47,7 @@ def draw(*shape):
 
 
 def grouped():
-    return named("grouped_attention")
+    return shipped_layer("grouped_attention")
 
 
 REWRITTEN = {
@@ -58,11 +58,11 @@ REWRITTEN = {
     ),
     "cap": lambda: with_softcap(with_scale(grouped(), 0.3), 5.0),
     "slopes": lambda: with_alibi(grouped()),
-    "buckets": lambda: with_relative_bias(without_scale(named("attention"))),
+    "buckets": lambda: with_relative_bias(without_scale(shipped_layer("attention"))),
     "window": lambda: with_visible(grouped()),
-    "rotary latent attention": lambda: with_rotary(named("latent_attention"), "QR", "KR"),
-    "capped head": lambda: with_softcap(named("head"), 30.0, "L"),
-    "gelu": lambda: with_word(named("gated_feed_forward"), "silu", "gelu_tanh"),
+    "rotary latent attention": lambda: with_rotary(shipped_layer("latent_attention"), "QR", "KR"),
+    "capped head": lambda: with_softcap(shipped_layer("head"), 30.0, "L"),
+    "gelu": lambda: with_word(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
 }
 
 
@@ -74,7 +74,7 @@ def test_every_rewriting_passes_the_proof(name):
 
 @pytest.mark.parametrize("name", ["grouped_attention", "latent_attention"])
 def test_a_causal_call_of_a_rewritten_layer_passes_the_proof(name):
-    layer = grouped() if name == "grouped_attention" else named(name)
+    layer = grouped() if name == "grouped_attention" else shipped_layer(name)
     if name == "grouped_attention":
         layer = with_visible(with_softcap(with_alibi(with_rotary(layer)), 5.0))
     else:
@@ -197,7 +197,7 @@ def test_linear_biases_of_bloom(h):
     for letter, part in parts.items():
         weights[f"w.W{letter}"] = fused.weight, lambda w, part=part: part(w.reshape(h, 3, k, D)).transpose(2, 0, 1)
         weights[f"w.b{letter}"] = fused.bias, lambda w, part=part: part(w.reshape(h, 3, k))
-    layer = with_biases(named("attention"), {"WQ": "bQ", "WK": "bK", "WV": "bV", "WO": "bO"})
+    layer = with_biases(shipped_layer("attention"), {"WQ": "bQ", "WK": "bK", "WV": "bV", "WO": "bO"})
     slopes = numpy_of(alibi.reshape(B, h, M)[0, :, 1])
     # BLOOM adds the slope times the key's position: the same softmax as with minus the distance.
     distance = np.arange(M)[None] - np.arange(M)[:, None]
@@ -223,7 +223,7 @@ def test_relative_biases_of_t5(h, decoder):
     weights = {f"w.W{letter}": (getattr(module, letter.lower()).weight, into(h, 5)) for letter in "QKV"}
     weights["w.WO"] = (module.o.weight, out_of(h, 5))
     weights["w.relative"] = (module.relative_attention_bias.weight, plain)
-    layer = self_attention(with_relative_bias(without_scale(named("attention"))), causal=decoder)
+    layer = self_attention(with_relative_bias(without_scale(shipped_layer("attention"))), causal=decoder)
     compare(layer, {"bucket": bucket}, weights, result[0], {"X": X})
 
 
@@ -260,6 +260,6 @@ def test_latent_attention_of_deepseek(seed, interleaved):
         "w.WKR": (down, lambda weight: weight[c:].T),
         "w.WO": (module.o_proj.weight, out_of(h, w)),
     }
-    layer = with_scale(with_rotary(named("latent_attention"), "QR", "KR"), (k + r) ** -0.5)
+    layer = with_scale(with_rotary(shipped_layer("latent_attention"), "QR", "KR"), (k + r) ** -0.5)
     layer = self_attention(with_epsilon(layer, 1e-6))
     compare(layer, angles(M, r, interleaved=interleaved), weights, result, {"X": X})

@@ -5,7 +5,7 @@ import torch
 
 import learncost as lc
 from foreign_models import by, compare, in_float64, plain, shaken, turned
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.refinement import refined
 from learncost.layers.rewrite import with_epsilon, with_word
 from learncost.layers.rewrite_attention import with_scale
@@ -31,7 +31,7 @@ def test_root_mean_square_norms(name, epsilon):
     kind = MODELS.llama.modeling_llama.LlamaRMSNorm if name == "rms_norm" else MODELS.gemma.modeling_gemma.GemmaRMSNorm
     module = shaken(kind(D, eps=epsilon))
     X = draw(B, M, D)
-    compare(with_epsilon(named(name), epsilon), {}, {"g": (module.weight, plain)}, module(X), {"X": X})
+    compare(with_epsilon(shipped_layer(name), epsilon), {}, {"g": (module.weight, plain)}, module(X), {"X": X})
 
 
 @pytest.mark.parametrize(("act", "word"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_pytorch_tanh", "gelu_tanh")])
@@ -40,7 +40,7 @@ def test_gated_feed_forward(act, word):
     module = shaken(MODELS.llama.modeling_llama.LlamaMLP(config))
     X = draw(B, M, D)
     parts = {"WG": module.gate_proj, "WU": module.up_proj, "WD": module.down_proj}
-    layer = with_word(named("gated_feed_forward"), "silu", word)
+    layer = with_word(shipped_layer("gated_feed_forward"), "silu", word)
     compare(layer, {}, {n: (part.weight, turned) for n, part in parts.items()}, module(X), {"X": X})
 
 
@@ -73,7 +73,7 @@ def test_mixture_of_experts(e, t, renormalised):
     result = module(X)
     result = result[0] if isinstance(result, tuple) else result
     weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
-    layer = named("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
+    layer = shipped_layer("mixture_of_experts" if renormalised else "softmax_mixture_of_experts")
     compare(layer, {"t": t}, weights, result, {"X": X})
 
 
@@ -110,7 +110,9 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
       R[B M d] = sigmoid_mixture_of_experts(H, correction; moe)
       F[B M d] = gated_feed_forward(H; shared, f = s)
       Y[B M d] = residual(R, F)"""
-    routed = with_groups(with_scale(named("sigmoid_mixture_of_experts"), factor, "T"), "C", "groups_of_best_two")
+    routed = with_groups(
+        with_scale(shipped_layer("sigmoid_mixture_of_experts"), factor, "T"), "C", "groups_of_best_two"
+    )
     layer = lc.layer(text, layers={routed.name: routed})
     own = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}
@@ -122,7 +124,7 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
 
 
 def test_only_the_chosen_experts_are_priced():
-    layer = named("mixture_of_experts")
+    layer = shipped_layer("mixture_of_experts")
     assert str(lc.price(layer, {"B": 1}).maccs) == "3 M d f t + M d e + M d t"
 
 
@@ -145,7 +147,7 @@ def test_patch_embedding_with_its_class_token(rows, columns):
         "T": (module.cls_token, by(D)),
         "P": (module.position_embeddings, by(-1, D)),
     }
-    compare(named("patch_embedding"), {}, weights, result, {"X": pixels})
+    compare(shipped_layer("patch_embedding"), {}, weights, result, {"X": pixels})
 
 
 @pytest.mark.parametrize("length", [7, 8])

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from foreign_models import angles, by, in_float64, into, numpy_of, out_of, plain, shaken, turned
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite import with_biases, with_epsilon, with_transposed, with_word
 from learncost.layers.rewrite_attention import with_norms, with_rotary, with_scale, with_softcap
 from learncost.readings.price import parameters
@@ -58,13 +58,13 @@ MIXTRAL = LLAMA.replace("llama(", "mixtral(").replace("gated_feed_forward(G; mlp
 
 
 def attention(biases=(), norms=False, epsilon=1e-6):
-    layer = with_biases(named("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
+    layer = with_biases(shipped_layer("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
     layer = with_norms(layer, {"Q": "gQ", "K": "gK"}, ("k",), epsilon) if norms else layer
     return with_rotary(layer)
 
 
 def model(text, attention, **more):
-    layers = {"rms_norm": with_epsilon(named("rms_norm"), 1e-5), "grouped_attention": attention, **more}
+    layers = {"rms_norm": with_epsilon(shipped_layer("rms_norm"), 1e-5), "grouped_attention": attention, **more}
     return lc.layer(text, layers=layers)
 
 
@@ -166,9 +166,9 @@ def flops_of(module):
 
 
 GEMMA_LAYERS = {
-    "gemma_rms_norm": with_epsilon(named("gemma_rms_norm"), 1e-5),
-    "gated_feed_forward": with_word(named("gated_feed_forward"), "silu", "gelu_tanh"),
-    "head": with_softcap(with_transposed(named("head"), "W"), 3.0, "L"),
+    "gemma_rms_norm": with_epsilon(shipped_layer("gemma_rms_norm"), 1e-5),
+    "gated_feed_forward": with_word(shipped_layer("gated_feed_forward"), "silu", "gelu_tanh"),
+    "head": with_softcap(with_transposed(shipped_layer("head"), "W"), 3.0, "L"),
 }
 
 
@@ -180,7 +180,7 @@ def gemma():
 MODELS = {
     "llama": (lambda: model(LLAMA.format(head="head.W"), attention()), {}),
     "qwen2": (
-        lambda: model(LLAMA.format(head="wte"), attention("QKV"), head=with_transposed(named("head"), "W")),
+        lambda: model(LLAMA.format(head="wte"), attention("QKV"), head=with_transposed(shipped_layer("head"), "W")),
         {"tie_word_embeddings": True},
     ),
     "qwen3": (lambda: model(LLAMA.format(head="head.W"), attention(norms=True, epsilon=1e-5)), {}),

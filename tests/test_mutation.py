@@ -18,7 +18,7 @@ import pytest
 
 import learncost as lc
 from learncost.equation.table import Literal, Product, Sum, Term, Word
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof.position_references import LAYERS as POSITIONS
 from learncost.proof.references import LAYERS
 from learncost.proof.verify import verify_table, verify_word
@@ -114,7 +114,7 @@ MUTABLE = tuple(name for name in shipped() if name not in POSITIONS)
 
 @pytest.mark.parametrize("name", sampled(MUTABLE, 8, start=3))
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
-    assert not fails(verify_table(named(name).table, name, LAYERS[name]))
+    assert not fails(verify_table(shipped_layer(name).table, name, LAYERS[name]))
     survivors, count = [], 0
     for what, text in mutants(name):
         count += 1
@@ -357,7 +357,9 @@ def changed_rules(rule):
 
 
 def rule_survives(rule, function, monkeypatch):
-    tables = [(named(name).table, name, LAYERS[name]) for name in TABLES] + [(lc.layer(PAIRS).table, "pairs", None)]
+    tables = [(shipped_layer(name).table, name, LAYERS[name]) for name in TABLES] + [
+        (lc.layer(PAIRS).table, "pairs", None)
+    ]
     with monkeypatch.context() as patch:
         code = getattr(price_module, rule)
         patch.setattr(code, "__code__", function.__code__)

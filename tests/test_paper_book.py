@@ -11,7 +11,7 @@ import sympy
 import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.equation.count import Count
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.ledger.run import rows_of
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import build
@@ -62,7 +62,7 @@ def cost_of(price: Price) -> Cost:
 
 def derived(layer: str) -> dict[str, object]:
     """The layer's tables by macro-operation, backward through explicit Jacobians, as the paper derives it."""
-    found = lc.derive(named(layer), jacobian=True)
+    found = lc.derive(shipped_layer(layer), jacobian=True)
     return {"forward": found.forward, "backward": found.backward, "weight_update": found.update}
 
 
@@ -85,7 +85,7 @@ def test_layer_as_printed(layer: str, book: str) -> None:
 @pytest.mark.parametrize("book", BOOK_LAYERS)
 def test_error_projection_as_printed(book: str) -> None:
     for sizes in SIZES:
-        price = lc.price(named("error_projection"), axes_of(sizes), book)
+        price = lc.price(shipped_layer("error_projection"), axes_of(sizes), book)
         assert cost_of(price) == sizes["b"] * e.cost_48(**sizes)
 
 
@@ -195,7 +195,7 @@ LAYER_TOTALS = [row for row in TOTALS if row["equation"] == "layer total"]
 @pytest.mark.parametrize("row", LAYER_TOTALS, ids=describe)
 def test_layer_total_as_symbols(row: dict) -> None:
     for layer in [ours for ours, theirs in OURS.items() if theirs == row["layer"]] or [row["layer"]]:
-        table = derived(layer)[row["macro_operation"]] if layer in OURS else named(layer)
+        table = derived(layer)[row["macro_operation"]] if layer in OURS else shipped_layer(layer)
         ours = polynomial(quantity(lc.price(table, {}, book_of(row)), row["quantity"]))
         if (layer, row["macro_operation"]) == ("embedding", "weight_update"):
             assert ours == 0  # the printed product is PEPITA's

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import learncost as lc
 from learncost.layers.derive import derive
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof import verify as proof
 from learncost.proof.check import values_of
 from learncost.readings import price as price_module
@@ -55,19 +55,19 @@ def test_a_wrong_price_is_named_with_its_line(monkeypatch):
         return (maccs, flops * 2) if getattr(line, "word", "") == "exp" else (maccs, flops)
 
     monkeypatch.setattr(price_module, "executed", wrong)
-    report = lc.check_layer(named("attention"))
+    report = lc.check_layer(shipped_layer("attention"))
     assert not report.passed
     failed = report.failed[0]
     assert failed.compared == "operations executed with the run price, line by line"
     assert failed.found.endswith("in line: P[B h M N] = softmax[N](S[B h M N])  (3)")
-    assert lc.check_layer(named("residual")).passed
+    assert lc.check_layer(shipped_layer("residual")).passed
 
 
 def test_what_breaks_off_is_a_failure():
     def broken(*arrays):
         raise ZeroDivisionError("nothing left")
 
-    report = lc.check_layer(named("residual"), broken)
+    report = lc.check_layer(shipped_layer("residual"), broken)
     assert [(check.compared, check.found) for check in report.failed] == [
         ("running", "ZeroDivisionError: nothing left")
     ]
@@ -75,7 +75,9 @@ def test_what_breaks_off_is_a_failure():
 
 def test_a_shipped_layer_without_a_foreign_implementation_fails():
     failed = [
-        check for check in proof.verify_table(named("norm").table, "norm", required=True) if check.passed is False
+        check
+        for check in proof.verify_table(shipped_layer("norm").table, "norm", required=True)
+        if check.passed is False
     ]
     assert [check.found for check in failed] == ["there is none in learncost.proof.references"]
 
@@ -120,7 +122,7 @@ def test_other_models_pass(model):
 
 
 def test_a_report_prints_as_a_table_and_as_lines():
-    report = lc.check_layer(named("residual"))
+    report = lc.check_layer(shipped_layer("residual"))
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report)
     shown = console.export_text()

@@ -16,7 +16,7 @@ import learncost as lc
 from learncost.faces.command import main
 from learncost.ledger.columns import write_csv
 from learncost.models.presets import preset
-from learncost.models.wording import BYTES, whole
+from learncost.models.wording import BYTES, whole_number
 from learncost.procedures.optimizer_state import STATES
 from learncost.training.progress import Lines
 
@@ -276,7 +276,7 @@ def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
     ],
 )
 def test_bytes_as_people_write_them(text, number):
-    assert whole(text, BYTES) == number
+    assert whole_number(text, BYTES) == number
 
 
 @pytest.mark.parametrize("number", [2.0, np.float32(2), np.int64(2), "2"])

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import learncost as lc
 from counting import counting, tally_of
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.readings.run import execute, infer_sizes
 
 B, M, D, H, K, FF = 2, 8, 6, 3, 4, 7
@@ -90,7 +90,7 @@ def maccs(layer, book="run"):
 
 def test_pooler():
     arrays = {"X": draw(B, M, D), "W": draw(D, D), "b": draw(D)}
-    layer = named("pooler")
+    layer = shipped_layer("pooler")
     found = check(layer, arrays, lambda X, W, b: torch.tanh(functional.linear(X[:, 0], W.T, b)))
     assert not found["dX"][:, 1:].any()
     assert maccs(layer) == maccs(layer, "matmul") == "d^2"
@@ -98,7 +98,7 @@ def test_pooler():
 
 def test_token_types():
     arrays = {"E": draw(B, M, D), "types": generator.integers(0, 2, (B, M)), "W": draw(2, D)}
-    check(named("token_types"), arrays, lambda E, types, W: E + functional.embedding(types, W))
+    check(shipped_layer("token_types"), arrays, lambda E, types, W: E + functional.embedding(types, W))
 
 
 def test_masked_lm_transform():
@@ -107,7 +107,7 @@ def test_masked_lm_transform():
     def foreign(X, W, b, g, beta):
         return functional.layer_norm(functional.gelu(functional.linear(X, W.T, b)), (X.shape[-1],), g, beta, 1e-5)
 
-    check(named("masked_lm_transform"), arrays, foreign)
+    check(shipped_layer("masked_lm_transform"), arrays, foreign)
 
 
 # Jiang's blog: tokens are columns.
@@ -136,7 +136,7 @@ CAUSAL_BLOCK = """causal_block(X; A B C WO g b W1 W2) -> Y
 
 
 def jiang(name, causal=False):
-    return lc.layer({"attention": CAUSAL, "block": CAUSAL_BLOCK}[name]) if causal else named(f"jiang_{name}")
+    return lc.layer({"attention": CAUSAL, "block": CAUSAL_BLOCK}[name]) if causal else shipped_layer(f"jiang_{name}")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -150,8 +150,8 @@ def test_in_jiang_attention_a_plays_the_keys_and_b_the_queries():
     rows = {f"X{name}": arrays["X"].T[None] for name in "QKV"}
     weights = {new: arrays[old].transpose(2, 0, 1) for new, old in zip(("WQ", "WK", "WV"), "BAC", strict=True)}
     weights["WO"] = arrays["WO"].transpose(1, 2, 0)
-    found = lc.run(named("attention"), {**rows, **weights})
-    np.testing.assert_allclose(found["Y"][0].T, lc.run(named("jiang_attention"), arrays)["Z"], 1e-12)
+    found = lc.run(shipped_layer("attention"), {**rows, **weights})
+    np.testing.assert_allclose(found["Y"][0].T, lc.run(shipped_layer("jiang_attention"), arrays)["Z"], 1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -189,7 +189,7 @@ def test_derived_backward_equals_the_printed_p_matrix_form(causal, packed):
     arrays = jiang_arrays()
     dZ = draw(D, M)
     if packed:
-        text = str(named("jiang_packed_attention"))
+        text = str(shipped_layer("jiang_packed_attention"))
         layer = lc.layer("\n".join(f"{line} where T' <= T" if causal and "T' T" in line else line for line in
                                    text.splitlines()))  # fmt: skip
         given = {"X": arrays["X"], "W": np.stack([arrays[n] for n in "ABC"]), "WO": arrays["WO"]}
@@ -212,18 +212,18 @@ def test_derived_backward_equals_the_printed_p_matrix_form(causal, packed):
 
 
 def test_the_packed_form_has_the_p_matrix_in_its_lines():
-    derived = lc.derive(named("jiang_packed_attention"))
+    derived = lc.derive(shipped_layer("jiang_packed_attention"))
     assert "dW[c h k d] = dG[c h k T] X[d T]" in str(derived.update)
     assert "dX[d T] = dG[c h k T] W[c h k d]" in str(derived.backward)
     arrays = jiang_arrays()
     packed = {"X": arrays["X"], "W": np.stack([arrays[n] for n in "ABC"]), "WO": arrays["WO"]}
-    check(named("jiang_packed_attention"), packed, lambda X, W, WO: jiang_z(X, *W, WO))
+    check(shipped_layer("jiang_packed_attention"), packed, lambda X, W, WO: jiang_z(X, *W, WO))
 
 
 def test_a_mask_after_the_softmax_is_not_causal_attention():
     # The blog's text reads as if the full softmax were masked; its formulas hold for the renormalised one.
     arrays = {**jiang_arrays(), "mask": np.triu(np.ones((M, M)))}
-    text = str(named("jiang_attention")).replace("(X;", "(X mask;").replace(
+    text = str(shipped_layer("jiang_attention")).replace("(X;", "(X mask;").replace(
         "  O[h k T] = V[h k T'] P[h T' T]", "  L[h T' T] = P[h T' T] mask[T' T]\n  O[h k T] = V[h k T'] L[h T' T]"
     )  # fmt: skip
     literal = lc.run(lc.layer(text + "\nconstants: mask"), {**arrays, "dZ": np.ones((D, M))})
@@ -265,11 +265,11 @@ def test_disentangled_attention(heads):
     half = 5  # so that distances of 5 and more share a row: the gathers' gradients truly add up
     arrays = {"H": draw(B, M, D), "P": draw(2 * half, D), "delta": deberta_delta(M, half)}
     arrays |= {name: draw(D, heads, K) for name in ("WQc", "WKc", "WVc", "WQr", "WKr")}
-    check(named("disentangled_attention"), arrays, disentangled)
+    check(shipped_layer("disentangled_attention"), arrays, disentangled)
 
 
 def test_disentangled_attention_costs_what_its_steps_cost():
-    found = lc.price(named("disentangled_attention"), {"B": 1, "h": 1}, "matmul")
+    found = lc.price(shipped_layer("disentangled_attention"), {"B": 1, "h": 1}, "matmul")
     assert str(found.maccs) == "2 M^2 k + 3 M d k + 2 M k p + 2 d k p"
 
 
@@ -295,7 +295,7 @@ def test_convolution(kernel):
     def foreign(X, W, b, **_):
         return functional.conv1d(X.mT, W.permute(2, 1, 0), b, padding=kernel // 2).mT
 
-    layer = named("convolution")
+    layer = shipped_layer("convolution")
     check(layer, arrays, foreign)
     assert maccs(layer) == maccs(layer, "matmul") == "M c d e"
     tensors = {n: torch.tensor(a) for n, a in arrays.items()}
@@ -313,7 +313,7 @@ def test_separable_convolution(kernel):
         each = functional.conv1d(X.mT, kernels, padding=kernel // 2, groups=kernels.shape[0])
         return functional.linear(each.mT, W.T, b)
 
-    layer = named("separable_convolution")
+    layer = shipped_layer("separable_convolution")
     check(layer, arrays, foreign)
     # Vaswani et al. 2017, section 4: k n d + n d^2. Torch's counter takes groups for a full convolution.
     assert maccs(layer) == "M c d + M d e"
@@ -332,7 +332,7 @@ def test_restricted_attention():
         heads = functional.scaled_dot_product_attention(q, k, v, attn_mask=distance.abs() <= window // 2)
         return torch.einsum("bhmk,hkd->bmd", heads, WO)
 
-    layer = named("restricted_attention")
+    layer = shipped_layer("restricted_attention")
     check(layer, arrays, foreign)
     assert maccs(layer) == "4 M d h k + 2 M h k r"
     # A product of one query with its own keys has no rows of its own, so the book `matmul` does not see it.
@@ -349,8 +349,8 @@ def test_a_window_as_wide_as_the_sequence_is_full_attention():
     weights = {"WQ": draw(D, H, K), "WK": draw(D, H, K), "WV": draw(D, H, K), "WO": draw(H, K, D)}
     X, dY = draw(B, M, D), draw(B, M, D)
     window = {"X": X, "places": places, "keep": np.ones((M, M), bool)}
-    restricted = lc.run(named("restricted_attention"), {**window, **weights, "dY": dY})
-    full = lc.run(named("attention"), {"XQ": X, "XK": X, "XV": X, **weights, "dY": dY})
+    restricted = lc.run(shipped_layer("restricted_attention"), {**window, **weights, "dY": dY})
+    full = lc.run(shipped_layer("attention"), {"XQ": X, "XK": X, "XV": X, **weights, "dY": dY})
     np.testing.assert_allclose(restricted["Y"], full["Y"], 1e-11, 1e-12)
     np.testing.assert_allclose(restricted["dX"], full["dXQ"] + full["dXK"] + full["dXV"], 1e-10, 1e-11)
 
@@ -372,7 +372,7 @@ def test_recurrent():
         states, last = torch.rnn_tanh(X, h[None], flat, True, 1, 0.0, False, False, True)
         return states, last[0]
 
-    layer = named("recurrent")
+    layer = shipped_layer("recurrent")
     found = check(layer, arrays, foreign)
     np.testing.assert_array_equal(found["Y"][:, -1], found["h"])
     assert maccs(layer) == maccs(layer, "matmul") == "M d e + M e^2"

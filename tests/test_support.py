@@ -6,7 +6,7 @@ import pytest
 
 from learncost.faces.command import main
 from learncost.models.families import FAMILIES
-from learncost.training.support import UNTRIED, checksum, fields, kept, reason
+from learncost.training.support import UNTRIED, checksum, fields, kept_support, reason
 
 SLOW = ("jax", "verify")
 """Fields that take seconds: one of a sample at most."""
@@ -22,19 +22,19 @@ def sample() -> list[tuple[str, str]]:
 
 def test_the_matrix_is_of_the_tables_of_today() -> None:
     """After a change of tables: python benchmarks/support.py --write."""
-    for name, family in kept().items():
+    for name, family in kept_support().items():
         assert family["reasons"].keys() == fields().keys()
         assert family["table"] in ("", checksum(name)), name
 
 
 def test_a_dozen_fields_are_as_they_were_found() -> None:
     for family, field in sample():
-        before, now = kept()[family]["reasons"][field], reason(family, field)
+        before, now = kept_support()[family]["reasons"][field], reason(family, field)
         assert now == before or (before == UNTRIED and not now.startswith("wrong")), (family, field)
 
 
 def test_no_other_field_is_wrong_and_every_family_trains_on_every_engine() -> None:
-    for family, one in kept().items():
+    for family, one in kept_support().items():
         assert not [field for field, text in one["reasons"].items() if text.startswith("wrong")], family
         trained = [text for field, text in one["reasons"].items() if field.startswith("train ")]
         assert not any(text for text in trained if text != UNTRIED), family

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import learncost as lc
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.proof.check import sound_arrays
 from learncost.proof.sample import small_sizes
 from learncost.training.engines import engine
@@ -40,7 +40,7 @@ def batch():
 
 def module_of(name, dtype=torch.float64):
     """A layer at small, pairwise different sizes with sound inputs and weights, in fp64."""
-    table = named(name).table
+    table = shipped_layer(name).table
     sizes = small_sizes(table)
     arrays = {key: torch.tensor(array) for key, array in sound_arrays(table, sizes).items()}
     arrays = {key: one.to(dtype) if one.is_floating_point() else one for key, one in arrays.items()}
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_differences(name):
     # torch.autograd.gradcheck: central differences along a random direction of all inputs and weights (its fast mode;
     # its slow one, every entry, takes minutes), and undefined gradients.
     module, inputs = module_of(name)
-    constants = named(name).table.constants
+    constants = shipped_layer(name).table.constants
     moved = [key for key, value in inputs.items() if value.is_floating_point() and key not in constants]
     for key in moved:
         inputs[key].requires_grad_()

@@ -13,7 +13,7 @@ from learncost.engines import compiler
 from learncost.equation.errors import InputError
 from learncost.faces.command import main
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.models.configuration import configure
 from learncost.models.model import build, run_sizes
 from learncost.plans.flash import QUERIES
@@ -173,7 +173,7 @@ def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(program, text="".join([*lines[:at], lines[at], *lines[at:]]))
 
     monkeypatch.setattr(engine_operators, "program", twice)
-    table = derive(named("feed_forward").table).step
+    table = derive(shipped_layer("feed_forward").table).step
     failed = [c for c in engine_operators.verify_layer(table, "feed_forward", "torch") if not c.passed]
     assert len(failed) == 1
     assert failed[0].compared.startswith("forward")
@@ -183,7 +183,7 @@ def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("layer", ["grouped_attention", "mixture_of_experts"])
 def test_layers_as_emitted(layer: str, backend: str) -> None:
     pytest.importorskip(backend)
-    table = derive(named(layer).table).step
+    table = derive(shipped_layer(layer).table).step
     found = list(engine_operators.verify_layer(table, layer, backend))
     assert found[0].compared.startswith("values")
     assert [str(check) for check in found if not check.passed] == []

@@ -13,7 +13,7 @@ from counting import counting, tally_of
 from foreign_models import self_attention
 from learncost.equation.parse import parse_line
 from learncost.equation.table import Condition
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_softcap, with_visible
 from learncost.readings.write import latex, mathml
 from writing import WINDOWS, Writer
@@ -82,7 +82,7 @@ def test_formulas():
 
 
 def test_a_call_hands_the_window_to_every_line_with_both_axes():
-    layer = self_attention(named("attention"), window="w")
+    layer = self_attention(shipped_layer("attention"), window="w")
     bound = {line.name: line.where for line in layer.table.lines if line.where}
     assert bound == dict.fromkeys(("w.R", "w.S", "w.P", "w.A"), (Condition("M'", "M", "<=", "w"),))
 
@@ -142,16 +142,18 @@ def test_a_window_without_a_sound_size_is_refused(sizes, message):
 @pytest.mark.parametrize("window", [1, 2, 3, M, M + 3])
 def test_attention_under_a_window_is_attention_to_what_a_mask_shows(kind, window):
     arrays = drawn(kind)
-    found = lc.run(self_attention(named(kind), window="w"), {**arrays, "w": window})
-    wanted = lc.run(self_attention(with_visible(named(kind)), causal=False), {**arrays, "visible": banded(M, window)})
+    found = lc.run(self_attention(shipped_layer(kind), window="w"), {**arrays, "w": window})
+    wanted = lc.run(
+        self_attention(with_visible(shipped_layer(kind)), causal=False), {**arrays, "visible": banded(M, window)}
+    )
     same(found, {name: wanted[name] for name in ("Y", *(f"d{name}" for name in arrays if name != "dY"))})
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_widest_window_is_causal_and_the_narrowest_looks_at_itself_alone(kind):
     arrays = drawn(kind)
-    windowed = self_attention(named(kind), window="w")
-    same(lc.run(windowed, {**arrays, "w": M}), lc.run(self_attention(named(kind)), arrays))
+    windowed = self_attention(shipped_layer(kind), window="w")
+    same(lc.run(windowed, {**arrays, "w": M}), lc.run(self_attention(shipped_layer(kind)), arrays))
     V = np.einsum("bmd,dhk->bmhk", arrays["X"], arrays["w.WV"])
     alone = np.einsum("bmhk,hkd->bmd" if kind == "attention" else "bmhk,hgkd->bmd", V, arrays["w.WO"])
     found = lc.run(windowed, {**arrays, "w": 1})
@@ -160,17 +162,21 @@ def test_the_widest_window_is_causal_and_the_narrowest_looks_at_itself_alone(kin
 
 
 def capped():
-    return with_softcap(named("grouped_attention"), 2.0)
+    return with_softcap(shipped_layer("grouped_attention"), 2.0)
 
 
-@pytest.mark.parametrize("make", [lambda: named("attention"), capped, lambda: named("latent_attention")])
+@pytest.mark.parametrize(
+    "make", [lambda: shipped_layer("attention"), capped, lambda: shipped_layer("latent_attention")]
+)
 def test_the_layer_passes_the_proof(make):
     layer = self_attention(make(), window="w")
     for report in (lc.check_layer(layer), lc.verify(layer.table)):
         assert report.passed, report
 
 
-@pytest.mark.parametrize("make", [lambda: named("attention"), capped, lambda: named("latent_attention")])
+@pytest.mark.parametrize(
+    "make", [lambda: shipped_layer("attention"), capped, lambda: shipped_layer("latent_attention")]
+)
 def test_a_window_executes_what_the_causal_condition_executes(make):
     """The mask is one select of the scores, dense, whatever it shows; the window is in no price of these two books."""
     causal, windowed = self_attention(make()), self_attention(make(), window="w")
@@ -185,14 +191,14 @@ def test_a_window_executes_what_the_causal_condition_executes(make):
 @pytest.mark.parametrize("window", [1, 2, M + 3])
 def test_the_price_is_what_a_stranger_counts(window):
     arrays = {name: counting(array) for name, array in drawn("attention").items()}
-    layer = self_attention(named("attention"), window="w")
+    layer = self_attention(shipped_layer("attention"), window="w")
     _, counted = tally_of(lc.run, layer, {**arrays, "w": window})
     assert counted == lc.price(lc.derive(layer).step, {"B": 2, "M": M, "d": 4, "h": 2, "k": 3}).flops
 
 
 def test_what_is_alive_does_not_depend_on_the_window():
     sizes = {"B": 2, "M": M, "d": 4, "h": 2, "k": 3}
-    causal, windowed = (lc.live(self_attention(named("attention"), window=w), sizes) for w in (None, "w"))
+    causal, windowed = (lc.live(self_attention(shipped_layer("attention"), window=w), sizes) for w in (None, "w"))
     assert (causal.peak, causal.kept_bytes) == (windowed.peak, windowed.kept_bytes)
 
 

@@ -28,10 +28,10 @@ class Eager(Learner):
         self.module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
         rates: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True, **rates)
-        self.run = self.called(self.module)
+        self.run = self.loss_module(self.module)
         return facts(self.device)
 
-    def called(self, module: torch.nn.Module) -> Any:
+    def loss_module(self, module: torch.nn.Module) -> Any:
         """What is called for the loss."""
         return module
 
@@ -67,7 +67,7 @@ class Compiled(Eager):
         super().__init__()
         import torch._inductor.compile_fx  # noqa: F401 - the compiler is imported late, and is not the step's memory
 
-    def called(self, module: torch.nn.Module) -> Any:
+    def loss_module(self, module: torch.nn.Module) -> Any:
         return torch.compile(module)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from learncost.contest.entrant import Cost
 from learncost.equation.errors import InputError
 from learncost.ledger.memory_runner import largest_batch
-from learncost.models.wording import BYTES, COUNTS, shown, whole
+from learncost.models.wording import BYTES, COUNTS, shown, whole_number
 
 KINDS = ("steps", "flops", "memory")
 
@@ -39,7 +39,7 @@ class Share:
 def budget(text: str) -> Budget:
     """A budget as it is written: steps:300, flops:2e10, memory:5MB. Raises `InputError`."""
     kind, _, amount = text.partition(":")
-    number = whole(amount.strip(), BYTES if kind == "memory" else COUNTS)
+    number = whole_number(amount.strip(), BYTES if kind == "memory" else COUNTS)
     if kind not in KINDS or not number:
         raise InputError(f"budget must be such as steps:300, flops:2e10 or memory:5MB, not {shown(text)}")
     return Budget(kind, number)

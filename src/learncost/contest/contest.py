@@ -121,38 +121,38 @@ class _Run:
     def __init__(
         self, contest_run: Contest, rates: tuple[float, ...], report: Report | None, stop: Callable[[], bool]
     ) -> None:
-        self.found, self.report, self.stop = contest_run, report, stop
+        self.contest, self.report, self.stop = contest_run, report, stop
         self.rates, self.finer = rates or RATES[contest_run.setting.optimizer], not rates
         self.done = 0
 
     def all(self) -> None:
-        trainings = len(self.found.seeds) + (len(self.rates) + 2 * self.finer if len(self.rates) > 1 else 0)
+        trainings = len(self.contest.seeds) + (len(self.rates) + 2 * self.finer if len(self.rates) > 1 else 0)
         if self.report is not None:
-            self.report.begin(trainings * sum(result.share.steps for result in self.found.results))
-        for result in self.found.results:
+            self.report.begin(trainings * sum(result.share.steps for result in self.contest.results))
+        for result in self.contest.results:
             self._measure(result)
             self._choose(result)
-        for seed in self.found.seeds:  # the entrants by turns, so that what disturbs the machine disturbs all of them
-            for result in self.found.results:
+        for seed in self.contest.seeds:  # the entrants by turns, so that what disturbs the machine disturbs all of them
+            for result in self.contest.results:
                 self._train(result, seed)
 
     def _measure(self, result: Result) -> None:
-        training = Training(self.found.setting, result.entrant)
-        result.measured_peak = training.peak(self.found.setting.problem.training, np.arange(result.share.batch_size))
+        training = Training(self.contest.setting, result.entrant)
+        result.measured_peak = training.peak(self.contest.setting.problem.training, np.arange(result.share.batch_size))
 
     def _choose(self, result: Result) -> None:
         """On the last of the training examples, which the trials do not learn from."""
         if len(self.rates) == 1:
             result.search = Search((), self.rates[0])
             return
-        training = self.found.setting.problem.training
+        training = self.contest.setting.problem.training
         border = len(training) - max(1, len(training) // CHOOSING)
-        last = min(len(training), border + len(self.found.setting.problem.validation))
+        last = min(len(training), border + len(self.contest.setting.problem.validation))
         parts = training.part(0, border), training.part(border, last)
 
         def trial(rate: float) -> Outcome:
             self._say(f"{result.entrant.name}: trying the learning rate {rate:.3g}")
-            seed = self.found.seeds[0]
+            seed = self.contest.seeds[0]
             return self._outcome(result, rate, seed, parts)
 
         result.search = search(self.rates, trial, self.finer)
@@ -160,13 +160,13 @@ class _Run:
     def _train(self, result: Result, seed: int) -> None:
         assert result.search is not None
         self._say(f"{result.entrant.name}: seed {seed}, learning rate {result.search.best:.3g}")
-        problem = self.found.setting.problem
+        problem = self.contest.setting.problem
         parts = problem.training, problem.validation
         result.outcomes += (self._outcome(result, result.search.best, seed, parts),)
 
     def _outcome(self, result: Result, rate: float, seed: int, parts: Any) -> Outcome:
         before = self.done
-        trained = outcome(self.found.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
+        trained = outcome(self.contest.setting, result.entrant, result.share, rate, seed, parts, self._stepped)
         self.done = before + result.share.steps  # the steps after a divergence are not done, but over
         return trained
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.engines.inputs import told
+from learncost.engines.inputs import derived_inputs
 from learncost.models.model import Model
 from learncost.readings.run import infer_sizes
 from learncost.training.data.examples import Examples
@@ -59,7 +59,7 @@ class Problem:
     @cached_property
     def _sizes(self) -> dict[str, int]:
         arrays = {**self.begin(0), **self.training.rows(slice(1)), **self.fixed}
-        arrays |= told(self.model.table, arrays, {}, np.float64(1))
+        arrays |= derived_inputs(self.model.table, arrays, {}, np.float64(1))
         return infer_sizes(self.model.table, arrays, self.model.sizes)
 
     @cached_property

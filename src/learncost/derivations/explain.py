@@ -28,7 +28,7 @@ from learncost.ledger.question import question
 from learncost.readings import write
 from learncost.readings.live import live
 from learncost.readings.price import price
-from learncost.vocabulary import called
+from learncost.vocabulary import word_called
 
 
 @question()
@@ -111,7 +111,7 @@ def explain(
         run = prepared(name, price_book, procedure or "bp", optimizer, settings, sizes)
         return model_explained(run, procedure or "bp", layer or "", shown_as)
     not_of_a_model(name, {**settings, **sizes})
-    if not is_layer(subject) and (word := called(name)):
+    if not is_layer(subject) and (word := word_called(name)):
         return word_explained(word, of_a_word(word.name, price_book, jacobian, optimizer), shown_as)
     topic = find_subject(subject, price_book, jacobian, optimizer)
     parts = tuple(Part(macro, tuple(_steps(table, topic))) for macro, table in topic.tables.items())
@@ -135,8 +135,8 @@ def _steps(table: Table, topic: Subject) -> Iterator[Step]:
             yield Step(
                 write.equation(line),
                 str(bare),
-                write.latex(bare, topic.known),
-                write.mathml(bare, topic.known, display=False),
+                write.latex(bare, topic.gradient_names),
+                write.mathml(bare, topic.gradient_names, display=False),
                 row.maccs,
                 row.flops,
                 depth,

@@ -148,7 +148,7 @@ class Explanation(Readable):
             for step in part.steps:
                 counts = (self.short(step.maccs), self.short(step.flops))
                 yield Row((step.equation, step.text, *counts), "", step.depth)
-            yield Row(("", "", self.whole(part.maccs), self.whole(part.flops)), "bold")
+            yield Row(("", "", self.total_text(part.maccs), self.total_text(part.flops)), "bold")
         for array in self.kept:
             yield Row(("kept", array.text, self.short(array.elements), ""))
 
@@ -233,7 +233,7 @@ class Explanation(Readable):
         """The count in the letters of the axes, as the lines beside it have them; of a model, the number."""
         return number(self._at(count)) if self.sizes else write.plain(self.written(count), {})
 
-    def whole(self, count: Count) -> str:
+    def total_text(self, count: Count) -> str:
         """A total: the count in letters, and of a model what it comes to."""
         letters = write.plain(self.written(count), {})
         return f"{letters} = {self.short(count)}" if self.sizes and count.terms else letters
@@ -285,7 +285,7 @@ class Explanation(Readable):
         for part in self.parts:
             parts += [self._grid(part, numbers), Text()]
             if len(part.steps) > 1:
-                totals = f"MACCs  {self.whole(part.maccs)}\nFLOPs  {self.whole(part.flops)}"
+                totals = f"MACCs  {self.total_text(part.maccs)}\nFLOPs  {self.total_text(part.flops)}"
                 parts[-1:] = [Padding(Text(totals, "bold"), (0, 0, 0, numbers + 1)), Text()]
         if self.kept:
             parts += [self._kept_grid(numbers), Text()]

@@ -33,7 +33,7 @@ from learncost.procedures.procedure import LEARNING, PROCEDURES, step
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings import write
 from learncost.readings.price import Book, Row, price
-from learncost.vocabulary import Entry, called
+from learncost.vocabulary import Entry, word_called
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -319,7 +319,7 @@ def formulas(
         run = prepared(name, price_book, procedure, optimizer, settings, sizes)
         return model_formulas(run, procedure, layer or "")
     not_of_a_model(name, {**settings, **sizes})
-    if not is_layer(subject) and (word := called(name)):
+    if not is_layer(subject) and (word := word_called(name)):
         return _of_a_word(word, of_a_word(word.name, price_book, jacobian, optimizer), cast("Format", format))
     topic = find_subject(subject, price_book, jacobian, optimizer)
     priced = {macro: _priced(table, topic.book) for macro, table in topic.tables.items()}

@@ -13,7 +13,7 @@ from learncost.books.book import book
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.derive import Derived, derive
-from learncost.layers.layer import Layer, layer, named, shipped, usual_names
+from learncost.layers.layer import Layer, layer, shipped, shipped_layer, usual_names
 from learncost.ledger.run import Run, prepare
 from learncost.models.argument import GENERIC
 from learncost.models.files import looks_like_path
@@ -22,7 +22,7 @@ from learncost.models.presets import preset, preset_names
 from learncost.models.wording import shown
 from learncost.procedures.optimizer import default_optimizer, optimizer
 from learncost.readings.price import Book
-from learncost.vocabulary import called, entries, entry, plain
+from learncost.vocabulary import entries, entry, plain, word_called
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Subject:
         return frozenset(axis.rstrip("'") for axes in self.layer.table.axes.values() for axis in axes)
 
     @property
-    def known(self) -> frozenset[str]:
+    def gradient_names(self) -> frozenset[str]:
         """The names that a `d` before them makes gradients of."""
         return frozenset(self.derived.step.axes if self.derived else self.layer.table.axes)
 
@@ -79,7 +79,7 @@ def read_layer(name: str | Layer) -> Layer:
     if isinstance(name, Layer):
         return name
     if layer_name := usual_names().get(plain(name)):
-        return named(layer_name)
+        return shipped_layer(layer_name)
     if name.endswith(".table") or os.path.isfile(name):
         return read_file(Path(name))
     everything = (*layers(), *usual_names(), *(word.name for word in entries()), *preset_names())
@@ -100,7 +100,7 @@ def name_of(subject: str | Layer) -> str:
 
 def is_model(name: str | Layer) -> bool:
     """Whether a name is that of a model, and of no layer, word or file in the notation."""
-    if isinstance(name, Layer) or is_layer(name) or called(name) or name.endswith(".table"):
+    if isinstance(name, Layer) or is_layer(name) or word_called(name) or name.endswith(".table"):
         return False
     if name == "-" or name.lower() in GENERIC or preset(name.lower()):
         return True
@@ -150,7 +150,7 @@ def of_a_word(name: str, price_book: str, jacobian: bool | None, optimizer: str 
 def not_of_a_model(subject: str, flags: Mapping[str, Any]) -> None:
     """Refuse what goes with a model alone."""
     if extra := next((name for name, value in flags.items() if value is not None), None):
-        if not (is_layer(subject) or called(subject)):
+        if not (is_layer(subject) or word_called(subject)):
             read_layer(subject)  # an unknown name is what is wrong
         raise InputError(f"--{extra.replace('_', '-')} goes with a model; {shown(subject)} is none")
 

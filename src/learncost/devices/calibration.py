@@ -35,7 +35,7 @@ class Calibration:
     threads: int = 1
 
 
-def here() -> Path:
+def own_file() -> Path:
     """Where `learncost calibrate` keeps this machine's: $XDG_DATA_HOME or ~/.local/share, under learncost."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "learncost" / "device.json"
 

@@ -41,12 +41,12 @@ class Evidence:
     high: float
     rows: int
     sources: int
-    held: float
+    share_held: float
 
     @property
     def trusted(self) -> bool:
         """Whether there are enough rows and sources, and the interval holds what is set aside."""
-        return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.held >= NEEDED
+        return self.rows >= FEWEST_ROWS and self.sources >= FEWEST_SOURCES and self.share_held >= NEEDED
 
     @property
     def many(self) -> str:
@@ -62,7 +62,7 @@ class Evidence:
         if self.sources == 1:
             return f"{ends}; with one source it cannot be tested on another"
         short = "" if self.trusted else ", which is less than nine in ten"
-        return f"{ends}; of sources set aside that of the others holds {self.held:.0%}{short}"
+        return f"{ends}; of sources set aside that of the others holds {self.share_held:.0%}{short}"
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -80,7 +80,7 @@ def ends(rows: Sequence[Observation]) -> tuple[float, float]:
     return percentile(values, ENDS[0]), percentile(values, ENDS[1])
 
 
-def held(rows: Sequence[Observation]) -> float:
+def share_held(rows: Sequence[Observation]) -> float:
     """With one source after the other set aside: the share of all rows that the interval of the others holds.
 
     Of all rows, or the mean share of a source's, whichever is less: one large source should not decide alone.
@@ -103,7 +103,7 @@ def _of(rows: tuple[Observation, ...], group: str) -> Evidence | None:
         return None
     sources = sorted({row.source for row in of_group})
     middle = median(median(row.value for row in of_group if row.source == source) for source in sources)
-    return Evidence(group, middle, *ends(of_group), len(of_group), len(sources), held(of_group))
+    return Evidence(group, middle, *ends(of_group), len(of_group), len(sources), share_held(of_group))
 
 
 def typical(rows: tuple[Observation, ...], groups: Sequence[str]) -> Evidence:

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from learncost.devices import assumptions
-from learncost.devices.calibration import here, is_calibration, load
+from learncost.devices.calibration import is_calibration, load, own_file
 from learncost.devices.device import Device, devices
 from learncost.devices.device import device as find_device
 from learncost.equation.errors import InputError
@@ -80,7 +80,7 @@ def calibrated(on: object, dtype: str | None = None, engine: str = "operators") 
     if isinstance(on, Rates):
         return on
     if on == HERE:
-        path = here()
+        path = own_file()
         if not path.exists():
             raise InputError("this machine is not calibrated: run `learncost calibrate`, which takes about a minute")
         return _measured(path, dtype, engine)

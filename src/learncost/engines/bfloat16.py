@@ -29,7 +29,7 @@ def rounded(array: Any) -> Any:
     return np.where(np.isfinite(array), nearest.view(np.float32), array)
 
 
-def kept(array: Any) -> Any:
+def stored(array: Any) -> Any:
     """Rounded numbers, in two bytes each where ml_dtypes is installed."""
     kind = two_bytes()
     return rounded(array) if kind is None else rounded(array).astype(kind)

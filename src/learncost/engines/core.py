@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from learncost.engines.bfloat16 import kept, rounded, widened
+from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.weights import DEVIATION, generator, shape
 from learncost.equation.errors import InputError
@@ -180,7 +180,7 @@ class Core:
     def _keep(self, arrays: Values) -> Values:
         """Weights or state as they are kept from step to step."""
         low = frozenset() if self.runner.keeps_place else self.low
-        return {name: kept(array) if name in low else array for name, array in arrays.items()}
+        return {name: stored(array) if name in low else array for name, array in arrays.items()}
 
     def _updates(self, values: Values) -> Values:
         return {name: values[f"d{name}"] for name in self.weights if f"d{name}" in values}

@@ -106,7 +106,7 @@ def library_products() -> Iterator[None]:
 def _library() -> str:
     """The precision that makes PyTorch take this library: `highest` for MKL, which is at home on Intel's processors;
     a lower one for oneDNN, which may then round the factors, and is left where it does."""
-    if processor.said("vendor_id") == "GenuineIntel":
+    if processor.cpu_field("vendor_id") == "GenuineIntel":
         return "highest"
     return next((precision for precision in ("medium", "high") if _is_exact(precision)), "highest")
 

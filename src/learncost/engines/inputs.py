@@ -54,7 +54,7 @@ class Datum:
 
 @lru_cache(maxsize=64)
 def _data(table: Same[Table], fixed: frozenset[str]) -> tuple[Datum, ...]:
-    table_found, values = table.it, table.it.values
+    table_found, values = table.content, table.content.values
     places = indexed(table_found)
     answers = {values[name].of: values[name].axes for name in table_found.inputs if values[name].role == "share"}
     names = [name for name in table_found.inputs if values[name].role in ("value", "index", "constant", "kind")]
@@ -82,7 +82,7 @@ def data(model: Model) -> tuple[Datum, ...]:
     return _data(Same(model.table), names_made(model) | stored)
 
 
-def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
+def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit: Any) -> Arrays:
     """The inputs that follow from answers and from where sequences end; answers that are not there are 0.
 
     arrays   what is given, by the names of the table's inputs and of answers
@@ -109,7 +109,7 @@ def told(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, Any], unit
     return result
 
 
-def with_told(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
+def with_derived(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
     """NumPy's arrays with what `told` makes of them, and how many answers the first share counts; 0 without a share.
 
     Raises InputError for answers of which none is there.
@@ -120,7 +120,7 @@ def with_told(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) 
         answers = None if name in given else given.get(values[name].of)
         if answers is not None and not answered(answers, values[name].axes, keeps).any():
             raise InputError("the batch has no target")
-    arrays = {**given, **told(table, given, keeps, np.float64(1))}
+    arrays = {**given, **derived_inputs(table, given, keeps, np.float64(1))}
     return arrays, int(np.count_nonzero(arrays[shares[0]])) if shares and shares[0] in arrays else 0
 
 
@@ -173,7 +173,7 @@ class Batch:
             self.arrays[self._key(datum)] = self._fitting(datum, self.arrays[self._key(datum)])
         ends = {base(value.of) for value in model.table.values.values() if value.role == "end"}
         everywhere = {axis: self.keep(axis) for axis in ends}
-        self.arrays, self.count = with_told(model.table, self.arrays, everywhere | self.keeps)
+        self.arrays, self.count = with_derived(model.table, self.arrays, everywhere | self.keeps)
 
     @staticmethod
     def _key(datum: Datum) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from learncost.engines.core import Core, Prepared, Settings, Values
-from learncost.engines.inputs import with_told
+from learncost.engines.inputs import with_derived
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
@@ -119,7 +119,7 @@ class LayerTraining(Core):
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         arrays_given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
-        arrays_given, count = with_told(self.model.table, arrays_given, {})
+        arrays_given, count = with_derived(self.model.table, arrays_given, {})
         arrays = {
             n: a if a.dtype.kind in "iub" else a.astype(self.dtype) for n, a in arrays_given.items()
         } | self.weights

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 
-def said(key: str) -> str:
+def cpu_field(key: str) -> str:
     """What stands behind a key of the first core, such as vendor_id; empty where nothing does."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -17,4 +17,4 @@ def said(key: str) -> str:
 
 def name() -> str:
     """What the processor is called."""
-    return said("model name") or platform.processor() or platform.machine()
+    return cpu_field("model name") or platform.processor() or platform.machine()

@@ -397,14 +397,14 @@ class _Reader:
             factor *= int(value)
         while self.take("#"):
             sizes.append(self.name())
-        over = self.whole() if sizes and self.take("/") else 1
+        over = self.whole_number() if sizes and self.take("/") else 1
         if self.kind() == "name" and self.value(1) not in ("=", "["):
             axis = self.name()
         if not number and not sizes and not axis:
             raise _RefusedError("a place on an axis is written as in y=2 i + u - 1, or as an index T[B M]")
         return Part(factor, tuple(sizes), axis, over)
 
-    def whole(self) -> int:
+    def whole_number(self) -> int:
         """A whole number from 1."""
         value = self.number()
         if value != int(value) or value < 1:

@@ -98,10 +98,10 @@ _Of = TypeVar("_Of")
 class Same(Generic[_Of]):
     """An object, such as a table, as a key: equal to itself alone. It lives as long as the key does."""
 
-    it: _Of
+    content: _Of
 
     def __hash__(self) -> int:
-        return id(self.it)
+        return id(self.content)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.it is other.it
+        return isinstance(other, Same) and self.content is other.content

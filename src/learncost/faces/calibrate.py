@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learncost.devices.calibration import Calibration, check_place, here, save
+from learncost.devices.calibration import Calibration, check_place, own_file, save
 from learncost.equation.errors import InputError
 from learncost.hardware.calibrate import calibrate as measure
 from learncost.ledger.question import question
@@ -36,7 +36,7 @@ def calibrate(*, out: str | None = None, quick: bool = False) -> str:
     learncost calibrate --quick --out mine.json
         A short measurement, into a file.
     """
-    path = here() if out is None else Path(out)
+    path = own_file() if out is None else Path(out)
     if out is not None and (path.is_dir() or path.suffix.lower() != ".json"):
         raise InputError(f"--out must be a file that ends in .json, not {shown(out)}")
     check_place(path)

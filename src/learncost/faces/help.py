@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING
 
-from learncost.ledger.question import GROUPS, Flag, told, typed
+from learncost.ledger.question import GROUPS, Flag, docstring_parts, typed
 from learncost.ledger.sheet import styled
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _wrapped(text: str, width: int, later: str = "", first: str = "", style: str
 
 def page(name: str, command: Command) -> Page:
     """The help of one command: what its question tells, and how its answer is written."""
-    flags, parts = command.flags, told(command.question)
+    flags, parts = command.flags, docstring_parts(command.question)
     arguments = [_argument(flag) for flag in flags if flag.how.startswith("argument")]
     groups = (
         {"Arguments": tuple(replace(argument, typed=argument.typed.strip("[]")) for argument in arguments)}

@@ -148,9 +148,9 @@ def _families() -> Listed:
 
 
 def _support() -> Listed:
-    from learncost.training.support import kept
+    from learncost.training.support import kept_support
 
-    entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept().items()]
+    entries: list[Known] = [{"name": name, **family_support} for name, family_support in kept_support().items()]
     groups = dict.fromkeys(field.partition(" ")[0] for field in entries[0]["reasons"])
     columns: dict[str, Cell] = {"model type": _field("name")}
     columns |= {group: partial(_done, group) for group in groups}
@@ -292,9 +292,9 @@ def _plans() -> Listed:
 
 
 def _layers() -> Listed:
-    from learncost.layers.layer import named, shipped
+    from learncost.layers.layer import shipped, shipped_layer
 
-    entries: list[Known] = [{"name": name, "source": named(name).source} for name in shipped()]
+    entries: list[Known] = [{"name": name, "source": shipped_layer(name).source} for name in shipped()]
     return Listed(entries, {"layer": _field("name"), "source": _field("source")})
 
 
@@ -373,8 +373,8 @@ def _peaks() -> Listed:
     columns: dict[str, Cell] = {
         "training step on one GPU": _field("name"),
         "published": _field("published"),
-        "predicted": lambda entry: of[entry["name"]].shown,
-        "ratio": lambda entry: of[entry["name"]].said,
+        "predicted": lambda entry: of[entry["name"]].predicted_text,
+        "ratio": lambda entry: of[entry["name"]].ratio_text,
         "what is assumed, as the source does not say it": lambda entry: "; ".join(entry["assumed"]),
     }
     return Listed(entries, columns)

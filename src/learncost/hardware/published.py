@@ -34,7 +34,7 @@ class PublishedRun:
     intensity: float | None = None
     price_per_hour: float | None = None
 
-    def given(self, name: str, unit: str) -> Figure:
+    def figure_of(self, name: str, unit: str) -> Figure:
         """One of the inputs as a published figure."""
         return Figure(float(getattr(self, name)), unit, "published", self.source)
 
@@ -42,12 +42,12 @@ class PublishedRun:
     def hours(self) -> Figure | None:
         """Device-hours: printed, or by operations and their rate, or by days as they are rounded."""
         if self.device_hours is not None:
-            return self.given("device_hours", "h")
+            return self.figure_of("device_hours", "h")
         if self.flops is not None:
-            rate = self.given("tflops", "TFLOP/s")
-            return computed("h", "operations / rate", [self.given("flops", "FLOP")], [rate], 1e-12 / 3600)
+            rate = self.figure_of("tflops", "TFLOP/s")
+            return computed("h", "operations / rate", [self.figure_of("flops", "FLOP")], [rate], 1e-12 / 3600)
         if self.days is not None:
-            return computed("h", "days x devices", [self.given("days", "d"), self.given("devices", "")], (), 24)
+            return computed("h", "days x devices", [self.figure_of("days", "d"), self.figure_of("devices", "")], (), 24)
         return None
 
     @property
@@ -55,22 +55,22 @@ class PublishedRun:
         """kWh of the data centre; None where neither watts nor kilowatt-hours are printed."""
         if self.device_mwh is not None:
             formula = "energy of the devices x PUE"
-            return computed("kWh", formula, [self.given("device_mwh", "MWh"), self.given("pue", "")], (), 1000)
+            return computed("kWh", formula, [self.figure_of("device_mwh", "MWh"), self.figure_of("pue", "")], (), 1000)
         if self.hours is None or self.power_w is None:
             return None
-        return energy(self.hours, self.given("power_w", "W"), self.given("pue", ""))
+        return energy(self.hours, self.figure_of("power_w", "W"), self.figure_of("pue", ""))
 
     @property
     def co2(self) -> Figure | None:
         """Kilograms of CO2 equivalents."""
-        return carbon(self.energy, self.given("intensity", "kg/kWh")) if self.energy else None
+        return carbon(self.energy, self.figure_of("intensity", "kg/kWh")) if self.energy else None
 
     @property
     def price(self) -> Figure | None:
         """US dollars."""
         if self.price_per_hour is None or self.hours is None:
             return None
-        return price(self.hours, self.given("price_per_hour", "USD/h"))
+        return price(self.hours, self.figure_of("price_per_hour", "USD/h"))
 
 
 @cache

@@ -27,7 +27,7 @@ def expanded(table: Table, call: Call, axes_of_names: Axes) -> Expanded:
         raise NotationError(f"{table.title} gives {len(table.outputs)} outputs, not {len(call.left)}", call.text)
     weights, prefix = _weight_names(call, table.weights)
     moved = _Moved(call, prefix, table.title)
-    masks = {name: moved.own(name) for name in drawn}
+    masks = {name: moved.inner_name(name) for name in drawn}
     arguments = dict(zip(inputs, call.arguments, strict=True))
     names = arguments | weights | masks
     names |= {inner: term.name for inner, term in zip(table.outputs, call.left, strict=True)}
@@ -67,11 +67,11 @@ class _Moved:
         """Lines under the caller's names; `names` receives those of what they make."""
         result: list[Parsed] = []
         for line in lines:
-            names |= {name: self.own(name) for name in line.makes if name not in names}
+            names |= {name: self.inner_name(name) for name in line.makes if name not in names}
             result.append(self.block(line, names) if isinstance(line, Repeat) else self.line(line, names))
         return tuple(result)
 
-    def own(self, name: str) -> str:
+    def inner_name(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
 
     def line(self, line: Line, names: Mapping[str, str]) -> Line:
@@ -88,7 +88,7 @@ class _Moved:
         """A repeat, whose own names are told apart from those of what the call is given."""
         sliced = tuple(names[outer] for inside, outer in repeat.each if inside == outer)
         slices = [(inside, outer) for inside, outer in repeat.each if inside != outer]
-        inner = {**names} | {name: self.own(name) for name in repeat.inside if (name, name) not in repeat.each}
+        inner = {**names} | {name: self.inner_name(name) for name in repeat.inside if (name, name) not in repeat.each}
         return Block(
             base(self.axes.get(repeat.count, repeat.count)),
             tuple(Carry(inner[c.start], inner[c.end], names[c.initial], names[c.final]) for c in repeat.carry),

@@ -143,10 +143,10 @@ def derive(
         scope.finish(name, Tag(macro="weight_update" if name in table.weights else "backward"))
     values = dict(table.values)
     forward = replace(table, lines=scope.keeping(table.lines, values), values=values)
-    gradients = {name: f"d{name}" for name in chosen if f"d{name}" in scope.made}
+    gradients = {name: f"d{name}" for name in chosen if f"d{name}" in scope.derived_values}
     reverse = Table(
         tuple(scope.out),
-        {**values, **scope.made},
+        {**values, **scope.derived_values},
         tuple(f"d{name}" for name in seeds if name in reach.alive),
         (),
         tuple(gradients.values()),

@@ -118,7 +118,7 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     ('A',)
     """
     if isinstance(text, str) and re.fullmatch(r"\s*[\w .-]+\s*", text, re.ASCII) and "\n" not in text.strip():
-        return named(usual_names().get(plain(text), text.strip()))
+        return shipped_layer(usual_names().get(plain(text), text.strip()))
     if not isinstance(text, str):
         raise NotationError(f"a layer is a text in the notation, not {text!r}")
     remarks: list[str] = []
@@ -319,7 +319,7 @@ class _Calls:
     cache: list[str] = field(default_factory=list)
 
     def __call__(self, call: Call, axes_of_names: Axes) -> Expanded:
-        callee = self.layers[call.layer] if call.layer in self.layers else named(call.layer, call.text)
+        callee = self.layers[call.layer] if call.layer in self.layers else shipped_layer(call.layer, call.text)
         expansion = expanded(marked(callee), call, axes_of_names)
         if call.is_own:
             self.equations |= own_equations(callee.equations, callee.table, call)
@@ -350,7 +350,7 @@ def usual_names() -> Mapping[str, str]:
 
 
 @cache
-def named(name: str, line: str = "") -> Layer:
+def shipped_layer(name: str, line: str = "") -> Layer:
     """A layer that comes with the package, by its name (hyphens accepted)."""
     name = name.replace("-", "_")
     if name not in shipped():

@@ -294,7 +294,7 @@ class _Lowering:
             if condition.axes <= set(target.loops) and not line.left[0].indexed:
                 continue
             both = [i for i, t in enumerate(factors) if isinstance(t, Term) and condition.axes <= set(t.loops)]
-            if any(self.outside.known(factors[i], condition) == 0.0 for i in both):
+            if any(self.outside.number_beyond(factors[i], condition) == 0.0 for i in both):
                 continue
             if both:
                 chosen = self.selected_term(line, factors[both[0]], condition, 0.0)
@@ -435,7 +435,7 @@ class _Lowering:
                 self.selected_term(line, term, condition, value)
                 if isinstance(term, Term)
                 and condition.axes <= set(term.loops)
-                and self.outside.known(term, condition) != value
+                and self.outside.number_beyond(term, condition) != value
                 else term
                 for term in right
             )
@@ -484,7 +484,7 @@ class _Lowering:
         for left in line.left:
             term = raw[left.name]
             for condition in line.where:
-                if condition.axes <= set(term.loops) and self.outside.known(term, condition) != 0.0:
+                if condition.axes <= set(term.loops) and self.outside.number_beyond(term, condition) != 0.0:
                     term = self.selected_term(line, term, condition, 0.0)
             self.emit(Sum((left,), (term,), (), line.tag, (1,)))
 

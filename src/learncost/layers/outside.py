@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 class Outside(dict[str, dict[Pair, float | None]]):
     """By name of a value and by condition: the number outside, or None."""
 
-    def known(self, term: Operand, condition: Condition) -> float | None:
+    def number_beyond(self, term: Operand, condition: Condition) -> float | None:
         """The number that stands outside the condition in an operand, or None.
 
         What is known outside of a condition is known outside of every wider one.
@@ -57,7 +57,9 @@ class Outside(dict[str, dict[Pair, float | None]]):
     def beyond(self, line: Line, condition: Condition) -> float | None:
         """What stands outside in the result of a line, when that follows from its operands."""
         values = [
-            self.known(term, condition) if isinstance(term, Literal) or condition.axes <= set(term.loops) else None
+            self.number_beyond(term, condition)
+            if isinstance(term, Literal) or condition.axes <= set(term.loops)
+            else None
             for term in line.right
         ]
         if isinstance(line, Product):

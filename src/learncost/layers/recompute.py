@@ -133,14 +133,16 @@ class _Again:
     """The lines of a backward turn so far, and what may still run again before the next one."""
 
     units: Sequence[tuple[Line, ...]]
-    there: frozenset[str]  # what the backward lines make themselves: what ran again already, in a kernel of theirs
+    reverse_names: frozenset[
+        str
+    ]  # what the backward lines make themselves: what ran again already, in a kernel of theirs
     out: list[Statement] = field(default_factory=list)
     waiting: dict[str, tuple[Line, ...]] = field(init=False)
     names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = {term.name: unit for unit in self.units for line in unit for term in line.left}
-        self.names = {name: f"{name}.again" for name in self.waiting if name in self.there}
+        self.names = {name: f"{name}.again" for name in self.waiting if name in self.reverse_names}
 
     def all(self) -> None:
         for unit in self.units:
@@ -148,7 +150,7 @@ class _Again:
 
     def before(self, line: Statement) -> None:
         """Run what makes the operands of a backward line."""
-        self.make(name for name in line.reads if name not in self.there)
+        self.make(name for name in line.reads if name not in self.reverse_names)
 
     def make(self, names: Iterable[str]) -> None:
         for name in names:

@@ -72,17 +72,17 @@ def refined(
         if len(line.left) != 1 or line.name != value:
             return (line,)
         hole = _Hole(replacement, line, numbers, names, along)
-        raw = hole.named(replacement.header.inputs[0])
+        raw = hole.outer_name(replacement.header.inputs[0])
         return (replace(line, left=(Term(raw, line.left[0].axes),), tag=replace(line.tag, local=raw)), *hole.lines)
 
     changed, table = rewritten(layer, change), layer.table
     if hole is None:
         raise InputError(f"{layer.name} has no line that makes {value}")
     inputs = {
-        name: value for name, value in hole.given(replacement.header.inputs[1:]).items() if name not in table.inputs
+        name: value for name, value in hole.values_of(replacement.header.inputs[1:]).items() if name not in table.inputs
     }
     weights = {
-        name: value for name, value in hole.given(replacement.header.weights).items() if name not in table.weights
+        name: value for name, value in hole.values_of(replacement.header.weights).items() if name not in table.weights
     }
     values = {**hole.values, **table.values, **inputs, **weights}
     more = replace(changed.table, values=values, inputs=(*table.inputs, *inputs), weights=(*table.weights, *weights))
@@ -100,7 +100,7 @@ class _Hole:
         names: Mapping[str, str],
         along: tuple[str, ...],
     ) -> None:
-        self.found, self.line, self.numbers = replacement, line, numbers
+        self.replacement, self.line, self.numbers = replacement, line, numbers
         self.names = {replacement.header.outputs[0]: line.name, **names}
         first, axes = replacement.header.inputs[0], line.left[0].declared
         (first_read, *_) = (term for line in replacement.lines for term in line.right if term.name == first)
@@ -124,20 +124,20 @@ class _Hole:
             for line in self.lines
             for term in line.left
         }
-        return {self.named(self.found.header.inputs[0]): Value(self.line.left[0].declared), **inner_values}
+        return {self.outer_name(self.replacement.header.inputs[0]): Value(self.line.left[0].declared), **inner_values}
 
-    def given(self, names: Iterable[str]) -> dict[str, Value]:
+    def values_of(self, names: Iterable[str]) -> dict[str, Value]:
         """Inputs or weights of the header, as the layer has them."""
         terms = [term for line in self.lines for right in line.right for term in terms_of(right)]
         axes, indices = (
             {term.name: term.declared for term in terms},
             {name for term in terms for name in term.names[1:]},
         )
-        roles: dict[str, Role] = {self.named(name): "constant" for name in self.found.constants}
+        roles: dict[str, Role] = {self.outer_name(name): "constant" for name in self.replacement.constants}
         roles |= dict.fromkeys(indices, "index")
-        return {new: Value(axes[new], roles.get(new, "value")) for new in map(self.named, names)}
+        return {new: Value(axes[new], roles.get(new, "value")) for new in map(self.outer_name, names)}
 
-    def named(self, name: str) -> str:
+    def outer_name(self, name: str) -> str:
         """A name as the layer has it: that of the value or of what is given, and what follows it after a dot."""
         stem = next((stem for stem in self.names if name == stem or name.startswith(f"{stem}.")), None)
         return name if stem is None else self.names[stem] + name.removeprefix(stem)
@@ -156,7 +156,7 @@ class _Hole:
                 at = self.term(axis.at) if isinstance(axis.at, Term) else axis.at
                 (read,) = self.axes.get(axis.axis, (axis.axis,))
                 axes.append(Read(read, at))
-        return Term(self.named(term.name), tuple(axes))
+        return Term(self.outer_name(term.name), tuple(axes))
 
     def placed(self, line: Line) -> Line:
         """A line of the refinement among those of the layer."""

@@ -37,12 +37,12 @@ class Reverse:
     parts: dict[str, list[str]] = field(default_factory=dict)
     seeded: set[str] = field(default_factory=set)
     out: list[Statement] = field(default_factory=list)
-    made: dict[str, Value] = field(default_factory=dict)  # the gradients
+    derived_values: dict[str, Value] = field(default_factory=dict)  # the gradients
     readers: dict[str, Tag] = field(default_factory=dict)  # of a value: the tag of the first line that reads it
     # By the names that a line or a repeat makes:
     exposed: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = field(default_factory=dict)
     inner: dict[tuple[str, ...], Reverse] = field(default_factory=dict)
-    kept: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    stacks_of: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = field(default_factory=dict)
     stacks: dict[str, Value] = field(default_factory=dict)  # of what is kept
 
     # Gradients and their parts.
@@ -54,7 +54,7 @@ class Reverse:
 
     def _make(self, gradient: str, name: str, role: Role = "gradient") -> str:
         """A gradient of a value, or a part of one, under its name."""
-        self.made[gradient] = Value(self.values[name].axes, role, name)
+        self.derived_values[gradient] = Value(self.values[name].axes, role, name)
         return gradient
 
     def _free(self, name: str) -> str:
@@ -83,7 +83,7 @@ class Reverse:
             return parts[0]
         total = self._make(f"d{name}.total" if name in self.seeded else f"d{name}", name)
         terms = ([f"d{name}"] if name in self.seeded else []) + parts
-        axes = self.made[total].axes
+        axes = self.derived_values[total].axes
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
         tag = Tag(layer=tag.layer, block=tag.block, macro=macro, binding=tag.binding, local="merge")
@@ -127,8 +127,11 @@ class Reverse:
             tag = replace(tag, local=derived.tag.local, equation=derived.tag.equation)
         where = tuple(c for c in line.where if c.axes <= set(derived.loops))
         derived = replace(derived, tag=tag, where=where)
-        if len(derived.left) == 1 and (target in self.made or target in self.values):
-            values = {name: self.made.get(name) or self.values.get(name) for name in (*derived.makes, *derived.reads)}
+        if len(derived.left) == 1 and (target in self.derived_values or target in self.values):
+            values = {
+                name: self.derived_values.get(name) or self.values.get(name)
+                for name in (*derived.makes, *derived.reads)
+            }
             declared = axes_of({name: value for name, value in values.items() if value})
             derived = show_declared(settle(derived, declared), declared)
         self.out.append(derived)
@@ -175,7 +178,7 @@ class Reverse:
                 left.append(Term(self.part(target.name), target.axes))
             else:
                 name = f"d{line.name}:{line.given[i]}"
-                self.made[name] = Value(full, "unsummed", line.name)
+                self.derived_values[name] = Value(full, "unsummed", line.name)
                 left.append(Term(name, full))
                 spread.append((i, Product((Term(self.part(target.name), target.axes),), (left[-1],))))
         derived = Word(tuple(left), right, word=word.name, axes=line.axes, part="gradient", given=reads, gives=gives)
@@ -194,7 +197,7 @@ class Reverse:
         loops = tuple(a for a in line.left[0].loops if a not in line.axes)
         name = f"J{target.name}"
         axes = (*loops, *line.axes, *second.values())
-        self.made[name] = Value(axes, "inner", line.name)
+        self.derived_values[name] = Value(axes, "inner", line.name)
         derived = Word(
             (Term(name, axes),),
             right,
@@ -215,7 +218,7 @@ class Reverse:
         (result,) = (body.left[0] for body in entry(line.word).body if body.name == name)
         axes = spell(result.declared, line)
         self.exposed.setdefault(line.makes, {})[name] = axes
-        self.made[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
+        self.derived_values[f"{line.name}:{name}"] = Value(axes, "inner", line.name)
         return Term(f"{line.name}:{name}", axes)
 
     # Repeats.
@@ -263,8 +266,8 @@ class Reverse:
         read = dict.fromkeys(n for derived in inner.out for n in derived.reads)
         stacked = dict(line.keep) | dict(line.each)
         stacked_now = tuple((n, f"{n}*") for n in read if n in names_inside and n not in stacked)
-        self.kept[line.makes] = stacked_now
-        values = {**line.values, **inner.made, **inner.stacks}
+        self.stacks_of[line.makes] = stacked_now
+        values = {**line.values, **inner.derived_values, **inner.stacks}
         self.stacks |= {stack: Value((line.count, *values[name].axes), "kept", name) for name, stack in stacked_now}
         self.out.append(
             Repeat(
@@ -278,7 +281,7 @@ class Reverse:
             )
         )
         for (inside, _), (_, outer) in zip(each, keep, strict=True):
-            self.made[outer] = self.made[outer].along((line.count, *line.axes[inside]))
+            self.derived_values[outer] = self.derived_values[outer].along((line.count, *line.axes[inside]))
 
     def _initial(self, carry: Carry) -> str:
         if carry.final in self.seeded and not self.parts.get(carry.final):
@@ -290,7 +293,7 @@ class Reverse:
         return self._zeros(self._make(f"d{carry.final}", carry.final), Tag(macro="backward"))
 
     def _zeros(self, name: str, tag: Tag) -> str:
-        self.out.append(Word((Term(name, self.made[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
+        self.out.append(Word((Term(name, self.derived_values[name].axes),), (), (), tag, word="zeros", gives=("Y",)))
         return name
 
     def _accumulate(self, inner: Reverse, name: str) -> Carry:
@@ -298,7 +301,7 @@ class Reverse:
         macro = "weight_update" if name in self.reach.weights else "backward"
         turn = str(inner.finish(name, Tag()))
         part = self.part(name)
-        axes = self.made[part].axes
+        axes = self.derived_values[part].axes
         zero = self._make(f"{part}:zero", name, "part")
         start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
         reader = inner.readers.get(name, Tag())
@@ -315,7 +318,7 @@ class Reverse:
                 own_values = dict(line.values)
                 inner = self.inner.get(line.makes)
                 body = inner.keeping(line.lines, own_values) if inner else line.lines
-                stacked = self.kept.get(line.makes, ())
+                stacked = self.stacks_of.get(line.makes, ())
                 values |= {stack: self.stacks[stack] for _, stack in stacked}
                 line = replace(line, lines=body, values=own_values, keep=(*line.keep, *stacked))
             elif line.makes in self.exposed:

@@ -142,9 +142,9 @@ def with_quantized(
     """
     scope = _Scope(table, chosen, kind)
     lines = tuple(scope.repeat(line) if isinstance(line, Repeat) else line for line in table.lines)
-    if not scope.found:
+    if not scope.quantized:
         return table, ()
-    quantized = tuple(scope.found.values())
+    quantized = tuple(scope.quantized.values())
     codes = {weight.weight: weight.codes for weight in quantized}
     values = {name: value for name, value in table.values.items() if name not in codes} | scope.values
     shared = dict.fromkeys((*scope.shared, *(array.name for weight in quantized for array in weight.scales)))
@@ -165,7 +165,7 @@ class _Scope:
     table: Table
     chosen: Callable[[Line, str, str], bool]
     kind: Blocks
-    found: dict[str, Quantized] = field(default_factory=dict)
+    quantized: dict[str, Quantized] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     shared: dict[str, None] = field(default_factory=dict)  # what all weights of a type read: levels, places of blocks
 
@@ -204,7 +204,7 @@ class _Scope:
         out = tuple(weight_axes[place] for place in places)
         summed = tuple(axis for axis in weight_axes if axis not in out)
         quantized = Quantized(outer, self.table.axes[outer], summed, out, self.kind, self.table.values[outer].group)
-        self.found[outer] = quantized
+        self.quantized[outer] = quantized
         values[inside] = Value(weight_axes)
         sliced = (inside, outer) in repeat.each
 

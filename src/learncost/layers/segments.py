@@ -45,7 +45,7 @@ class _Pair:
         again = self.inner(forward, [pair for pair in forward.keep if pair[1] in read])
         again = replace(again, lines=each_line(forward.lines, _again))
         remade = {outer for _, outer in again.keep}
-        first = self.outer(forward, [self.inner(forward, self.wanted)], forward.each, self.wanted)
+        first = self.outer(forward, [self.inner(forward, self.pairs_read)], forward.each, self.pairs_read)
         slices = dict.fromkeys((*(pair for pair in reverse.each if pair[1] not in remade), *forward.each))
         second = self.outer(reverse, [again, self.inner(reverse, reverse.keep)], slices, reverse.keep)
         own_values = {start: forward.values[start] for start in starts}
@@ -61,7 +61,7 @@ class _Pair:
         )
 
     @property
-    def wanted(self) -> list[tuple[str, str]]:
+    def pairs_read(self) -> list[tuple[str, str]]:
         """What other lines read of the forward turns."""
         return [pair for pair in self.forward.keep if pair[1] in self.elsewhere]
 

@@ -36,7 +36,7 @@ def primed(axis: str, used: Iterable[str]) -> str:
     return axis
 
 
-def asked(lines: Iterable[Statement]) -> frozenset[str]:
+def condition_names(lines: Iterable[Statement]) -> frozenset[str]:
     """Names of values that hold or not at each element: those that a word asks whether they do."""
     bodies = (line for line, _ in walk(lines) if isinstance(line, Word) and line.part == "body")
     return frozenset(

@@ -14,7 +14,7 @@ from learncost.books.book import price
 from learncost.equation.count import Count, base, total
 from learncost.equation.errors import InputError
 from learncost.equation.table import walk
-from learncost.layers.layer import Layer, named
+from learncost.layers.layer import Layer, shipped_layer
 from learncost.ledger.crossing import Stretch, coefficients, stretches
 from learncost.ledger.letters import LETTERS, lettered, order, python, text
 from learncost.ledger.question import question
@@ -208,7 +208,7 @@ def _steps(layer: Layer) -> Iterator[Step]:
 
 
 def _kind(name: str, table: str, path: str | None) -> Kind:
-    layer = named(table)
+    layer = shipped_layer(table)
     without = name.endswith("without projections")
     steps = tuple(step for step in _steps(layer) if not (without and step.weighted))
     turns = max((Count.of(turns) for _, turns in walk(layer.table.lines)), key=lambda count: max(map(len, count.terms)))

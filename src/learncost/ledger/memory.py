@@ -298,7 +298,7 @@ def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
 
     Raises `InputError` as `runner_of`.
     """
-    answer = told(step, chosen := runner_of(step, engine))
+    answer = memory_on(step, chosen := runner_of(step, engine))
     if budget is None:
         return answer
     runner = chosen.runner
@@ -306,7 +306,7 @@ def answered(step: Step, engine: str = "", budget: int | None = None) -> Memory:
     return replace(answer, budget=budget, fits=fits)
 
 
-def told(step: Step, chosen: Chosen) -> Memory:
+def memory_on(step: Step, chosen: Chosen) -> Memory:
     """What a step takes as a runner executes it."""
     runner = chosen.runner
     needs = runner.takes(step, step.sizes())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.precision import either, precision_of
-from learncost.ledger.memory import told
+from learncost.ledger.memory import memory_on
 from learncost.ledger.memory_inference import NAME, Serving
 from learncost.ledger.memory_runner import Chosen, largest, largest_batch, longest, runner_of
 from learncost.ledger.memory_step import Step
@@ -435,7 +435,7 @@ class Asked:
 
     def _learning(self, run: Run, procedure: str) -> Way:
         step, chosen = self.step(run, procedure)
-        runner, answer = chosen.runner, told(step, chosen)
+        runner, answer = chosen.runner, memory_on(step, chosen)
         most = max(answer.split, key=lambda part: answer.split[part])
         batch = self.stored(step.flash) * largest(step, runner, self.ram)
         fitting = Fitting(procedure, step.plan, runner.name, answer.peak, step.flash, batch, most, chosen.why)

@@ -47,7 +47,7 @@ class Measured:
         return prediction
 
     @property
-    def shown(self) -> str:
+    def predicted_text(self) -> str:
         """The predicted peak in the unit of the published one."""
         unit = self.published.partition(" ")[2] or "GB"
         return f"{self.predicted.peak / BYTES[unit.lower()]:,.{0 if unit == 'MiB' else 1}f} {unit}"
@@ -58,7 +58,7 @@ class Measured:
         return None if self.bytes is None else self.predicted.peak / self.bytes
 
     @property
-    def said(self) -> str:
+    def ratio_text(self) -> str:
         """The ratio; of a step for which there was too little memory, whether that is predicted too."""
         if self.ratio is not None:
             return f"{self.ratio:.2f}"
@@ -107,7 +107,7 @@ class Peaks(Shown):
 
     def sheets(self, width: int = WIDTH) -> tuple[Sheet, ...]:
         """A row a run; what is assumed of it and what is left out stands below."""
-        rows = tuple(Row((run.name, run.published, run.shown, run.said)) for run in self.runs)
+        rows = tuple(Row((run.name, run.published, run.predicted_text, run.ratio_text)) for run in self.runs)
         notes: dict[str, list[str]] = {}
         for run in self.runs:
             left = f" Left out: {run.not_in}." if run.not_in else ""

@@ -97,7 +97,7 @@ class Step:
         axes = {**run.axes, "B": batch} if length is None else {**run.axes, **run_sizes(run.model, batch, length, None)}
         return Step(replace(run, axes=axes), *others)
 
-    def whole(self) -> Table:
+    def executed_table(self) -> Table:
         """The step with its optimizer under the plan, as an engine executes it: new weights beside the old ones."""
         return planned(
             without_gradients(step(self.model, self.procedure, self.optimizer.name, mode=self.mode or PAPER)), self.plan

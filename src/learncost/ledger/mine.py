@@ -153,7 +153,7 @@ def typed(number: object) -> Typed:
 def mine(run: Run, number: object, conventions: Conventions) -> Mine:
     """Which conventions give this number for this step. Raises `InputError`."""
     asked_number = typed(number)
-    ways = [way for way in said(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
+    ways = [way for way in all_ways(run, conventions) if way.value and asked_number.unit in ("", way.unit)]
     exact = [way for way in ways if way.value == asked_number.value]
     matches = exact or [way for way in ways if abs(way.value - asked_number.value) <= asked_number.rounding]
     unique = {(way.convention, way.part, way.unit, way.per, way.value): way for way in reversed(_usual(matches))}
@@ -177,7 +177,7 @@ def _usual(ways: Iterable[Said]) -> list[Said]:
     return sorted(ways, key=lambda way: sum(_ODD.get(text, 0) for text in (way.part, way.without, way.per)))
 
 
-def said(run: Run, conventions: Conventions) -> Iterator[Said]:
+def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
     """Every way of every counter and book."""
     sequences, tokens = run.axes["B"], run.axes["B"] * run.axes["M"]
     scales = {"a step": 1, "a sequence": sequences, "a token": tokens}

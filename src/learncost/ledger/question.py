@@ -142,7 +142,7 @@ def question(rest: Callable[..., Any] | None = None, names: str = "") -> Callabl
             if parameter.name not in parameter_names
         ]
         parameters = {parameter.name: parameter for parameter in accepted}
-        meanings = told(rest).parameters if rest else {}
+        meanings = docstring_parts(rest).parameters if rest else {}
         others = {name: text for name, text in meanings.items() if name not in parameter_names or name not in FLAGS}
         function.__doc__ = _documented(function, parameters, others)
 
@@ -189,7 +189,7 @@ class Told:
     commands: tuple[tuple[str, str], ...]
 
 
-def told(function: Callable[..., Any]) -> Told:
+def docstring_parts(function: Callable[..., Any]) -> Told:
     """The parts of a docstring that the help shows."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -214,7 +214,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter]:
 
 def flags_of(function: Callable[..., Any]) -> tuple[Flag, ...]:
     """The flags and arguments of a question, in the order of its parameters."""
-    meanings, group, flags = told(function).parameters, GROUPS[-1], list[Flag]()
+    meanings, group, flags = docstring_parts(function).parameters, GROUPS[-1], list[Flag]()
     for parameter in _parameters(function).values():
         about = FLAGS.get(parameter.name, Shared(group))
         group, annotation = about.group, str(parameter.annotation)
@@ -249,7 +249,7 @@ def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": name,
-        "description": typed(told(function).about),
+        "description": typed(docstring_parts(function).about),
         "type": "object",
         "properties": {flag.name: flag.schema() for flag in flags if flag.how != "flags"},
         "required": [flag.name for flag in flags if flag.required],
@@ -266,7 +266,7 @@ def _kind(annotation: str) -> str:
 def _documented(function: Callable[..., Any], parameters: Iterable[str], others: Mapping[str, str]) -> str:
     """The docstring with all parameters, in their order; what it says nothing of is as others or all say it."""
     about, *parts = _SECTION.split(cleandoc(function.__doc__ or ""))
-    meanings, listed = told(function).parameters, []
+    meanings, listed = docstring_parts(function).parameters, []
     for name in parameters:
         shared = FLAGS.get(name, Shared(""))
         meaning = meanings.get(name) or others.get(name) or shared.meaning

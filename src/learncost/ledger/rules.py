@@ -11,7 +11,7 @@ from typing import Any
 from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.ledger.measures import Block, Measures, attends, backward, forward
 from learncost.ledger.question import question
 from learncost.ledger.run import prepare
@@ -205,7 +205,7 @@ def _of_kind(kind: str, part: Callable[[Row], bool]) -> Callable[[Row], bool]:
 
 def _convolution(axes: Mapping[str, int]) -> list[Case]:
     """A convolution as wide as the model with a kernel of three, by the layer of that name."""
-    derived = derive(named("convolution").table, wanted=("X", "W", "b"))
+    derived = derive(shipped_layer("convolution").table, wanted=("X", "W", "b"))
     sizes = {"B": axes["B"], "M": axes["M"], "c": 3, "d": axes["d"], "e": axes["d"]}
     once, *others = (
         price(table, sizes, find_book("matmul")).flops for table in (derived.forward, derived.backward, derived.update)

@@ -136,9 +136,9 @@ class Run:
         rows, chosen = self.rows(procedure, book), find_procedure(procedure)
         model, trained = trained_by(self.model, procedure), self.trained
         if (part := adaptation(chosen)) is not None:
-            from learncost.models.adaptation import said  # imported where it is needed: start-up counts
+            from learncost.models.adaptation import learned_text  # imported where it is needed: start-up counts
 
-            trained = said(model, part)
+            trained = learned_text(model, part)
         timed = None
         if on is not None:
             from learncost.ledger.timing import timing  # imported where it is needed: start-up counts
@@ -193,10 +193,10 @@ def prepare(
     if chosen is not None:
         if learning_part := next((name for name in names if find_procedure(name).part), None):
             raise InputError(f"{learning_part} says itself what learns: leave train and lora out")
-        from learncost.models.adaptation import adapted, said
+        from learncost.models.adaptation import adapted, learned_text
 
         built = adapted(built, chosen)
-        learning = said(built, chosen)
+        learning = learned_text(built, chosen)
     if kind.quantized is not None:
         from learncost.models.quantization import quantized
 

@@ -87,7 +87,7 @@ def refusal(step: Step, dtypes: Collection[str]) -> str:
     return "has all weights in RAM: leave --flash out" if step.in_flash else ""
 
 
-def held(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
+def grouped(rooms: Iterable[tuple[int, str]]) -> tuple[Held, ...]:
     """Arrays of one kind together: how many, and their bytes."""
     counted = sorted(Counter(rooms).items(), key=lambda counted_room: -counted_room[0][0] * counted_room[1])
     return tuple(Held(line, (), (number, size), number * size) for (size, line), number in counted)
@@ -103,7 +103,7 @@ def bytes_of(table: Table, names: Iterable[str], sizes: Mapping[str, Any], width
     return sum(width(name) * prod(shape_of(table.axes[name], sizes)) for name in names)
 
 
-def given(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
+def given_bytes(step: Step, table: Table, sizes: Mapping[str, int]) -> dict[str, int]:
     """What a program is given: weights, states, the batch."""
     width = {"fp64": 8}.get(step.kind.name, 4)
     states, fixed = (

@@ -51,7 +51,7 @@ def _beside(several: Several) -> Sheet:
     memories, by_engine = several.memories, several.by == "engine"
     first = memories[0]
     parts = dict.fromkeys(part for memory in memories for part, size in memory.split.items() if size)
-    headings = [memory.engine for memory in memories] if by_engine else [called(memory) for memory in memories]
+    headings = [memory.engine for memory in memories] if by_engine else [procedure_title(memory) for memory in memories]
     rows = [Row(("under", *(memory.plan or "no plan" for memory in memories)))] if by_engine else []
     rows += [] if by_engine else [Row(("run by", *map(run_by, memories)))]
     rows.append(Row(("at the peak", *(size_of(memory.peak) for memory in memories)), "bold"))
@@ -101,7 +101,7 @@ def title(memory: Memory, with_runner: bool = True, with_procedure: bool = True)
     sides = "" if memory.target_len is None else f" and {memory.target_len:,}"
     sequences = f"{memory.batch_size:,} sequence{'s' if memory.batch_size > 1 else ''} of {memory.seq_len:,}{sides}"
     parts = f" in {memory.accumulate:,} microbatches" if memory.accumulate > 1 else ""
-    step = f"one step of {called(memory)}" if with_procedure else "one step"
+    step = f"one step of {procedure_title(memory)}" if with_procedure else "one step"
     return f"{name}, memory of {step}{plan}: {sequences} tokens{parts}"
 
 
@@ -110,7 +110,7 @@ def run_by(memory: Memory) -> str:
     return f"{memory.engine} ({memory.module})" if memory.module else memory.engine
 
 
-def called(memory: Memory) -> str:
+def procedure_title(memory: Memory) -> str:
     """The procedure, and its mode where it has one: pepita (paper)."""
     return f"{memory.procedure} ({memory.mode})" if memory.mode else memory.procedure
 

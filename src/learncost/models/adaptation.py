@@ -226,7 +226,7 @@ def _apart(
     )
 
 
-def said(model: Model, learned: Adaptation | Learned) -> str:
+def learned_text(model: Model, learned: Adaptation | Learned) -> str:
     """What learns, in words; where a matrix is both head and embedding, that training one is training both."""
     read = [name for line in model.table.lines for name in line.reads]
     looked_up = {name for name in Parts(model).embeddings if read.count(name) > 1}
@@ -242,7 +242,7 @@ def _selected(parts: Parts, asked_for: Adaptation) -> set[str]:
     everything = set(parts.table.weights)
     if not asked_for.train:
         return set() if asked_for.lora else everything & parts.in_blocks if asked_for.layers else everything
-    chosen = {weight for name in asked_for.train for weight in parts.named(name)}
+    chosen = {weight for name in asked_for.train for weight in parts.weights_meant(name)}
     if asked_for.layers and not asked_for.lora and asked_for.train != ("none",) and not chosen & parts.in_blocks:
         chosen |= parts.in_blocks
     return chosen

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from learncost.equation.errors import InputError
-from learncost.layers.layer import Layer, named, shipped, usual_names
+from learncost.layers.layer import Layer, shipped, shipped_layer, usual_names
 from learncost.models.families import names as family_names
 from learncost.models.files import NOTATION, looks_like_path, read_layer, read_path, read_stream
 from learncost.models.presets import preset, preset_names
@@ -75,7 +75,7 @@ def layer_or_model(name: str) -> Layer | str:
     Raises `InputError` where it is neither's.
     """
     if layer_name := usual_names().get(plain(name)):
-        return named(layer_name)
+        return shipped_layer(layer_name)
     if name.endswith(NOTATION):
         return read_layer(Path(name))
     if name == "-" or name.lower() in GENERIC or preset(name) or looks_like_path(name):

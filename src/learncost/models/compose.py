@@ -221,7 +221,7 @@ class _Composition:
                     names[inside] = pair[0]
                     self.stacks.setdefault(stack, []).append(pair[1])
                     each.append(pair)
-            lines += (self.named(line, name, names) for line in block.lines)
+            lines += (self.line_renamed(line, name, names) for line in block.lines)
         return replace(blocks[0][1], count=symbol, each=tuple(each), lines=tuple(lines))
 
     def counted(self, block: Block, count: tuple[str, int] | None = None) -> str:
@@ -229,11 +229,13 @@ class _Composition:
         self.counts.append(count or (SYMBOLS.get(block.count, block.count), self.values[block.count]))
         return self.counts[-1][0]
 
-    def named(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
+    def line_renamed(self, line: Parsed, name: str, names: Mapping[str, str]) -> Parsed:
         """A line of a block: its own weights have the block's name before theirs, and slices are called by `names`."""
         if isinstance(line, Block):
             symbol = self.counted(line)
-            return replace(line, count=symbol, lines=tuple(self.named(inner, name, names) for inner in line.lines))
+            return replace(
+                line, count=symbol, lines=tuple(self.line_renamed(inner, name, names) for inner in line.lines)
+            )
         if isinstance(line, Line):
             return line.renamed(names)
         weights = (

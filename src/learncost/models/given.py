@@ -41,7 +41,7 @@ class Given:
             raise InputError(f"{self.label} must be a whole number as JSON writes it, not {shown(self.value)}")
         return check_size(self.label, self.value)
 
-    def whole(self) -> int:
+    def whole_number(self) -> int:
         """A whole number from 0 to 10^12."""
         value = self.value
         if isinstance(value, str) and self.is_flag and value.isdecimal() and len(value) <= 20:
@@ -134,7 +134,7 @@ def setting(entry: Given, name: str, default: object, activations: Mapping[str, 
     if isinstance(default, bool):
         return entry.flag()
     if isinstance(default, int):
-        return entry.whole()
+        return entry.whole_number()
     if isinstance(default, float):
         return entry.probability() if name.endswith("epsilon") else entry.number()
     return entry.entries() if isinstance(default, list) else entry.text()

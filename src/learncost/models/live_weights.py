@@ -88,7 +88,7 @@ def learned(model: Model, plain: list[Parameter], paths: list[Path]) -> Learned 
     try:
         weights = frozenset(reader.weights(plain))
         reader.check(weights, plain)
-        return reader.told(weights, paths)
+        return reader.learned(weights, paths)
     except InputError as error:
         raise InputError(f"{error}{_call(paths)}") from None
 
@@ -130,7 +130,7 @@ class _Reader:
         of_side = [(turn, weights) for where, turn, weights in self.blocks if not where or where == side]
         return of_side[number] if number < len(of_side) else None
 
-    def held(self, path: str, among: Iterable[str]) -> tuple[str, ...]:
+    def weights_of_path(self, path: str, among: Iterable[str]) -> tuple[str, ...]:
         return module_of(path, self.family, among)
 
     def weights(self, plain: list[Parameter]) -> Iterator[tuple[str, int | None]]:
@@ -142,7 +142,7 @@ class _Reader:
         others = [name for name in self.model.table.weights if name not in stacked]
         for parameter in plain:
             # What T5's first blocks hold for all blocks of their stack stands outside of ours.
-            if (place := self.place(parameter.path)) is None or self.held(parameter.path, others):
+            if (place := self.place(parameter.path)) is None or self.weights_of_path(parameter.path, others):
                 outside.append(parameter)
             else:
                 key = self.blocks.index(next(b for b in self.blocks if b[1:] == place))
@@ -161,8 +161,8 @@ class _Reader:
             path = (
                 parameter.path if parameter.leaf == "weight" else f"{parameter.path}.{parameter.leaf}"
             )  # experts are parameters by themselves
-            weights_there = self.held(path, left) if parameter.leaf != "bias" else ()
-            if parameter.leaf == "bias" and (weights := self.held(parameter.path, self.model.table.weights)):
+            weights_there = self.weights_of_path(path, left) if parameter.leaf != "bias" else ()
+            if parameter.leaf == "bias" and (weights := self.weights_of_path(parameter.path, self.model.table.weights)):
                 weights_there = tuple(
                     name for name in self.parts.with_biases(weights) if name in left and name in shifts
                 )
@@ -209,13 +209,13 @@ class _Reader:
         counts = {repeat.count for repeat in repeats(self.model.table)}
         return int(Count.of(axis for axis in axes if axis not in counts).at(self.model.sizes))
 
-    def told(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
+    def learned(self, weights: frozenset[tuple[str, int | None]], paths: list[Path]) -> Learned:
         turns: dict[str, set[int]] = {}
         outside: dict[str, None] = {}
         for path in paths:
             place = self.place(path.path)
             among = place[1] if place else [w for w in self.model.table.weights if w not in self.parts.in_blocks]
-            adapted = self.held(path.path, among) or (("head",) if not place and _is_head(path.path) else ())
+            adapted = self.weights_of_path(path.path, among) or (("head",) if not place and _is_head(path.path) else ())
             if not adapted:
                 raise InputError(f"{path.path} has a low-rank path, and which of our weights it is beside is not known")
             for name in adapted:

@@ -32,7 +32,7 @@ def names_made(model: Model) -> frozenset[str]:
     return FAMILIES[family].makes & frozenset(model.table.inputs) if family in FAMILIES else frozenset()
 
 
-def made(configuration: Configuration) -> Table:
+def input_table(configuration: Configuration) -> Table:
     """The lines that make inputs of the model's table; what they read are sizes, settings and numbers of its family.
 
     Raises `InputError` for positions that the family does not have.
@@ -78,8 +78,8 @@ def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str
 @lru_cache(maxsize=32)
 def _made(configuration: Same[Configuration]) -> tuple[Table, frozenset[str]]:
     """The lines, and which of their outputs are places."""
-    table = build(replace(configuration.it, learned=None)).table
-    return _lines(*making(configuration.it, table.inputs)), table.indices
+    table = build(replace(configuration.content, learned=None)).table
+    return _lines(*making(configuration.content, table.inputs)), table.indices
 
 
 @lru_cache(maxsize=64)
@@ -112,10 +112,10 @@ def _run(
     indices: frozenset[str],
 ) -> Mapping[str, Any]:
     values = {name: np.array(number) for name, number in numbers}
-    execute(table.it, values, dict(lengths))
+    execute(table.content, values, dict(lengths))
     arrays = {}
-    for name in table.it.outputs:
-        input_name = table.it.header(name)
+    for name in table.content.outputs:
+        input_name = table.content.header(name)
         array = arrays[input_name] = values[name].astype(np.int64 if input_name in indices else np.float64)
         array.flags.writeable = False  # which others are given, too
     return MappingProxyType(arrays)

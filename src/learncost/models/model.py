@@ -12,7 +12,7 @@ from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.equation.value import DRAWN, Same
-from learncost.layers.layer import Layer, defined, named
+from learncost.layers.layer import Layer, defined, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
 from learncost.models.configuration import Configuration
@@ -147,7 +147,7 @@ def axes_of(table: Table) -> tuple[str, ...]:
 
 
 def _rewritten(planned: PlannedLayer, dropout: bool, padding: bool) -> Layer:
-    layer = named(planned.base)
+    layer = shipped_layer(planned.base)
     for name, argument in planned.rewritings:
         layer = REWRITINGS[name](layer, json.loads(argument))
     if padding and planned.padded:

@@ -35,7 +35,7 @@ def modules_of(family: str) -> Modules:
     return FAMILIES[family].modules if family in FAMILIES else {}
 
 
-def held(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
+def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """The weights that a name stands for: of the family's modules as peft matches them, of any model's, or our own.
 
     A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
@@ -84,6 +84,6 @@ def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:
 def names(family: str, weights: Iterable[str]) -> tuple[str, ...]:
     """Every name that stands for a weight."""
     weights = tuple(weights)
-    paths = [path for path, ours in modules_of(family).items() if held(path, family, weights)]
+    paths = [path for path, ours in modules_of(family).items() if weights_named(path, family, weights)]
     ends = (path[place:] for path in paths for place in (0, path.rfind(".") + 1))
-    return tuple(dict.fromkeys((*ends, *(n for n in _ANY if held(n, family, weights)), *weights)))
+    return tuple(dict.fromkeys((*ends, *(n for n in _ANY if weights_named(n, family, weights)), *weights)))

@@ -9,7 +9,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, walk
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
-from learncost.models.modules import held, joint, names
+from learncost.models.modules import joint, names, weights_named
 from learncost.models.wording import nearest, shown
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
@@ -118,7 +118,7 @@ class Parts:
             raise InputError(f"train_layers: all layers of {name} share {common[0]}; use train")
         return spans(layers, counted)
 
-    def named(self, name: str) -> tuple[str, ...]:
+    def weights_meant(self, name: str) -> tuple[str, ...]:
         """The weights that one name of `train` means: of a module, its biases too."""
         if name in ("all", "none"):
             return self.table.weights if name == "all" else ()
@@ -135,7 +135,7 @@ class Parts:
             return self._some(group, "train", name, name.replace("_", "-"))
         if name in ("encoder", "decoder") and (side := self._side(name)):
             return side
-        return self.with_biases(self.held("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
+        return self.with_biases(self.weights_for("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
 
     def _side(self, name: str) -> tuple[str, ...]:
         """The weights of an encoder or a decoder where there are both; what both read is neither's."""
@@ -164,8 +164,8 @@ class Parts:
         chosen |= set(self.read_by(added))
         return tuple(weight for weight in self.table.weights if weight in chosen)
 
-    def held(self, option: str, name: str, words: Iterable[str]) -> tuple[str, ...]:
-        weights = held(name, self.family, self.table.weights)
+    def weights_for(self, option: str, name: str, words: Iterable[str]) -> tuple[str, ...]:
+        weights = weights_named(name, self.family, self.table.weights)
         if not weights:
             names_there = (*words, *names(self.family, self.table.weights))
             several = ", ".join(names_there[:_MOST_NAMES]) + (", ..." if len(names_there) > _MOST_NAMES else "")
@@ -210,7 +210,7 @@ class Parts:
         tables = tuple(w for w in self.embeddings if any(is_lookup(line, w) for line in self.lines))
         if name in _EMBEDDINGS and name not in self.table.weights:
             return self._some(tables, "lora", name, "embeddings")
-        weights = self.held("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
+        weights = self.weights_for("lora", name, ("attention", "feed_forward", "all-linear", "lm_head", "embeddings"))
         fit = tuple(weight for weight in weights if weight in (*self.multiplied(), *tables))
         if len(fit) < len(weights) and ("*" in name or not fit):  # experts are parameters, and no modules as peft wants
             other = next(weight for weight in weights if weight not in fit)

@@ -22,7 +22,7 @@ _GROUPED = re.compile(r"[0-9]{1,3}(,[0-9]{3})+|[0-9]{1,3}(_[0-9]{3})+")
 _WRITTEN = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))? ?([A-Za-z]{0,3})")
 
 
-def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
+def whole_number(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
     """The whole number that a text says, exactly; None where it says none, or one with a fraction."""
     if len(text) < 30 and _GROUPED.fullmatch(text):
         text = text.replace(",", "").replace("_", "")
@@ -40,7 +40,7 @@ def whole(text: str, units: Mapping[str, int] = COUNTS) -> int | None:
 def counted(value: object, units: Mapping[str, int] = COUNTS) -> int | None:
     """The whole number that a value is: an int, a float without a fraction (3e11), or a text as `whole` reads it."""
     if isinstance(value, str):
-        return whole(value, units)
+        return whole_number(value, units)
     if isinstance(value, bool):
         return None
     try:

@@ -49,7 +49,7 @@ def head(table: Table) -> Table:
         middle = turns.statements()
     except _OtherFormError:
         return table
-    dropped = turns.made - turns.stacks - later
+    dropped = turns.made_inside - turns.stacks - later
     values = {name: value for name, value in table.values.items() if name not in dropped} | turns.outer
     return replace(table, lines=(*table.lines[:begin], *middle, *table.lines[end:]), values=values)
 
@@ -87,7 +87,7 @@ class _Turns:
     each: dict[str, str] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)  # inside of a turn
     outer: dict[str, Value] = field(default_factory=dict)  # of the totals' zeros
-    made: set[str] = field(default_factory=set)  # inside of a turn, totals aside
+    made_inside: set[str] = field(default_factory=set)  # inside of a turn, totals aside
 
     @property
     def totals(self) -> set[str]:
@@ -101,7 +101,7 @@ class _Turns:
     def keep(self) -> tuple[tuple[str, str], ...]:
         """What others read of the turns."""
         read = self.later | {name for line in self.after for name in line.reads}
-        return tuple((name, name) for name in self.values if name in self.made and name in read)
+        return tuple((name, name) for name in self.values if name in self.made_inside and name in read)
 
     def statements(self) -> Sequence[Statement]:
         each = tuple(self.each.items())
@@ -127,13 +127,13 @@ class _Turns:
             raise _OtherFormError
         self.inside.append(turn_line)
         for name in line.reads:
-            if BATCH in self.table.axes[name] and name not in self.made:
+            if BATCH in self.table.axes[name] and name not in self.made_inside:
                 self.each[name] = name
                 self.values[name] = self.table.values[name].along(self.of_turn(name))
         self.values |= {name: self.table.values[name].along(self.of_turn(name)) for name in line.makes}
         summed = [term for term in line.left if BATCH not in term.declared]
         if not summed:
-            self.made |= {*line.makes}
+            self.made_inside |= {*line.makes}
         elif isinstance(line, Product):
             self.add(line, self.table.axes[line.name])
         else:

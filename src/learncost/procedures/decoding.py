@@ -39,7 +39,7 @@ class Kept:
     @property
     def positions(self) -> str:
         """The axis of its positions."""
-        return named(CACHED, self.window) if self.tokens else next(a for a in self.axes if base(a) == "N")
+        return axis_of(CACHED, self.window) if self.tokens else next(a for a in self.axes if base(a) == "N")
 
 
 def cache(name: str) -> str:
@@ -47,7 +47,7 @@ def cache(name: str) -> str:
     return f"{name}.cache"
 
 
-def named(axis: str, window: str) -> str:
+def axis_of(axis: str, window: str) -> str:
     """An axis of positions, for each window one of its own."""
     return f"{axis}.{window}" if window else axis
 
@@ -59,7 +59,7 @@ class Decoding:
     """
 
     def __init__(self, table: Table, name: str, several: bool) -> None:
-        self.given = table
+        self.prefill = table
         self.name = name
         self.several = several
         self.keys = Keys(table, name)
@@ -70,7 +70,7 @@ class Decoding:
 
     def table(self) -> tuple[Table, tuple[Kept, ...]]:
         """Decode's table and its cache."""
-        table = self.given
+        table = self.prefill
         values = self.declared(table.values)
         lines = self.statements(table.lines, values)
         values |= self.seen
@@ -90,7 +90,7 @@ class Decoding:
         """Every value, keys under their new name; those of a cached value are of the new positions."""
         return {
             name: value.along(
-                named(ALL, self.keys.windows[name, i])
+                axis_of(ALL, self.keys.windows[name, i])
                 if (name, i) in self.keys.windows and name not in self.keys.grows
                 else axis
                 for i, axis in enumerate(value.axes)
@@ -130,7 +130,7 @@ class Decoding:
             raise refusal(self.name, f"what it caches is made of what it caches, in line: {line}")
         window = self.keys.windows[name, place]
         axes = values[name].axes
-        cached, all_axes = ((*axes[:place], named(axis, window), *axes[place + 1 :]) for axis in (CACHED, ALL))
+        cached, all_axes = ((*axes[:place], axis_of(axis, window), *axes[place + 1 :]) for axis in (CACHED, ALL))
         left = Term(f"{cache(name)}.2", all_axes)
         values |= {cache(name): Value(cached, "cache", name), left.name: Value(all_axes, "new", cache(name))}
         self.cached.append((cache(name), True, window))
@@ -145,7 +145,7 @@ class Decoding:
         read = {name: f"{cache(name)}.2" if name in self.keys.grows else cache(name) for name in self.keys.places}
         where = tuple(condition for condition in line.where if condition.lower not in keys)
         bounded = keys.keys() & {condition.lower for condition in line.where}
-        new = replace(line, where=where).renamed({}, {axis: named(ALL, window) for axis, window in keys.items()})
+        new = replace(line, where=where).renamed({}, {axis: axis_of(ALL, window) for axis, window in keys.items()})
         new = replace(new, right=tuple(term.renamed(read) for term in new.right))
         if bounded and self.several:
             window = keys[min(bounded)]
@@ -155,9 +155,9 @@ class Decoding:
 
     def seeing(self, line: Line, window: str, tokens: str, values: Values) -> Iterator[Line]:
         """Each of several new tokens sees the earlier ones alone: all else is minus infinity to a softmax."""
-        key = named(ALL, window)
+        key = axis_of(ALL, window)
         if isinstance(line, Word) and key in line.axes and entry(line.word).outside is not None:
-            term, mask = line.right[0], named("seen", window)
+            term, mask = line.right[0], axis_of("seen", window)
             left = Term(f"{line.name}.seen", term.axes)
             values[left.name] = Value(values[term.name].axes)
             self.seen[mask] = Value((TOKENS, key), "constant")

@@ -30,7 +30,7 @@ from learncost.equation.table import (
 )
 from learncost.equation.value import Role, Value
 from learncost.layers.derive import derive
-from learncost.layers.layer import named
+from learncost.layers.layer import shipped_layer
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import instead
@@ -147,7 +147,7 @@ class _Differences:
         for read in reads:
             if read in same_places or read.at.name in self.elsewhere:
                 continue
-            layer = named(self.attention)
+            layer = shipped_layer(self.attention)
             layer = with_padding(layer) if self.model.padded else layer
             table, (index, error, *masks) = layer.table, layer.table.inputs
             renamed = {index: read.at.name, error: self.e.name, **{name: f"error.{name}" for name in masks}}

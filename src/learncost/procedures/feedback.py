@@ -30,15 +30,15 @@ class _Feedback:
     def __init__(self, name: str, lines: Sequence[str]) -> None:
         self.name = name
         self.lines = tuple(line for line in parse_lines(lines) if isinstance(line, Line))
-        self.made = [line.name for line in self.lines]
+        self.made_names = [line.name for line in self.lines]
         read = dict.fromkeys((name, *(read_name for line in self.lines for read_name in line.reads)))
-        self.drawn = [read_name for read_name in read if read_name not in (*self.made, WEIGHT)]
+        self.drawn = [read_name for read_name in read if read_name not in (*self.made_names, WEIGHT)]
 
     def step(self, table: Table) -> Table:
         lines, read = self.scope(table.lines, frozenset(table.weights))
         values = dict(table.values)
         lines = self.with_made(lines, read, values)
-        return replace(table, lines=lines, values=values, inputs=(*table.inputs, *self.called(read, self.drawn)))
+        return replace(table, lines=lines, values=values, inputs=(*table.inputs, *self.names_of(read, self.drawn)))
 
     def scope(
         self, lines: Iterable[Statement], weights: frozenset[str]
@@ -68,7 +68,7 @@ class _Feedback:
         still = {read_name for statement in lines for read_name in statement.reads}
         each = [pair for pair in line.each if pair[0] not in own_reads or pair[0] in still]
         outer = [slices[weight] for weight in own_reads]
-        each += zip(self.called(own_reads, self.drawn), self.called(outer, self.drawn), strict=True)
+        each += zip(self.names_of(own_reads, self.drawn), self.names_of(outer, self.drawn), strict=True)
         repeat = replace(line, lines=lines, values=values, each=tuple(each))
         return repeat, {slices.get(weight, weight): first for weight, first in read.items()}
 
@@ -83,11 +83,11 @@ class _Feedback:
                 statements += self.making(weight, values[weight].axes, waiting.pop(weight))
             statements.append(line)
         for weight in read:
-            new_names = self.called([weight], [*self.drawn, *self.made])
+            new_names = self.names_of([weight], [*self.drawn, *self.made_names])
             values |= dict.fromkeys(new_names, Value(values[weight].axes, "projection", weight))
         return tuple(statements)
 
-    def called(self, weights: Iterable[str], names: Iterable[str]) -> list[str]:
+    def names_of(self, weights: Iterable[str], names: Iterable[str]) -> list[str]:
         return [f"{weight}.{name}" for weight in weights for name in names]
 
     def making(self, weight: str, axes: tuple[str, ...], reader: Line) -> Iterator[Line]:

@@ -16,7 +16,7 @@ from learncost.equation.count import size_of
 from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer, marked
-from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, cache, named
+from learncost.procedures.decoding import ALL, CACHED, Decoding, Kept, axis_of, cache
 from learncost.procedures.keys import TOKENS
 from learncost.procedures.needed import needed
 from learncost.vocabulary import entry
@@ -54,7 +54,7 @@ class Inference:
     @property
     def remade(self) -> bool:
         """Whether decode multiplies what is cached with weights, for all positions again in every step."""
-        all_axes = {named(ALL, array.window) for array in self.cache if array.tokens}
+        all_axes = {axis_of(ALL, array.window) for array in self.cache if array.tokens}
         lines = (line for line, _ in walk(self.decode.lines) if isinstance(line, Product))
         return any(all_axes & set(line.left[0].loops) and set(line.reads) & set(self.decode.weights) for line in lines)
 
@@ -63,7 +63,7 @@ class Inference:
         lengths = {TOKENS: new}
         for window in {array.window for array in self.cache if array.tokens}:
             most = context if not window else min(context, _number(window, sizes) - 1)
-            lengths |= {named(CACHED, window): most, named(ALL, window): most + new}
+            lengths |= {axis_of(CACHED, window): most, axis_of(ALL, window): most + new}
         return lengths
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from learncost.equation.table import Table
 from learncost.layers.derive import derive
-from learncost.layers.layer import named, shipped
+from learncost.layers.layer import shipped, shipped_layer
 from learncost.proof.check import error, seeds_of, sound_arrays, survived, values_of, worst
 from learncost.proof.engine import Lines
 from learncost.proof.report import Check
@@ -152,7 +152,7 @@ def verify_layers(backend: str) -> Iterator[Check]:
         yield Check("every layer", f"as emitted for {backend}", f"{backend} is not installed", None)
         return
     for name in shipped():
-        yield from survived(name, verify_layer(derive(named(name).table).step, name, backend))
+        yield from survived(name, verify_layer(derive(shipped_layer(name).table).step, name, backend))
 
 
 def verify_layer(table: Table, name: str, backend: str) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.roles import indexed
 from learncost.equation.table import Line, Operand, Read, Table, Word, walk, windows
 from learncost.layers.lower import joined
-from learncost.layers.spelling import asked
+from learncost.layers.spelling import condition_names
 
 Array = Any
 
@@ -94,7 +94,7 @@ def random_arrays(table: Table, sizes: Mapping[str, int], seed: int = 0) -> dict
     """
     generator = np.random.default_rng(seed)
     positions = indexed(table)
-    conditions = asked(table.lines)
+    conditions = condition_names(table.lines)
     arrays: dict[str, Array] = {}
     for name in (*table.inputs, *table.weights):
         form = shape_of(table.axes[name], sizes)

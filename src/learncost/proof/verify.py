@@ -12,7 +12,7 @@ from learncost.books.book import price
 from learncost.equation.errors import InputError
 from learncost.equation.table import Product, Table, Term, walk
 from learncost.layers.derive import Derived, derive
-from learncost.layers.layer import Layer, named, shipped
+from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.models.argument import GENERIC, layer_or_model
 from learncost.models.configuration import Configuration, configure
 from learncost.models.model import Model, build
@@ -128,7 +128,7 @@ def verify_word(entry: Entry) -> Iterator[Check]:
 def all_layers() -> Iterator[Check]:
     """Every layer that comes with the package."""
     for name in shipped():
-        yield from verify_table(named(name).table, name, LAYERS.get(name), required=True)
+        yield from verify_table(shipped_layer(name).table, name, LAYERS.get(name), required=True)
 
 
 def verify_table(

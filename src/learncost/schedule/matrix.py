@@ -20,13 +20,13 @@ class Matrix:
 class MatrixProduct:
     """`out = one @ two`, all three of them arrays as they lie."""
 
-    one: Matrix
-    two: Matrix
+    left: Matrix
+    right: Matrix
     out: Matrix
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.one.name, self.two.name)))
+        return tuple(dict.fromkeys((self.left.name, self.right.name)))
 
 
 def matrix_product(line: Line) -> MatrixProduct | None:

@@ -10,10 +10,10 @@ import torch
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table, walk, windows
-from learncost.layers.layer import Layer, named
+from learncost.layers.layer import Layer, shipped_layer
 from learncost.layers.layer import layer as read
 from learncost.layers.rewrite import with_masks
-from learncost.torch.module import TableModule, chance, given
+from learncost.torch.module import TableModule, by_names, chance
 
 
 class LayerModule(TableModule):
@@ -46,7 +46,7 @@ class LayerModule(TableModule):
 
     def forward(self, *inputs: torch.Tensor, **keywords: torch.Tensor) -> Any:
         """The outputs: a tensor, or a tuple of several."""
-        values = given(self.table.inputs, inputs, keywords, self.layer.name)
+        values = by_names(self.table.inputs, inputs, keywords, self.layer.name)
         return self._run(self.passes((self.training and self._drops,)), values)
 
     def chosen(self, key: tuple[bool, ...]) -> Table:
@@ -76,5 +76,5 @@ def layer(
     Raises `InputError`.
     """
     if isinstance(layer, str):
-        layer = read(layer) if "(" in layer else named(layer)
+        layer = read(layer) if "(" in layer else shipped_layer(layer)
     return LayerModule(layer, sizes, dropout or {}, device=device, dtype=dtype)

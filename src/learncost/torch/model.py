@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from learncost.engines.inputs import ALSO, MASKS, Datum, data, told
+from learncost.engines.inputs import ALSO, MASKS, Datum, data, derived_inputs
 from learncost.equation.count import base
 from learncost.equation.errors import InputError
 from learncost.equation.table import Table
@@ -87,7 +87,7 @@ class ModelModule(TableModule):
         everywhere = {axis: torch.ones_like(tokens, dtype=torch.bool) for axis, tokens in placed.items()}
         keeps = {axis: keep.bool() for axis, keep in keeps.items()}
         unit = torch.ones((), dtype=self._like.dtype, device=self._like.device)
-        ended = told(self.table, arrays, everywhere | keeps, unit)
+        ended = derived_inputs(self.table, arrays, everywhere | keeps, unit)
         lengths = {axis: tokens.shape[1] for axis, tokens in placed.items()}
         inputs = {}
         for name in names:

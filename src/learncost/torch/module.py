@@ -102,7 +102,9 @@ def chance(dropout: float, name: str = "dropout") -> float:
     return float(dropout)
 
 
-def given(names: tuple[str, ...], inputs: tuple[Any, ...], keywords: Mapping[str, Any], whose: str) -> dict[str, Any]:
+def by_names(
+    names: tuple[str, ...], inputs: tuple[Any, ...], keywords: Mapping[str, Any], whose: str
+) -> dict[str, Any]:
     """The inputs by name. Raises InputError where one is missing, unknown, given twice, or no tensor."""
     if len(inputs) > len(names):
         raise InputError(f"{whose} takes {len(names)} inputs, not {len(inputs)}: {', '.join(names)}")

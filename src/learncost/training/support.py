@@ -190,7 +190,7 @@ def checksum(family: str) -> str:
     return sha256("\n".join((str(table), *map(str, table.inputs))).encode()).hexdigest()[:12]
 
 
-def kept() -> dict[str, Any]:
+def kept_support() -> dict[str, Any]:
     """By family: its `table`, a checksum, and its `reasons` by field; where nobody has tried yet, just that."""
     tried: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     untried = {"table": "", "reasons": dict.fromkeys(fields(), UNTRIED)}

@@ -23,10 +23,10 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> Sequence[int]:
         """The tokens of a text in UTF-8, without the end."""
 
-    def whole(self, text: bytes) -> Sequence[int]:
+    def encode_alone(self, text: bytes) -> Sequence[int]:
         """The tokens of a text that stands alone, with those that begin and end it."""
 
-    def said(self, text: bytes) -> Sequence[int]:
+    def encode_answer(self, text: bytes) -> Sequence[int]:
         """The tokens of a text that a decoder is to say, up to the one that ends it."""
 
     def number(self, name: str) -> int:
@@ -50,10 +50,10 @@ class Bytes:
     def encode(self, text: bytes) -> Sequence[int]:
         return text
 
-    def whole(self, text: bytes) -> Sequence[int]:
+    def encode_alone(self, text: bytes) -> Sequence[int]:
         return [self.end, *text, self.end]
 
-    def said(self, text: bytes) -> Sequence[int]:
+    def encode_answer(self, text: bytes) -> Sequence[int]:
         return [*text, self.end]
 
     def number(self, name: str) -> int:
@@ -132,11 +132,11 @@ class FromFile:
         encoded = self._own.encode(text.decode("utf-8"), add_special_tokens=False)
         return list(encoded.ids)
 
-    def whole(self, text: bytes) -> Sequence[int]:
+    def encode_alone(self, text: bytes) -> Sequence[int]:
         return list(self._own.encode(text.decode("utf-8")).ids)
 
-    def said(self, text: bytes) -> Sequence[int]:
-        tokens = self.whole(text)
+    def encode_answer(self, text: bytes) -> Sequence[int]:
+        tokens = self.encode_alone(text)
         return tokens if tokens[-1:] == [self.end] else [*tokens, self.end]
 
     def number(self, name: str) -> int:

@@ -4,8 +4,8 @@ from learncost.vocabulary import modern_words as _modern_words
 from learncost.vocabulary import optimizers as _optimizers
 from learncost.vocabulary import primitives as _primitives
 from learncost.vocabulary import words as _words
-from learncost.vocabulary.entry import Entry, called, canonical, define, entries, entry, plain
+from learncost.vocabulary.entry import Entry, canonical, define, entries, entry, plain, word_called
 
-__all__ = ["Entry", "called", "canonical", "define", "entries", "entry", "plain"]
+__all__ = ["Entry", "canonical", "define", "entries", "entry", "plain", "word_called"]
 
 _DEFINING = (_primitives, _words, _modern_words, _optimizers)  # imported for the words that they define

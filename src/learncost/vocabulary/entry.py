@@ -161,7 +161,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def called(name: str) -> Entry | None:
+def word_called(name: str) -> Entry | None:
     """The word that people call so, in any case and with hyphens."""
     by_spelling = {plain(spelling): spelling for spelling in (*_aliases, *_entries)}
     return entry(by_spelling[plain(name)]) if plain(name) in by_spelling else None
@@ -170,7 +170,7 @@ def called(name: str) -> Entry | None:
 def canonical(name: str) -> str:
     """The word's own name for one of its spellings, which may have the module that a library has it in."""
     if "." in name and _MODULES.match(name):
-        return word.name if (word := called(name)) else name
+        return word.name if (word := word_called(name)) else name
     return _aliases.get(name, name)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from learncost.ledger.memory_step import Step
-from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, held, refusal
+from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
 from learncost.models.model import Model
 from learncost.models.module import module_of
 from learncost.procedures.procedure import procedure
@@ -95,7 +95,7 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.gone, way.said)
-    return Taken(peak, at_line(line, peak), parts, held(rooms), said=convention)
+    return Taken(peak, at_line(line, peak), parts, grouped(rooms), said=convention)
 
 
 def _refuses(step: Step) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from learncost.equation.errors import InputError
 from learncost.ledger.memory_step import Step
-from learncost.ledger.runner import TYPES, Runner, Taken, at_line, bytes_of, given, held, refusal
+from learncost.ledger.runner import TYPES, Runner, Taken, at_line, bytes_of, given_bytes, grouped, refusal
 from learncost.ledger.runners import libraries
 from learncost.plans.planner import smallest
 
@@ -16,9 +16,9 @@ def _parts(step: Step, sizes: Mapping[str, int]) -> dict[str, int]:
     """The parts of the peak. Raises `InputError` where a line cannot be in place."""
     from learncost.readings.emit.placed import WIDTHS, placed  # emits programs: only where it is asked for
 
-    table = step.whole()
+    table = step.executed_table()
     program = placed(table, sizes, step.kind.name)
-    parts = given(step, table, sizes)
+    parts = given_bytes(step, table, sizes)
     batch = [
         name
         for name in table.inputs
@@ -43,7 +43,7 @@ def _takes(step: Step, sizes: Mapping[str, int]) -> Taken:
         return replace(needs, said=f"{libraries.OPERATORS} Not in place, as {error}.")
     size = sum(parts.values())
     return Taken(
-        size, at_line("", size), parts, held((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
+        size, at_line("", size), parts, grouped((part_bytes, name) for name, part_bytes in parts.items() if part_bytes)
     )
 
 

@@ -7,13 +7,13 @@ from functools import partial
 
 from learncost.equation.table import Table
 from learncost.ledger.memory_step import Step
-from learncost.ledger.runner import TYPES, Runner, Taken, at_line, given, held, refusal
+from learncost.ledger.runner import TYPES, Runner, Taken, at_line, given_bytes, grouped, refusal
 from learncost.vocabulary.optimizers import OPTIMIZERS
 
 
 def peak(library: str, step: Step, sizes: Mapping[str, int]) -> int:
     """The most bytes of the emitted program."""
-    return _peak_of(library, step.whole(), sizes, step.kind.name)
+    return _peak_of(library, step.executed_table(), sizes, step.kind.name)
 
 
 def _peak_of(library: str, table: Table, sizes: Mapping[str, int], dtype: str) -> int:
@@ -26,13 +26,13 @@ def takes(library: str, step: Step, sizes: Mapping[str, int]) -> Taken:
     """The most bytes of the emitted program, and who takes them."""
     from learncost.plans.executed import executed
 
-    table = step.whole()
+    table = step.executed_table()
     execution = executed(table, sizes, step.kind.name, rooms=True, library=library)
-    parts = given(step, table, sizes)
+    parts = given_bytes(step, table, sizes)
     parts["new weights and states"] = sum(room.bytes for room in execution.rooms if room.function in OPTIMIZERS)
     parts["values and temporaries"] = execution.peak - sum(parts.values())
     rooms = ((room.bytes, room.line or "given") for room in execution.rooms)
-    return Taken(execution.peak, at_line(execution.line, execution.peak), parts, held(rooms))
+    return Taken(execution.peak, at_line(execution.line, execution.peak), parts, grouped(rooms))
 
 
 def _runner(name: str, library: str, dtypes: tuple[str, ...], temporaries: str, convention: str) -> Runner:

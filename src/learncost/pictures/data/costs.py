@@ -11,7 +11,7 @@ from typing import Any
 from learncost.books.errata import errata
 from learncost.equation.count import Count, total
 from learncost.equation.table import Line, walk
-from learncost.layers.layer import named, shipped, usual_names
+from learncost.layers.layer import shipped, shipped_layer, usual_names
 from learncost.ledger.record import Cost
 from learncost.ledger.run import lines_by, shown_layer
 from learncost.models.compose import plan
@@ -204,7 +204,11 @@ def tables(lines: tuple[CostLine, ...]) -> dict[str, dict[str, str]]:
     """The shipped layers that lines are from: their files, their sources and their text."""
     names = dict.fromkeys(line.table for line in lines if line.table)
     return {
-        name: {"file": f"layers/tables/{name}.table", "source": named(name).source, "text": named(name).text}
+        name: {
+            "file": f"layers/tables/{name}.table",
+            "source": shipped_layer(name).source,
+            "text": shipped_layer(name).text,
+        }
         for name in names
     }
 

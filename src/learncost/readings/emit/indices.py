@@ -103,7 +103,7 @@ def scatter(scope: Scope, line: Line, remark: str, heading: str) -> None:
     assert isinstance(term, Term)
     scope.layouts.pop(left.name, None)
     name, place = scope.identifiers.of(left.name), Place(left)
-    code, have = scope.whole(term)
+    code, have = scope.squeezed(term)
     value = scope.spread(code, have, left.loops)
     if place.affine and len(left.beyond) == len([axis for axis in left.axes if isinstance(axis, Read)]):
         code = _laid(scope, left, value)

@@ -77,7 +77,7 @@ def _product(scope: Scope, line: Line) -> Code:
         return binary(scope.operand(first, want), "*", scope.operand(second, want), PRODUCT)
     assert isinstance(first, Term)
     assert isinstance(second, Term)
-    (a, a_axes), (b, b_axes) = scope.whole(first), scope.whole(second)
+    (a, a_axes), (b, b_axes) = scope.squeezed(first), scope.squeezed(second)
     if set(a_axes) == set(b_axes):
         # No axis stands in one factor alone: element by element, then the sum.
         return _summed(scope, binary(a, "*", scope.spread(b, b_axes, a_axes), PRODUCT), a_axes, want)
@@ -134,7 +134,7 @@ def _move(scope: Scope, line: Line, term: Operand) -> Code:
     if term.indexed:
         code = gathered(scope, term, want)
         return scope.backend.cast(code, "fp32") if term.name in scope.low else code
-    code, have = scope.whole(term)
+    code, have = scope.squeezed(term)
     code = _summed(scope, code, have, want, "count" if term.name in scope.conditional else "sum")
     return scope.backend.broadcast(code, scope.shape(want)) if set(want) - set(have) else code
 
@@ -183,7 +183,7 @@ def _primitive(scope: Scope, line: Word) -> Code:
     if row.kind == "reduction":
         (term,) = line.right
         assert isinstance(term, Term)
-        code, have = scope.whole(term)
+        code, have = scope.squeezed(term)
         places = [str(place) for place, axis in enumerate(have) if axis not in want]
         remaining = [axis for axis in have if axis in want]
         axis = places[0] if len(places) == 1 else shape(places)

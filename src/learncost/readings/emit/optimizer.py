@@ -51,7 +51,9 @@ def _record(scope: Scope, lines: Sequence[Word], group: Group, heading: str) -> 
         end = lines[0].left[place].name.removeprefix(names[0])
         variable = scope.identifiers.of(f"{group.field}{end}", "record")
         own_names = [line.left[place].name for line in lines]
-        scope.own(variable, {name: scope.identifiers.of(weight) for name, weight in zip(own_names, names, strict=True)})
+        scope.open_record(
+            variable, {name: scope.identifiers.of(weight) for name, weight in zip(own_names, names, strict=True)}
+        )
         variables.append(variable)
     function = scope.helpers.call(word.name, "body", word.outputs, operands, "")
     stepped = f"{function} for {', '.join(fields)} in zip({', '.join(fields.values())}, strict=True)"

@@ -20,7 +20,7 @@ from learncost.equation.table import Condition, Line, Product, Repeat, Statement
 from learncost.equation.value import Value
 from learncost.layers.names import scores, written_once
 from learncost.layers.rewrite_quantized import makes_scales
-from learncost.layers.spelling import asked
+from learncost.layers.spelling import condition_names
 
 COMPUTED = ("fp32", "fp64", "bf16")
 """The types that programs have."""
@@ -74,7 +74,7 @@ def typed(table: Table, dtype: str, rounding: Rounding = OPERATORS) -> tuple[Tab
     low = set[str]() if kind.masters else _pure(table, kind)
     mixed = _Mixed(rounding, _streams(table), features(table), low)
     lines = mixed.scope(table.lines, table.values)
-    result = replace(table, lines=lines, values={**table.values, **mixed.made})
+    result = replace(table, lines=lines, values={**table.values, **mixed.copies})
     return result, _types(result, "fp32", mixed.low)
 
 
@@ -103,7 +103,7 @@ def _pure(table: Table, kind: Precision) -> set[str]:
 def _types(table: Table, dtype: str, low: Iterable[str] = ()) -> dict[str, str]:
     """The type of every name of every scope."""
     names = {*table.known, *table.inputs, *table.weights}
-    conditions = asked(table.lines)
+    conditions = condition_names(table.lines)
     indices = {*table.indices, *(name for name, value in table.known.items() if value.role == "index")}
     for line, _ in walk(table.lines):
         names |= {term.name for term in line.left} | set(line.reads)
@@ -151,7 +151,7 @@ class _Mixed:
     streams: set[str]
     features: frozenset[str]  # axes of weights
     low: set[str] = field(default_factory=set)
-    made: dict[str, Value] = field(default_factory=dict)
+    copies: dict[str, Value] = field(default_factory=dict)
 
     def scope(
         self,
@@ -173,7 +173,7 @@ class _Mixed:
                 inner = _Mixed(self.rounding, self.streams, self.features, self.low)
                 body = inner.scope(line.lines, {**values, **slices, **line.values}, copied & {*line.shared})
                 self.low |= {outer for inside, outer in line.keep if inside in self.low}
-                result.append(replace(line, lines=body, values={**line.values, **inner.made}))
+                result.append(replace(line, lines=body, values={**line.values, **inner.copies}))
                 continue
             keeps_width = line.left[0].indexed or self.rounding.keeps(
                 line
@@ -198,7 +198,7 @@ class _Mixed:
                 result.append(line)
                 continue
             left = Term(f"{line.name}{LOW}", line.left[0].axes)  # what turns hand on has one type
-            self.made[left.name] = replace(values[line.name], role="copy", of=line.name)
+            self.copies[left.name] = replace(values[line.name], role="copy", of=line.name)
             self.low.add(left.name)
             result.append(replace(line, left=(left,)))
             result.append(Sum(line.left, (left,), line.where, replace(line.tag, kernel=None, equation=""), (1,)))
@@ -221,7 +221,7 @@ class _Mixed:
     def _copy(self, result: list[Statement], name: str, value: Value, line: Line) -> None:
         """Add the line that rounds: in the kernel that makes the value, or before the product that reads it."""
         low, axes = f"{name}{LOW}", value.axes
-        self.made[low] = Value(axes, "copy", name)
+        self.copies[low] = Value(axes, "copy", name)
         self.low.add(low)
         place, tag = len(result), replace(line.tag, kernel=None, equation="", macro=line.tag.macro)
         where: tuple[Condition, ...] = ()

@@ -10,7 +10,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
 from learncost.equation.table import Line, Repeat, Statement, Table, walk, windows
 from learncost.layers.lower import lower
-from learncost.layers.spelling import asked
+from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
 from learncost.readings.emit.backend import Backend, backend
 from learncost.readings.emit.expression import WIDTH, call, returned
@@ -133,7 +133,9 @@ class _Writer:
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.codes = _codes(table)
         self.scope.like = self._like(paths)
-        self.scope.given = {paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights}
+        self.scope.weights_of = {
+            paths.get(name) or self.identifiers.of(name): table.axes[name] for name in table.weights
+        }
         self.turns = Turns(self.lowered, self.weights, self.w, self.statements)
 
     def _stack_title(self, names: Sequence[str]) -> str:
@@ -178,7 +180,7 @@ class _Writer:
 
     def _like(self, paths: Mapping[str, str]) -> str:
         """The array whose type all numbers have: the first weight, or the first input that is no index or condition."""
-        conditions = asked(self.lowered.lines)
+        conditions = condition_names(self.lowered.lines)
         names = [
             *self.table.weights,
             *(n for n in self.table.inputs if n not in self.table.indices and n not in conditions),

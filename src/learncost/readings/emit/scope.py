@@ -41,7 +41,7 @@ class Scope:
     axes: Mapping[str, tuple[str, ...]]
     like: str = ""  # an array with the type and the device of the function's numbers
     paths: dict[str, str] = field(default_factory=dict)
-    given: dict[str, tuple[str, ...]] = field(default_factory=dict)  # weights of the function, with their axes
+    weights_of: dict[str, tuple[str, ...]] = field(default_factory=dict)  # weights of the function, with their axes
     layouts: dict[str, Layout] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)  # that the function needs, with their identifiers
@@ -52,7 +52,7 @@ class Scope:
     conditional: set[str] = field(default_factory=set)  # names that hold truth values
     variables: dict[str, str] = field(default_factory=dict)  # of records and lists: what they are called
     owners: dict[str, str] = field(default_factory=dict)  # of a field: the record that holds its array
-    made: set[str] = field(default_factory=set)  # parts of an object that the function was given and may release
+    releasable: set[str] = field(default_factory=set)  # parts of an object that the function was given and may release
     handed: set[str] = field(default_factory=set)  # names that leave the function
     again: set[str] = field(default_factory=set)  # names that several lines make
     aliases: dict[str, str] = field(default_factory=dict)  # second names of an array
@@ -107,7 +107,7 @@ class Scope:
         code = points if term.power == 1 else Code(f"{points.atom}**{power}", POWER)
         return code if term.value == 1 else Code(f"{number(term.value).at(POWER)} * {code.at(POWER)}", PRODUCT)
 
-    def whole(self, term: Term) -> tuple[Code, tuple[str, ...]]:
+    def squeezed(self, term: Term) -> tuple[Code, tuple[str, ...]]:
         """An operand without axes of length 1, and its axes."""
         code, have = self.wide(term.name), self.have(term)
         plain = tuple(axis for axis in have if axis is not None)
@@ -180,7 +180,7 @@ class Scope:
 
     def zeros(self, name: str) -> Code:
         """An array of zeros with the axes that a name is declared with."""
-        same = next((text for text, axes in self.given.items() if axes == self.axes[name]), None)
+        same = next((text for text, axes in self.weights_of.items() if axes == self.axes[name]), None)
         if same:
             return Code(f"{self.backend.module}.zeros_like({same})")
         return self.backend.zeros(self.shape(self.axes[name]), self.like)
@@ -259,7 +259,7 @@ class Scope:
         self.waiting[name] = (code, self.read)
         self.read = []
 
-    def own(self, variable: str, fields: Mapping[str, str]) -> None:
+    def open_record(self, variable: str, fields: Mapping[str, str]) -> None:
         """A variable that holds a record: names of the table with their fields."""
         record = f"record {variable}"
         self.variables[record] = variable

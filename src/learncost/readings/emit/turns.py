@@ -38,7 +38,7 @@ class Turns:
     statements: Callable[[Scope, Sequence[Statement], set[str]], None]
     records: list[Record] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
-    kept: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
+    kept_objects: dict[str, Kept] = field(default_factory=dict)  # by the name of a stack
     numbers: Iterator[int] = field(default_factory=count)  # of the loops
 
     def write(self, scope: Scope, line: Repeat, around: Sequence[Statement], handed: set[str]) -> None:
@@ -115,7 +115,9 @@ class _Loop:
                 }
                 self.sources += [Source(inner.paths[inside], inner.axes[inside]) for inside in slices]
                 rest = {inside: outer for inside, outer in rest.items() if inside not in slices}
-        for record in dict.fromkeys(self.turns.kept[outer] for outer in rest.values() if outer in self.turns.kept):
+        for record in dict.fromkeys(
+            self.turns.kept_objects[outer] for outer in rest.values() if outer in self.turns.kept_objects
+        ):
             slices = {outer: inside for inside, outer in rest.items() if outer in record.names}
             opened += self._open(record, slices)
             rest = {inside: outer for inside, outer in rest.items() if outer not in slices}
@@ -152,7 +154,7 @@ class _Loop:
             for inside in inside_of.values()
             if inner.layout(inside) == tuple(range(len(self.inner.axes[inside])))
         ]
-        inner.made |= set(inside_of.values())
+        inner.releasable |= set(inside_of.values())
         fields = [self.names.of(inside_of[outer]) if outer in inside_of else "_" for outer in record.names]
         opened = [Made(call("", fields, indent=16) + f" = {record.variable}", tuple(inside_of.values()))]
         if "\n" not in opened[0].text:
@@ -206,7 +208,7 @@ class _Loop:
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
-        self.turns.kept |= dict.fromkeys(outers, kept)
+        self.turns.kept_objects |= dict.fromkeys(outers, kept)
         self._collect(kept.variable, f"record {kept.variable}", text)
 
     def _gradients(self, group: Group, inside_of: Mapping[str, str]) -> None:
@@ -217,7 +219,7 @@ class _Loop:
         values = [inner.settled(name).text for name in inside_of.values()]
         self._collect(variable, f"record {variable}", call(group.record, values))
         self.stacked[variable] = f"{group.record}(*map({self._joins(inside, outer)}, zip(*{variable}, strict=True)))"
-        self.scope.own(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
+        self.scope.open_record(variable, dict(zip(inside_of, map(names.of, group.names), strict=True)))
 
     def _readers(self, record: Kept) -> int:
         """How many loops read what another one keeps."""
@@ -247,7 +249,7 @@ class _Loop:
             Parameter(name, argument=self.scope.own_mask(key, inner)) for key, name in inner.masks.items()
         ]
         self.parameters += [Parameter(inner.sizes[size], "int", argument=self.scope.size(size)) for size in missing]
-        starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.made}
+        starts = {carry.start for carry in line.carry} | {name for name, _ in line.each if name not in inner.releasable}
         body = function.freed(inner, starts)
         self.name = self.names.of(self.title, f"function {self.number}")
         about = f"One turn of {line.count}{', the last one first' if line.reverse else ''}."

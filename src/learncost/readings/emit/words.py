@@ -92,7 +92,7 @@ class _Writer:
     """One helper: the lines of a word's part, what is read once written into its reader."""
 
     def __init__(self, helpers: Helpers, word: Entry, part: str, gives: tuple[str, ...]) -> None:
-        self.helpers, self.backend, self.found, self.part, self.gives = helpers, helpers.backend, word, part, gives
+        self.helpers, self.backend, self.word, self.part, self.gives = helpers, helpers.backend, word, part, gives
         self.lines = word.lines(part, gives)
         self.conditions = {line.name for line in self.lines if isinstance(line, Word) and entry(line.word).truth}
         self.inputs = word.inputs if part == "body" else word.gradient_reads(gives)
@@ -117,9 +117,9 @@ class _Writer:
             )
             axes = "((axis,) if isinstance(axis, int) else axis)"
             statements.insert(0, f"    n = math.prod({operand_name}.shape[i] for i in {axes})")
-        parameters = (*self.inputs, "axis") if is_along(self.found) else self.inputs
-        says = self.found.source if self.part == "body" else f"The gradient of {self.found.name}."
-        says = says or f"The word {self.found.name}."
+        parameters = (*self.inputs, "axis") if is_along(self.word) else self.inputs
+        says = self.word.source if self.part == "body" else f"The gradient of {self.word.name}."
+        says = says or f"The word {self.word.name}."
         head = [f"def {name}({', '.join(parameters)}):", f'    """{says.rstrip(".")}."""']
         return "\n".join((*head, *statements, f"    return {results}"))
 

@@ -151,10 +151,10 @@ def _ago(parts: Sequence[Work]) -> list[dict[str, float]]:
 
 def _new(parts: Sequence[Work]) -> list[int]:
     """Of each work, how many bytes of its results lie in new memory; the optimizer's lie where the old ones are."""
-    gradients = sum(work.turns * sum(work.made.values()) for work in parts if work.macro == "weight_update")
+    gradients = sum(work.turns * sum(work.result_bytes.values()) for work in parts if work.macro == "weight_update")
     result = []
     for work in parts:
         several = work.macro == "weight_update" and gradients > FRESH
-        new = sum(size for size in work.made.values() if several or size > FRESH)
+        new = sum(size for size in work.result_bytes.values() if several or size > FRESH)
         result.append(0 if work.macro == "optimizer_step" else new)
     return result

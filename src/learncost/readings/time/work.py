@@ -75,7 +75,7 @@ class Work:
     products: tuple[MatrixProduct, ...]
     points: Mapping[str, int]
     bytes: Mapping[str, int]
-    made: Mapping[str, int] = field(default_factory=dict)
+    result_bytes: Mapping[str, int] = field(default_factory=dict)
     share: float = 1.0
     together: int = 0
 
@@ -120,7 +120,7 @@ def works(
             products=matrix,
             points=points,
             bytes=moved,
-            made={name: size for name, size in bytes_made.items() if name in leaves},
+            result_bytes={name: size for name, size in bytes_made.items() if name in leaves},
             share=share,
             together=together,
         )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
 
 from learncost.equation.count import Count, Monomial
-from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, named
+from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, symbol
 
 SYMBOLS: Mapping[str, str] = {
     "B": "B",
@@ -119,7 +119,7 @@ def node(count: Count) -> Node:
 
 def size_node(name: str) -> Node:
     """The symbol of a size as a tree."""
-    return named(SYMBOLS.get(name, name))
+    return symbol(SYMBOLS.get(name, name))
 
 
 def powered(name: str, power: Ratio) -> Node:

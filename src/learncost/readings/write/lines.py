@@ -60,7 +60,7 @@ class _Context:
     """How the axes of a line are written, and which names can have a gradient."""
 
     letters: Mapping[str, str]
-    known: Collection[str] | None
+    names_known: Collection[str] | None
 
     def axis(self, axis: str) -> Node:
         letter = Name(self.letters.get(base(axis), base(axis)))
@@ -111,9 +111,9 @@ class _Context:
     def gradient(self, inner: str) -> bool:
         if not inner:
             return False
-        if self.known is None:
+        if self.names_known is None:
             return inner[0].isupper() or "." in inner
-        return inner in self.known or inner.removesuffix(".total") in self.known
+        return inner in self.names_known or inner.removesuffix(".total") in self.names_known
 
 
 def _parts(name: str) -> tuple[str, str]:

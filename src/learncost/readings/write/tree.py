@@ -105,7 +105,7 @@ def between(mark: Mark, parts: list[Node]) -> Row:
     return Row(tuple(joined))
 
 
-def named(text: str) -> Node:
+def symbol(text: str) -> Node:
     """A size's symbol: what follows an underscore is a subscript, as in d_model."""
     head, _, tail = text.partition("_")
     return Script(Name(head), Name(tail)) if head and tail else Name(text)

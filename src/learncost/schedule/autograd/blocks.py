@@ -11,7 +11,7 @@ Block: TypeAlias = "tuple[Sequence[Statement], list[str], list[str]]"
 """Lines, what they start from, and what they end with."""
 
 
-def whole(repeat: Repeat) -> Block:
+def whole_block(repeat: Repeat) -> Block:
     """The body as one block."""
     return repeat.lines, [carry.start for carry in repeat.carry], [carry.end for carry in repeat.carry]
 
@@ -20,7 +20,7 @@ def blocks_of(repeat: Repeat, cuts: int) -> list[Block]:
     """The body in blocks of so many places each; as one where that does not come out even."""
     cuts_possible = places(repeat)
     if not cuts or len(cuts_possible) % cuts or len(repeat.carry) != 1:
-        return [whole(repeat)]
+        return [whole_block(repeat)]
     ends = cuts_possible[cuts - 1 :: cuts]
     starts = [(0, repeat.carry[0].start), *ends[:-1]]
     return [(repeat.lines[a:b], [start], [end]) for (a, start), (b, end) in zip(starts, ends, strict=True)]

@@ -13,7 +13,7 @@ from functools import cache
 
 from learncost.schedule.account import Room
 from learncost.schedule.autograd.tape import Gradients, Tape, Value
-from learncost.vocabulary import called
+from learncost.vocabulary import word_called
 
 FLOAT = 4
 """Bytes of torch.float32, in which norms, softmax and losses are computed whatever the module's type."""
@@ -58,7 +58,7 @@ def _row(name: str) -> Row:
     """The operator of this name; of a word it keeps the result where the word's gradient reads that and no operand."""
     if name in POINTWISE:
         return POINTWISE[name]
-    word = called(name)
+    word = word_called(name)
     reads = {*word.gradient_reads(f"d{name}" for name in word.inputs)} if word else set()
     return Row("result" if word and reads & {*word.outputs} and not reads & {*word.inputs} else "operand")
 

@@ -11,7 +11,7 @@ from math import prod
 from learncost.equation.count import base, shape_of, size_of
 from learncost.equation.table import Line, Literal, Operand, Product, Read, Repeat, Statement, Sum, Table, Term, Word
 from learncost.schedule.account import Room
-from learncost.schedule.autograd.blocks import blocks_of, places, whole
+from learncost.schedule.autograd.blocks import blocks_of, places, whole_block
 from learncost.schedule.autograd.calls import (
     Attention,
     Call,
@@ -85,7 +85,7 @@ class _Step:
     tape: Tape
     table: Table
     sizes: Mapping[str, int]
-    asked: Asked
+    settings: Asked
     rooms: dict[str, Room] = field(default_factory=dict)
     leaves: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
@@ -99,10 +99,12 @@ class _Step:
         """How many places a block has at which one value alone is alive, its end among them; 0: a turn is a block."""
         repeats = [line for line in self.table.lines if isinstance(line, Repeat)]
         all_places = sum(size_of(repeat.count, self.sizes) * len(places(repeat)) for repeat in repeats)
-        return all_places // self.asked.blocks if self.asked.blocks and not all_places % self.asked.blocks else 0
+        return (
+            all_places // self.settings.blocks if self.settings.blocks and not all_places % self.settings.blocks else 0
+        )
 
     def forward(self) -> list[Tensor]:
-        table, values, settings = self.table, Values(), self.asked
+        table, values, settings = self.table, Values(), self.settings
         for name in (*table.inputs, *table.weights):
             if name in settings.drawn:
                 continue
@@ -129,8 +131,8 @@ class _Step:
         """A weight, or several that are one, of a turn."""
         key = tuple(part for name in names for part in name)
         if key not in self.leaves:
-            room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.asked.coded else self.asked.width
-            learns = any(name[0] in self.asked.learning for name in names)
+            room, width = self.rooms[names[0][0]], 0 if names[0][0] in self.settings.coded else self.settings.width
+            learns = any(name[0] in self.settings.learning for name in names)
             value = self.tape.weight(elements, width, room) if learns else Value(elements, width, room)
             self.leaves[key] = Tensor(self.tape, value)
         return self.leaves[key]
@@ -139,9 +141,9 @@ class _Step:
         """What an embedding makes stays until the model returns; under checkpoints the tokens' has a gradient."""
         if self.table.values[self.table.inputs[0]].role == "index":
             self.tokens = self.tokens or weight
-        if self.asked.module.holds == "embeddings":
+        if self.settings.module.holds == "embeddings":
             self.embedded.append(embedded)
-        if self.asked.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
+        if self.settings.checkpoint and not embedded.learns and weight == self.tokens:  # enable_input_require_grads
             embedded.value.node = Node(None)
             self.inputs.append(embedded)
 
@@ -166,7 +168,7 @@ class _Scope:
     around: Values
 
     def calls(self, lines: Sequence[Statement], outputs: Sequence[str]) -> list[Call | Repeat]:
-        module, values = self.step.asked.module, self.step.table.values
+        module, values = self.step.settings.module, self.step.table.values
 
         def joins(projections: Sequence[Projection]) -> Sequence[Sequence[Projection]]:
             outer = [self.weights[projection.weight][0] for projection in projections]
@@ -182,7 +184,7 @@ class _Scope:
     def run(self, calls: Sequence[Call | Repeat], values: Values, outputs: Sequence[str]) -> None:
         """Call by call; a value goes when nobody reads it any more."""
         left = Counter(name for call in calls for name in call.reads) + Counter(outputs)
-        module, values_read = self.step.asked.module, Values()
+        module, values_read = self.step.settings.module, Values()
         for call in calls:
             if isinstance(call, Repeat):
                 self._repeat(call, values)
@@ -202,7 +204,7 @@ class _Scope:
                 values_read.clear()
 
     def _repeat(self, repeat: Repeat, values: Values) -> None:
-        tape, how = self.step.tape, self.step.asked.checkpoint
+        tape, how = self.step.tape, self.step.settings.checkpoint
         if any(isinstance(line, Repeat) for line in repeat.lines):
             how = ""
         starts_given = [values.pop(carry.initial) for carry in repeat.carry]
@@ -210,7 +212,7 @@ class _Scope:
         scope = self._inside(repeat, 0, around, values)
         parts = [
             (scope.calls(lines, ends), starts, ends)
-            for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how else (whole(repeat),))
+            for lines, starts, ends in (blocks_of(repeat, self.step.cuts) if how else (whole_block(repeat),))
         ]
         for turn in range(size_of(repeat.count, self.step.sizes)):
             for calls, starts, ends in parts:
@@ -269,7 +271,7 @@ class _Scope:
         if not index:
             return tensor.slice(elements)
         places = self._found(index, values)
-        if keeps and self.step.asked.module.attention == "disentangled":
+        if keeps and self.step.settings.module.attention == "disentangled":
             places = places.copied()  # clamped in every layer
         return tensor.gather(places, elements, keeps)
 
@@ -301,15 +303,15 @@ class _Scope:
             biases = [projection.bias for projection in group if projection.bias]
             bias = self._leaf(*biases) if biases else None
             weight = self._leaf(*(projection.weight for projection in group))
-            if _local(call) in self.step.asked.module.floats:
+            if _local(call) in self.step.settings.module.floats:
                 x, weight = x.in_float(), weight.in_float()
             path, low = self._path(group, x)
-            parts_made = self.step.asked.module.linear(x, weight, bias, sizes, path, low)
+            parts_made = self.step.settings.module.linear(x, weight, bias, sizes, path, low)
             for projection in reversed(group):
                 part = parts_made.pop()
                 if call.heads:
                     part = part.transpose()
-                if call.heads and self.step.asked.module.heads == "copies":
+                if call.heads and self.step.settings.module.heads == "copies":
                     part = part.contiguous()
                 values[projection.makes.name] = part
             del x, part
@@ -364,7 +366,7 @@ class _Scope:
             elements = elements or (masks if spread else count((place,)) * length)
             return self.step.mask((masks, width, *first.where), elements, width)
 
-        return self.step.asked.module.attended(q, k, self._found(call.values, values), told, mask)
+        return self.step.settings.module.attended(q, k, self._found(call.values, values), told, mask)
 
     def _joined(self, parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
         """Parts of heads side by side, one that all heads share repeated."""
@@ -377,15 +379,15 @@ class _Scope:
         x = self._found(call.word.right[0].name, values)
         rows = x.elements // self.step.count(call.word.axes)
         weights = [self._leaf(name) for name in call.weights]
-        return self.step.asked.module.normed(x, call.word, weights, call.from_one, rows)
+        return self.step.settings.module.normed(x, call.word, weights, call.from_one, rows)
 
     def _loss(self, call: Loss, values: Values) -> Tensor:
         targets = self._found(call.targets, values) if call.targets else None
-        return self.step.asked.module.loss(self._found(call.scores, values), targets)
+        return self.step.settings.module.loss(self._found(call.scores, values), targets)
 
     def _rotary(self, call: Rotary, values: Values) -> Tensor:
         x, cosine, sine = (self._found(name, values) for name in (call.value, call.cosine, call.sine))
-        return self.step.asked.module.rotated(x, cosine, sine)
+        return self.step.settings.module.rotated(x, cosine, sine)
 
     def _dropout(self, call: Dropout, values: Values) -> Tensor:
         return self._found(call.value, values).dropout()
@@ -424,7 +426,7 @@ class _Scope:
                     local.pop(name, None)
         (last,) = (term.name for term in call.lines[-1].right if term.name != call.shares)
         width = local[last].width
-        result = local.pop(last) * self.step.asked.module.routed(shares).gather(order, shares.elements)
+        result = local.pop(last) * self.step.settings.module.routed(shares).gather(order, shares.elements)
         local.clear()
         result = result.gather(order, selected)
         result = result.viewed().sum(count(call.makes[0].declared)).to(width)
@@ -450,8 +452,8 @@ class _Scope:
         numbers = any(isinstance(term, Literal) for term in line.right)
         result = operands.pop(0) if operands else self._fresh(elements)
         if isinstance(line, Word):
-            return self.step.asked.module.activated(result, line.word)
-        module = self.step.asked.module
+            return self.step.settings.module.activated(result, line.word)
+        module = self.step.settings.module
         if isinstance(line, Product) and len(line.right) == 2 and line.sides.sums and operands:
             if module.attention == "disentangled" and line.sides.batch:  # positions are spread to all sequences
                 result, factor = result.contiguous(), operands.pop()

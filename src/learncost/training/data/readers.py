@@ -82,7 +82,7 @@ def listed(paths: Sequence[str], reader: Reader) -> Iterator[Line]:
 class Pairs:
     """Two texts: the encoder reads the first, the decoder says the second."""
 
-    own: Tokenizer
+    tokenizer: Tokenizer
     start: int
     lengths: tuple[int, int]
     reads: ClassVar[str] = "pairs of texts, a .tsv with SOURCE, a tab and TARGET in each line"
@@ -101,7 +101,13 @@ class Pairs:
             if not line.first or not line.second:
                 raise InputError(f"{line.where} has an empty column: there must be a source and a target")
             source = line.first.encode()
-            yield source, {"encoder_tokens": self.own.whole(source), "targets": self.own.said(line.second.encode())}
+            yield (
+                source,
+                {
+                    "encoder_tokens": self.tokenizer.encode_alone(source),
+                    "targets": self.tokenizer.encode_answer(line.second.encode()),
+                },
+            )
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         widths = [min(most, longest[name]) for name, most in zip(self.columns, self.lengths, strict=True)]
@@ -112,7 +118,7 @@ class Pairs:
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         return [
-            f"{self.own.decode(source[mask])!r}: {told_of(self.own, targets, predictions)}"
+            f"{self.tokenizer.decode(source[mask])!r}: {told_of(self.tokenizer, targets, predictions)}"
             for source, mask, targets, predictions in zip(
                 batch["encoder_tokens"], batch["encoder_mask"], batch["targets"], predicted(scores), strict=True
             )
@@ -129,7 +135,7 @@ def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
 class Classes:
     """A text, and the class that it has."""
 
-    own: Tokenizer
+    tokenizer: Tokenizer
     length: int
     reads: ClassVar[str] = "texts with classes, a .tsv with TEXT, a tab and LABEL in each line"
     holds: ClassVar[tuple[str, str]] = ("text", "label")
@@ -147,14 +153,14 @@ class Classes:
             if not line.first:
                 raise InputError(f"{line.where} has no text")
             text = line.first.encode()
-            yield text, {"tokens": self.own.whole(text), "labels": number_of(line, line.second, labels)}
+            yield text, {"tokens": self.tokenizer.encode_alone(text), "labels": number_of(line, line.second, labels)}
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         tokens, mask = padded(rows["tokens"], min(self.length, longest["tokens"]))
         return {"tokens": tokens, "mask": mask, "labels": np.asarray(rows["labels"])}
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
-        texts = [self.own.decode(row[mask]) for row, mask in zip(batch["tokens"], batch["mask"], strict=True)]
+        texts = [self.tokenizer.decode(row[mask]) for row, mask in zip(batch["tokens"], batch["mask"], strict=True)]
         return [f"{text!r}: {verdict}" for text, verdict in zip(texts, classes_of(batch, scores, labels), strict=True)]
 
 
@@ -170,7 +176,7 @@ def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str
 class Words:
     """A text of words with spaces between, each with a class; the class is said at a word's first token."""
 
-    own: Tokenizer
+    tokenizer: Tokenizer
     length: int
     reads: ClassVar[str] = "texts whose words have classes, a .tsv with TEXT, a tab and as many LABELS in each line"
     holds: ClassVar[tuple[str, str]] = ("text", "label")
@@ -188,7 +194,7 @@ class Words:
             words, names = line.first.split(), line.second.split()
             if len(words) != len(names) or not words:
                 raise InputError(f"{line.where} has {len(words)} words and {len(names)} labels: each word needs one")
-            parts = [self.own.encode(f"{' ' if at else ''}{word}".encode()) for at, word in enumerate(words)]
+            parts = [self.tokenizer.encode(f"{' ' if at else ''}{word}".encode()) for at, word in enumerate(words)]
             targets = [
                 number_of(line, name, labels) if at == 0 else -1
                 for part, name in zip(parts, names, strict=True)
@@ -204,7 +210,7 @@ class Words:
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         names = np.array([*labels, *map(str, range(len(labels), scores.shape[-1]))])
         return [
-            f"{self.own.decode(tokens[keep])!r}: {' '.join(names[right[right >= 0]])}, "
+            f"{self.tokenizer.decode(tokens[keep])!r}: {' '.join(names[right[right >= 0]])}, "
             f"said {' '.join(names[predictions[right >= 0]])}"
             for tokens, keep, right, predictions in zip(
                 batch["tokens"], batch["mask"], batch["targets"], predicted(scores), strict=True

@@ -61,7 +61,7 @@ def log_mel(sound: Any, frames: int, channels: int) -> Any:
 class Sounds:
     """A sound, and the text that is said in it."""
 
-    own: Tokenizer
+    tokenizer: Tokenizer
     start: int
     frames: int
     channels: int
@@ -83,7 +83,7 @@ class Sounds:
                 raise InputError(f"{line.where} has no text")
             content = read(line)
             features = log_mel(samples(line, content), self.frames, self.channels)
-            yield content, {"features": features, "targets": self.own.said(line.second.encode())}
+            yield content, {"features": features, "targets": self.tokenizer.encode_answer(line.second.encode())}
 
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         targets, _ = padded(rows["targets"], min(self.length, longest["targets"]), -1)
@@ -91,7 +91,7 @@ class Sounds:
 
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         both = zip(batch["targets"], predicted(scores), strict=True)
-        return [told_of(self.own, targets, predictions) for targets, predictions in both]
+        return [told_of(self.tokenizer, targets, predictions) for targets, predictions in both]
 
 
 def samples(line: Line, content: bytes) -> Any:

@@ -68,7 +68,7 @@ class Text:
     """Windows of long rows of tokens, from which a rule makes batches."""
 
     rule: Rule
-    own: Tokenizer
+    tokenizer: Tokenizer
 
     @property
     def reads(self) -> str:
@@ -80,14 +80,14 @@ class Text:
 
     @property
     def example(self) -> Batch:
-        return self.rule(np.zeros((2, 3), int), np.random.default_rng(0), self.own)
+        return self.rule(np.zeros((2, 3), int), np.random.default_rng(0), self.tokenizer)
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
         return ()
 
     def prepare(self, options: Options, folder: Path, say: Say) -> None:
         say("reading the documents")
-        corpus.prepare(options.paths, self.own, options.validation_share, folder)
+        corpus.prepare(options.paths, self.tokenizer, options.validation_share, folder)
 
     def load(self, options: Options, folder: Path, advice: str) -> TextData:
         loaded = corpus.load(folder, advice)
@@ -116,16 +116,16 @@ class TextData:
         options = self.options
         size, length = (options.batch_size or 1) * options.accumulate, options.seq_len or 1
         rows = self.corpus.windows(size, length, options.seed, step)
-        return self.task.rule(rows, np.random.Generator(philox(options.seed, step, 1)), self.task.own)
+        return self.task.rule(rows, np.random.Generator(philox(options.seed, step, 1)), self.task.tokenizer)
 
     def check(self) -> Iterator[Batch]:
         rows, size = self.corpus.check(self.options.seq_len or 1), self.options.batch_size or 1
         for at in range(0, len(rows), size):
-            yield self.task.rule(rows[at : at + size], np.random.Generator(philox(0, at, 2)), self.task.own)
+            yield self.task.rule(rows[at : at + size], np.random.Generator(philox(0, at, 2)), self.task.tokenizer)
 
     def show(self, batch: Batch, scores: Any) -> Sequence[str]:
         """The text with what is said at the places that were asked for, or which of its tokens are called replaced."""
-        tokenizer, lines = self.task.own, []
+        tokenizer, lines = self.task.tokenizer, []
         for tokens, targets, predictions in zip(batch["tokens"], batch["targets"], predicted(scores), strict=True):
             is_asked = targets >= 0
             if self.task.classes:

@@ -180,7 +180,7 @@ class Arrays:
     def output(self, value: Value) -> tree.Array:
         return tree.Array(self.names.of(value.name), STORED[self.dtypes[value.name]], "made", value.name)
 
-    def given(self, term: Term) -> Storage:
+    def read_array(self, term: Term) -> Storage:
         """An array that the kernel reads."""
         array = tree.Array(self.names.of(term.name), STORED[self.dtypes[term.name]], "read", term.name)
         return Storage(array, term.declared, self._extents(term.name, term.declared))

@@ -103,7 +103,7 @@ def _store(numbers: Numbers, value: Value, partial: Mapping[str, tree.Named]) ->
     """What is done for a root in the innermost loop."""
     arrays, positions = numbers.arrays, numbers.arrays.positions
     if value.kind == "pointwise":
-        return _put(arrays, value, numbers.made(value, positions))
+        return _put(arrays, value, numbers.value_at(value, positions))
     number = times(*(numbers.number(operand, positions) for operand in value.line.right))
     if value.kind == "scatter":
         left = value.line.left[0]

@@ -36,7 +36,7 @@ class Numbers:
 
     arrays: Arrays
     node: Node
-    found: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
+    computed: dict[tuple[object, ...], tree.Named] = field(default_factory=dict)
 
     def number(self, operand: Operand, at: Positions) -> tree.Expression:
         """An operand at a position."""
@@ -44,7 +44,7 @@ class Numbers:
             return self._literal(operand)
         value = self.arrays.values.get(operand.name)
         number: tree.Expression = (
-            self._given(operand, at) if value is None else self.made(value, self.inside(value, operand, at))
+            self._given(operand, at) if value is None else self.value_at(value, self.inside(value, operand, at))
         )
         for place, size in self._beyond(operand):
             number = chosen(self._on_axis(place, size, at), number, self._literal(Literal(place.outside)))
@@ -59,7 +59,7 @@ class Numbers:
     def _sizes(self, term: Term) -> tuple[tree.Expression, ...]:
         """How many places an array has along the axes that a term reads."""
         value = self.arrays.values.get(term.name)
-        return self.arrays.given(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
+        return self.arrays.read_array(term).extents if value is None else tuple(map(self.arrays.size, value.axes))
 
     def _beyond(self, term: Term) -> Iterator[tuple[Affine, tree.Expression]]:
         """The places that may be beyond the ends of their axes, with the sizes of these."""
@@ -130,25 +130,25 @@ class Numbers:
 
     def _given(self, term: Term, at: Positions) -> tree.Named:
         """An element of an array that the kernel reads."""
-        store = self.arrays.given(term)
+        store = self.arrays.read_array(term)
         places = [self._place(axis, at, size) for axis, size in zip(term.axes, store.extents, strict=True)]
         kind = KINDS.get(self.arrays.dtypes[term.name], "real")
         number = self.arrays.widened(self.arrays.element(store, places), store.array.type)
         key = ("given", term.name, *places)
         return tree.Named(key, f"{store.array.name}_i", self._type(kind), number)
 
-    def made(self, value: Value, at: Positions) -> tree.Named:
+    def value_at(self, value: Value, at: Positions) -> tree.Named:
         """A value of the kernel at a position: from memory, or computed here."""
         key = ("made", value.name, *(at[axis] for axis in value.axes))
-        if key not in self.found:
+        if key not in self.computed:
             loaded = value.kind != "pointwise" or (
                 value.stored and value.reread and self.arrays.schedule.moment(self.node, value)
             )
             name = self.arrays.names.of(value.name) + ("_i" if value.stored or loaded else "")
             within = self.arrays.base(self.node.place.phase) if loaded else ""
             number = self.arrays.loaded(value, at) if loaded else self._computed(value, at)
-            self.found[key] = tree.Named(key, name, self._type(value.type), number, within)
-        return self.found[key]
+            self.computed[key] = tree.Named(key, name, self._type(value.type), number, within)
+        return self.computed[key]
 
     def _computed(self, value: Value, at: Positions) -> tree.Expression:
         """The right side of a pointwise line at a position."""

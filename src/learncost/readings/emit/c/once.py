@@ -28,7 +28,7 @@ class _Scope:
     still: tuple[str, ...] = ()
     depth: int = 0
     names: set[str] = field(default_factory=set)
-    known: dict[Hashable, tree.Name] = field(default_factory=dict)
+    names_of_values: dict[Hashable, tree.Name] = field(default_factory=dict)
     body: list[tree.Statement] = field(default_factory=list)
 
     def _outwards(self) -> Iterator[_Scope]:
@@ -78,8 +78,8 @@ class _Scope:
 
     def _named(self, number: tree.Named) -> tuple[tree.Expression, int]:
         for scope in self._outwards():
-            if number.key in scope.known:
-                return scope.known[number.key], scope.depth
+            if number.key in scope.names_of_values:
+                return scope.names_of_values[number.key], scope.depth
         value, depth = self._number(number.value)
         if number.within:
             depth = max(depth, self._around(number.within).depth)
@@ -93,6 +93,6 @@ class _Scope:
         while name in used_names:
             name, number = f"{let.name}_{number}", number + 1
         home.names.add(name)
-        home.known[let.key] = tree.Name(name)
+        home.names_of_values[let.key] = tree.Name(name)
         home.body.append(replace(let, name=name, key=None))
-        return home.known[let.key]
+        return home.names_of_values[let.key]

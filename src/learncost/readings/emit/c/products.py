@@ -30,7 +30,7 @@ def product(arrays: Arrays, value: Value) -> Iterator[tree.Statement]:
         raise InputError(f"a product cannot be stored as {c.first.array.type}, in line: {line}")
     if c.strides[1] != ONE:
         a, b, c, row, column = b, a, c.transposed, column, row
-    types = {arrays.given(term).array.type for term in (a, b) if term.name not in arrays.values}
+    types = {arrays.read_array(term).array.type for term in (a, b) if term.name not in arrays.values}
     cell = "pair" if types == {"bf16"} else "float"  # of arrays in bf16: what the kernel made is rounded too
     tiles, pairs = arrays.tiles, arrays.tiles and cell == "pair"
     first, right = factors.packed(b, summed, column, cell, "strips") if tiles else factors.plain(b, summed, column)
@@ -72,7 +72,7 @@ class _Factors:
 
     def _storage(self, term: Term) -> Storage:
         value = self.arrays.values.get(term.name)
-        return self.arrays.given(term) if value is None else self.arrays.storage(value)
+        return self.arrays.read_array(term) if value is None else self.arrays.storage(value)
 
     def matrix(self, store: Storage, row: str, two: str, whole: bool = False) -> tree.Matrix:
         """The part of an array that two axes span, all others standing where they are."""

@@ -167,7 +167,7 @@ class _Writer:
         for item in scope.items:
             if isinstance(item, Call) and item.product:
                 out = Matrix(item.lines[-1].name, item.product.out.rows)
-                for matrix in (item.product.one, item.product.two, out):
+                for matrix in (item.product.left, item.product.right, out):
                     scope.rows.setdefault(matrix.name, matrix.rows)
 
     def _statement(self, call: Call, scope: _Scope) -> list[str]:
@@ -178,7 +178,7 @@ class _Writer:
             out = f"m.{self._of(written)}"
             result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
         if call.product:
-            one, two = self._matrix(call.product.one, scope), self._matrix(call.product.two, scope)
+            one, two = self._matrix(call.product.left, scope), self._matrix(call.product.right, scope)
             out = self._matrix(Matrix(written, call.product.out.rows), scope)
             text = f"{out}.addmm_({one}, {two})" if call.added else f"torch.mm({one}, {two}, out={out})"
         elif call.function:

@@ -138,6 +138,20 @@ def device(name: object) -> Device:
         return name
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
+    if known := known_device(name):
+        return known
+    if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
+        return _from_file(name)
+    hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)
+    more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
+    raise InputError(f"no device is called {shown(name)}{hint or more}")
+
+
+def known_device(name: str) -> Device | None:
+    """The published device of that name, or of words that no other has; None where there is none. No file is opened.
+
+    Raises `InputError` where several have these words.
+    """
     if full_name := _squeezed().get(_squeeze(name)):
         return devices()[full_name]
     words_asked = set(_words(name))
@@ -145,15 +159,9 @@ def device(name: object) -> Device:
         {full_name for full_name, spelling in _spellings() if words_asked and words_asked <= set(_words(spelling))},
         key=_place,
     )
-    if len(several) == 1:
-        return devices()[several[0]]
-    if several:
+    if len(several) > 1:
         raise InputError(f"{shown(name)} may be {' or '.join(map(repr, several))}; name one of them")
-    if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
-        return _from_file(name)
-    hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)
-    more = "; `learncost list devices` shows those that are known, and a file in TOML or JSON may describe another"
-    raise InputError(f"no device is called {shown(name)}{hint or more}")
+    return devices()[several[0]] if several else None
 
 
 def _near_words(name: str) -> str:

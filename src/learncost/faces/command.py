@@ -92,6 +92,7 @@ _COMMANDS: Mapping[str, Command] = {
     "trace": Command(
         "pictures.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False
     ),
+    "serve": Command("pictures.serve.command:serve", "The explorer in a browser, and how a training goes.", (), False),
     "run-cost": Command(
         "hardware.run_cost:run_cost", "Days, energy, CO2 and price of a whole training run on devices."
     ),

@@ -197,6 +197,8 @@ def _asked(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]
     usual = {"procedure": "bp", "price_book": "run", "batch_size": 1, "dropout": 0.0}
     named = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
     model = named["model"]
+    if isinstance(model, Mapping):
+        model = "config.json"  # which came as data
     return {**named, "model": model.name if isinstance(model, Configuration) else str(model), **sizes}
 
 

@@ -1,0 +1,88 @@
+"""The answers to requests, as bytes: documents and exports. Who asks wrongly is told in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.cost import cost
+from learncost.ledger.question import flags_of
+from learncost.models.wording import shown
+from learncost.pictures.document import as_json, document
+from learncost.pictures.page import page
+from learncost.pictures.serve.asked import arguments
+from learncost.pictures.serve.choices import fields
+from learncost.pictures.serve.replies import API, JSON, NONCE, Answer, Pairs, refusal
+from learncost.pictures.trace import trace
+
+FIRST: Mapping[str, str] = {"model": "gpt2", "on": "NVIDIA A100 SXM 40GB"}
+"""What the first view is of."""
+
+
+def _page(watches: bool) -> bytes:
+    """The page, with what may be asked for."""
+    more = {"api": API, "fields": fields(document), "watches": watches}
+    return page([document(**FIRST)], more, NONCE).encode()
+
+
+def answer(what: str, pairs: Pairs, config: str = "") -> Answer:
+    """The answer to a request.
+
+    what    document; export, whose form is `as`; fields, what may be asked for; page, or page that watches runs
+    pairs   of the address
+    config  the text of a config.json that came along
+    """
+    try:
+        if what.startswith("page"):
+            return Answer(200, "text/html; charset=utf-8", _page(what != "page"))
+        if what == "fields":
+            return Answer(200, JSON, json.dumps(fields(document)).encode())
+        if what == "document":
+            return Answer(200, JSON, as_json(document(**_arguments(pairs, config))).encode())
+        forms = [value for name, value in pairs if name == "as"]
+        if len(forms) != 1 or forms[0] not in EXPORTS:
+            raise InputError(f"as must be one of {', '.join(EXPORTS)}, not {shown(', '.join(forms))}")
+        given = _arguments([pair for pair in pairs if pair[0] != "as"], config)
+        kind, make = EXPORTS[forms[0]]
+        return Answer(200, kind, make(given), f"learncost.{forms[0]}")
+    except InputError as error:
+        return refusal(400, str(error))
+    except MemoryError:
+        return refusal(400, "these sizes need more memory than there is for an answer: take smaller ones")
+    except RecursionError:
+        return refusal(400, "this configuration is nested too deeply")
+
+
+def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
+    """The arguments of the question. Raises `InputError` for what only others take, which is no size either."""
+    given = arguments(pairs, config)
+    known = {flag.name for flag in flags_of(document)}
+    if strange := [flag.name for flag in flags_of(cost) if flag.name in given and flag.name not in known]:
+        raise InputError(f"{strange[0]} is nothing that is asked for here; GET /api/fields has all that is")
+    return given
+
+
+def _cost(format: str) -> Callable[[Mapping[str, Any]], bytes]:
+    return lambda given: (cost(**given).show(format).rstrip("\n") + "\n").encode()
+
+
+def _trace(ending: str) -> Callable[[Mapping[str, Any]], bytes]:
+    def make(given: Mapping[str, Any]) -> bytes:
+        if given.get("price_book", "run") != "run":
+            raise InputError("a trace is of what runs: leave price_book out")
+        return trace(**{name: value for name, value in given.items() if name != "price_book"}).to_bytes(ending)
+
+    return make
+
+
+EXPORTS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bytes]]] = {
+    "json": (JSON, _cost("json")),
+    "csv": ("text/csv; charset=utf-8", _cost("csv")),
+    "md": ("text/markdown; charset=utf-8", _cost("md")),
+    "tex": ("text/x-tex; charset=utf-8", _cost("latex")),
+    "trace.json": (JSON, _trace(".json")),
+    "pftrace": ("application/octet-stream", _trace(".pftrace")),
+}
+"""What a step is written as: the endings of files, with the types of their contents."""

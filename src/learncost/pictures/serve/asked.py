@@ -1,0 +1,68 @@
+"""What a request asks for, as the arguments of a question: names of what is known, and data, never a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from learncost.devices.device import devices, known_device
+from learncost.devices.rates import HERE
+from learncost.equation.errors import InputError
+from learncost.models.argument import GENERIC
+from learncost.models.files import parse_json
+from learncost.models.presets import preset, preset_names
+from learncost.models.wording import nearest, shown
+
+LONGEST = 2_000
+"""Characters that a value may have."""
+
+MOST = 100
+"""Values that a request may have."""
+
+CONFIG = "config.json"
+"""What a configuration is called that came with a request."""
+
+
+def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, Any]:
+    """The arguments of `document`, and of other questions that take the same, of the pairs of an address.
+
+    pairs   names as flags have them, with - or _ between words, and their values as texts
+    config  the text of a config.json, which stands in for the model
+    Raises `InputError` for a value that is given twice, and where a model or device is none that is known by name.
+    """
+    found: dict[str, Any] = {}
+    for number, (key, value) in enumerate(pairs):
+        name = key.replace("-", "_").lower()
+        if number >= MOST or len(key) > LONGEST or len(value) > LONGEST:
+            raise InputError(f"at most {MOST} values of at most {LONGEST:,} characters are taken")
+        if name in found:
+            raise InputError(f"{name} is given twice")
+        if value:
+            found[name] = value
+    if config:
+        if found.get("model", CONFIG) != CONFIG:
+            raise InputError(f"the model is the {CONFIG} that came along: leave model out")
+        return {**found, "model": parse_json(config, CONFIG)}
+    if "model" not in found:
+        raise InputError("model is missing: name a preset, or send a config.json")
+    found["model"] = known_model(found["model"])
+    if "on" in found:
+        found["on"] = device_name(found["on"])
+    return found
+
+
+def known_model(name: str) -> str:
+    """A preset's or a generic name. Raises `InputError`: whatever else it may be on a command line, here it is none."""
+    if name.lower() in GENERIC or preset(name.lower()):
+        return name
+    hint = nearest(name, (*preset_names(), *GENERIC)) or "; GET /api/fields has all"
+    raise InputError(f"unknown model {shown(name)}{hint}; a config.json is sent as the body of a POST, not by its path")
+
+
+def device_name(name: str) -> str:
+    """The name of a published device, or of this machine. Raises `InputError`."""
+    if name.lower() == HERE:
+        return HERE
+    if found := known_device(name):
+        return found.name
+    raise InputError(f"no device is called {shown(name)}{nearest(name, devices()) or '; GET /api/fields has all'}")

@@ -1,0 +1,56 @@
+"""What may be asked for: a question's flags with their help, and what there is to choose from, from the registries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from learncost.books.book import every
+from learncost.devices.device import devices
+from learncost.equation.precision import PRECISIONS
+from learncost.ledger.question import flags_of, schema_of, typed
+from learncost.models.argument import GENERIC
+from learncost.models.presets import presets
+from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
+from learncost.plans.plan import PLANS
+from learncost.procedures.optimizer_state import STATES
+from learncost.procedures.procedure import INFERENCE, LEARNING
+
+Choice = dict[str, Any]
+"""A name that may be asked for, and what it means."""
+
+
+def fields(question: Callable[..., Any]) -> dict[str, Any]:
+    """The flags of a question in their order, its JSON schema, and by names of flags what there is to choose from."""
+    flags = [
+        {
+            "name": flag.name,
+            "flag": flag.names[0],
+            "kind": flag.kind,
+            "group": flag.about.group,
+            "meaning": typed(flag.meaning),
+            "default": flag.default if isinstance(flag.default, str | int | float | bool) else None,
+            "several": flag.about.several,
+        }
+        for flag in flags_of(question)
+        if flag.how in ("flag", "argument")
+    ]
+    return {"flags": flags, "schema": schema_of(question.__name__, question), "choices": choices()}
+
+
+def choices() -> Mapping[str, list[Choice]]:
+    """What there is, by the name of the flag that takes it."""
+    models = [{"name": own.name, "title": own.title, "also": list(own.aliases)} for own in presets()]
+    generic = [{"name": name, "title": f"generic {name}: give all sizes", "also": []} for name in GENERIC]
+    known = {**LEARNING, **INFERENCE}
+    precisions = [{"name": own.name, "title": own.title, "also": list(own.also)} for own in PRECISIONS.values()]
+    return {
+        "model": models + generic,
+        "procedure": [{"name": own.name, "title": own.title} for own in known.values()],
+        "price_book": [{"name": own.name, "title": own.title} for own in every().values()],
+        "on": [{"name": own.name, "title": own.source, "also": list(own.names)} for own in devices().values()],
+        "precision": precisions,
+        "plan": [{"name": own.spelling, "title": own.title} for own in PLANS.values()],
+        "optimizer": [{"name": name, "title": own.source} for name, own in STATES.items()],
+        "sizes": [{"name": own.name, "title": own.meaning, "symbol": own.symbol} for own in (*RUN_SIZES, *MODEL_SIZES)],
+    }

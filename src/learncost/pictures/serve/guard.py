@@ -1,0 +1,120 @@
+"""What is refused before anything answers: other hosts and origins, bodies and addresses that are too large."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, TypeAlias
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+BODY = 2**20
+"""Bytes of a body at most: published configurations take a few thousand."""
+
+ADDRESS = 16 * 2**10
+"""Bytes of an address with its values at most."""
+
+NAMES = ("127.0.0.1", "localhost")
+"""What this machine is called in an address that leads here."""
+
+SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+"""Headers of every answer: nobody else frames it, reads it, or keeps it."""
+
+
+class Guard:
+    """Passes on what comes from a page of this server, or from a program on this machine.
+
+    port  that the server listens to; a name of a host without it, or with another, is foreign
+    """
+
+    def __init__(self, application: Application, port: int) -> None:
+        self.application = application
+        self.hosts = frozenset(f"{name}:{port}" for name in NAMES) | (frozenset(NAMES) if port == 80 else frozenset())
+        self.origins = frozenset(f"http://{host}" for host in self.hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.application(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refused = self._refused(scope)
+        if not refused:
+            body, refused = await _body(receive)
+        if refused:
+            status, message = refused
+            await _refuse(send, status, message)
+            return
+        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def once() -> Message:
+            return given.pop() if given else await receive()
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *SAFE]
+            await send(message)
+
+        await self.application(scope, once, safely)
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        """Why a request is not answered, before its body is read."""
+        if (
+            (hosts := _values(scope, b"host")) and not (len(hosts) == 1 and hosts[0].lower() in self.hosts)
+        ) or not hosts:
+            return 403, "this server answers its own address alone: the Host header names another"
+        if any(origin.lower() not in self.origins for origin in _values(scope, b"origin")):
+            return 403, "this server answers its own pages alone: the Origin header names another"
+        if any(site in ("cross-site", "same-site") for site in _values(scope, b"sec-fetch-site")) and (
+            scope["path"].startswith("/api") or scope["method"] not in ("GET", "HEAD")
+        ):
+            return 403, "this server answers its own pages alone: another site asks"
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > ADDRESS:
+            return 414, f"an address of more than {ADDRESS:,} bytes is not read"
+        for length in _values(scope, b"content-length"):
+            if not length.isdecimal() or int(length[:20]) > BODY:
+                return 413, f"a body of more than {BODY:,} bytes is not read: a config.json takes a few thousand"
+        return None
+
+
+def _values(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for own, value in scope["headers"] if own.lower() == name]
+
+
+async def _body(receive: Receive) -> tuple[bytes, tuple[int, str] | None]:
+    """The body, where it is not too large."""
+    parts, size = list[bytes](), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"", (400, "the body has not come whole")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > BODY:
+            return b"", (413, f"a body of more than {BODY:,} bytes is not read: a config.json takes a few thousand")
+        if not message.get("more_body"):
+            return b"".join(parts), None
+
+
+async def _refuse(send: Send, status: int, message: str) -> None:
+    content = json.dumps({"error": message}).encode()
+    headers: Iterable[tuple[bytes, bytes]] = (
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        (b"connection", b"close"),
+        *SAFE,
+    )
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,168 @@
+"""Workers that answer requests beside each other, each within a limit of time, and what they answered before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Protocol
+
+from learncost.pictures.serve.replies import Answer, Pairs, refusal
+
+SECONDS = 10.0
+"""How long an answer may take."""
+
+WAITING = 32
+"""Requests that wait for a worker at most; what comes then is told to come again."""
+
+KEPT = 64 * 2**20
+"""Bytes of answers that are kept."""
+
+OFTEN = 20_000
+"""Answers after which a worker makes room for a new one."""
+
+
+class Answers(Protocol):
+    """Who answers."""
+
+    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request."""
+
+    async def close(self) -> None:
+        """No more are asked for."""
+
+
+class Here:
+    """Answers in this very process, without limits."""
+
+    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+        from learncost.pictures.serve.answers import answer  # with all that counts
+
+        return answer(what, pairs, config)
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Kept:
+    """Answers that were given before are given again: the latest ones, within so many bytes."""
+
+    def __init__(self, others: Answers, most: int = KEPT) -> None:
+        self.others, self.most = others, most
+        self.bytes = 0
+        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request, from before where there is one."""
+        key = blake2b(json.dumps([what, sorted(pairs), config]).encode(), digest_size=16).digest()
+        if (found := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return found
+        found = await self.others.answer(what, pairs, config)
+        if found.status == 200 and len(found.content) <= self.most and key not in self._known:
+            self._known[key] = found
+            self.bytes += len(found.content)
+            while self.bytes > self.most:
+                _, old = self._known.popitem(last=False)
+                self.bytes -= len(old.content)
+        return found
+
+    async def close(self) -> None:
+        """Nor are the others asked."""
+        await self.others.close()
+
+
+class Pool:
+    """Processes that answer beside each other."""
+
+    def __init__(self, several: int = 2, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._workers = [_Worker() for _ in range(several)]
+        for worker in self._workers:
+            self._free.put_nowait(worker)
+        self._waiting = 0
+
+    async def start(self) -> None:
+        """Begin before anybody asks."""
+        await asyncio.gather(*(worker.start() for worker in self._workers))
+
+    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+        """The answer to a request; a refusal where it takes too long, or where too many wait."""
+        if self._waiting >= WAITING:
+            return refusal(503, "too many requests at once: ask again in a moment")
+        self._waiting += 1
+        try:
+            worker = await self._free.get()
+        finally:
+            self._waiting -= 1
+        try:
+            return await asyncio.wait_for(worker.ask(what, pairs, config), self.seconds)
+        except TimeoutError:
+            await worker.end()
+            return refusal(422, f"this takes more than {self.seconds:g} seconds to count: take smaller sizes")
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            await worker.end()
+            return refusal(422, "this takes more memory than an answer may: take smaller sizes")
+        except asyncio.CancelledError:
+            await worker.end()  # whoever asked has gone, and half an answer is on its way
+            raise
+        finally:
+            self._free.put_nowait(worker)
+
+    async def close(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(worker.end() for worker in self._workers))
+
+
+class _Worker:
+    """A process that answers one request after the other, and is begun again where it ended."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._answered = 0
+
+    async def start(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            command = sys.executable, "-m", "learncost.pictures.serve.worker"
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=_environment())
+            self._answered = 0
+        return self._process
+
+    async def ask(self, what: str, pairs: Pairs, config: str) -> Answer:
+        if self._answered >= OFTEN:
+            await self.end()
+        process = await self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([what, list(pairs), config]).encode() + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line:
+            raise EOFError
+        head = json.loads(line)
+        content = await process.stdout.readexactly(head.pop("length"))
+        self._answered += 1
+        return Answer(content=content, **head)
+
+    async def end(self) -> None:
+        """End the process, at once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """That of this process; a worker computes on one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

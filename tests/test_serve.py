@@ -1,0 +1,391 @@
+"""The explorer's server: what it answers, what it refuses, and that its numbers are those of the command line."""
+
+import asyncio
+import builtins
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from starlette.testclient import TestClient
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.ledger.question import flags_of
+from learncost.models.presets import presets
+from learncost.pictures.document import document
+from learncost.pictures.serve.app import application
+from learncost.pictures.serve.guard import BODY
+from learncost.pictures.serve.pool import Here, Kept, Pool
+from learncost.pictures.serve.replies import Answer
+
+PORT = 8642
+BASE = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture(scope="module")
+def client():
+    with TestClient(application(PORT, answers=Here()), BASE) as own:
+        yield own
+
+
+def refused(answer, status=400):
+    """The one line that a refusal is."""
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    (said,) = answer.json().values()
+    assert "\n" not in said
+    return said
+
+
+# The numbers.
+
+SIZES = some.fixed_dictionaries(
+    {},
+    optional={
+        "seq-len": some.integers(1, 1024),
+        "batch-size": some.integers(1, 9),
+        "procedure": some.sampled_from(["bp", "recompute", "pepita", "mempepita", "fa"]),
+        "price-book": some.sampled_from(["run", "matmul", "paper"]),
+        "optimizer": some.sampled_from(["sgd", "adamw", "AdamW"]),
+        "n_layer": some.integers(1, 9),
+        "dtype": some.sampled_from(["fp32", "bf16"]),
+    },
+)
+
+
+@given(some.sampled_from(["gpt2", "distilgpt2", "llama-3.2-1b", "bert-base"]), SIZES)
+@settings(max_examples=15, deadline=None)
+def test_numbers_are_those_of_the_command_line(client, model, flags):
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as error:
+        code = main(["cost", model, *words, "--by", "equation", "--json"])
+    answer = client.get("/api/document", params={"model": model, **flags})
+    if code:
+        assert refused(answer) in " ".join(error.getvalue().split())
+        return
+    found, cost = answer.json(), json.loads(shown.getvalue())
+    for name in ("maccs", "flops"):
+        assert int(found["totals"][name]) == cost["total"][name]
+        assert sum(int(line.get(name, 0)) for line in found["lines"]) == cost["total"][name]
+    assert int(found["totals"]["bytes"]) == sum(row["bytes"] for row in cost["rows"])
+    assert int(found["totals"]["parameters"]) == cost["parameters"]
+
+
+def test_time_is_that_of_the_command_line(client):
+    given = {"model": "gpt2", "on": "a100 sxm 40gb", "seq_len": 256}
+    found = client.get("/api/document", params=given).json()["totals"]
+    timing = lc.cost(**given).timing
+    assert (found["seconds"], found["low"], found["high"]) == (timing.seconds, timing.time.low, timing.time.high)
+
+
+def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_own(client):
+    config = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 50}
+    found = client.post("/api/document?n-layer=2&seq-len=10", json=config)
+    assert found.status_code == 200
+    assert found.json()["asked"]["model"] == "config.json"
+    told = lc.cost(config, n_layer=2, seq_len=10)
+    assert int(found.json()["totals"]["flops"]) == told.total.flops
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
+def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
+    path = tmp_path / "own"
+    flags = ["--seq-len", "8", "--n-layer", "2", "--on", "H100-SXM"]
+    if "trace" in ending:
+        path = path.with_suffix(f".{ending.rpartition('.')[2]}")
+        assert main(["trace", "gpt2", *flags, "-o", str(path)]) == 0
+    else:
+        assert main(["cost", "gpt2", *flags, "--format", {"tex": "latex"}.get(ending, ending), "-o", str(path)]) == 0
+    query = {"as": ending, "model": "gpt2", "seq-len": 8, "n-layer": 2, "on": "H100-SXM"}
+    found = client.get("/api/export", params=query)
+    assert found.content == path.read_bytes()
+    assert found.headers["content-disposition"] == f'attachment; filename="learncost.{ending}"'
+    assert "as must be one of" in refused(client.get("/api/export", params=query | {"as": "exe"}))
+
+
+def test_fields_are_those_of_the_question(client):
+    found = client.get("/api/fields").json()
+    names = [flag.name for flag in flags_of(document) if flag.how != "flags"]
+    assert [flag["name"] for flag in found["flags"]] == names
+    assert all(flag["meaning"] for flag in found["flags"])
+    assert {own["name"] for own in found["choices"]["model"]} >= {own.name for own in presets()}
+    for name in ("model", "procedure", "price_book", "on", "precision", "plan", "optimizer"):
+        assert found["choices"][name]
+    for own in found["choices"]["procedure"]:
+        assert client.get(
+            "/api/document", params={"model": "gpt2", "procedure": own["name"], "n_layer": 1, "seq_len": 4}
+        ).is_success
+
+
+def test_the_page_is_whole_and_may_run_nothing_but_itself(client):
+    one, two = client.get("/"), client.get("/")
+    assert one.status_code == 200
+    policy = one.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert one.text.count(f'nonce="{nonce}"') >= 2
+    assert nonce not in two.text
+    for name, value in {
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+        "cache-control": "no-store",
+    }.items():
+        assert one.headers[name] == value
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "example.com"},
+        {"host": f"example.com:{PORT}"},
+        {"host": "127.0.0.1"},
+        {"host": f"127.0.0.1:{PORT + 1}"},
+        {"host": f"127.0.0.1:{PORT}.example.com"},
+        {"host": ""},
+        {"origin": "http://example.com"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": f"https://127.0.0.1:{PORT}"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_foreign_hosts_and_origins_are_refused(client, method, headers):
+    refused(client.request(method, "/api/document?model=gpt2", headers=headers), 403)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"host": f"localhost:{PORT}"}, {"origin": BASE}, {"sec-fetch-site": "same-origin"}]
+)
+def test_its_own_pages_are_answered(client, headers):
+    assert client.get("/api/document?model=gpt2&seq-len=4", headers=headers).status_code == 200
+
+
+def test_a_link_from_elsewhere_opens_the_page(client):
+    assert client.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+
+
+def test_bodies_that_are_too_large_are_refused_whatever_they_say(client):
+    large = b"x" * (BODY + 1)
+    assert "a body of more than" in refused(client.post("/api/document", content=large), 413)
+    parts = iter([b"x" * 2**16] * 20)  # no length is said
+    assert "a body of more than" in refused(client.post("/api/document", content=parts), 413)
+    assert "not JSON" in refused(client.post("/api/document", content=large[:-1]))
+    assert refused(client.get(f"/api/document?model={'x' * 20_000}"), 414)
+    assert refused(client.get(f"/api/document?model={'x' * 3_000}"))
+    assert refused(client.get("/api/document?" + "&".join(f"n{i}=1" for i in range(200))))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "model=",
+        "model=no-such",
+        "model=-",
+        "model=/etc/passwd",
+        "model=./secret.json",
+        "model=../..",
+        "model=secret",
+        "model=secret.json",
+        "model=gpt2&on=secret.json",
+        "model=gpt2&on=./secret.json",
+        "model=gpt2&on=secret",
+        "model=gpt2&price_book=secret.json",
+        "model=gpt2&precision=secret.json",
+        "model=gpt2&plan=secret.json",
+        "model=gpt2&optimizer=secret.json",
+        "model=gpt2&procedure=secret.json",
+        "model=gpt2&architecture=./secret.json",
+        "model=gpt2&model_type=../secret",
+        "model=gpt2&train=./secret.json",
+        "model=gpt2&lora=./secret.json",
+        "model=gpt2&n_layer=0",
+        "model=gpt2&n_layer=-1",
+        "model=gpt2&n_layer=1e99",
+        "model=gpt2&n_layer=__import__('os')",
+        "model=gpt2&n_layer=" + "9" * 1000,
+        "model=gpt2&seq_len=99999999",
+        "model=gpt2&batch_size=nan",
+        "model=gpt2&dropout=nan",
+        "model=gpt2&no_such=1",
+        "model=gpt2&=1",
+        "model=gpt2&seq_len=1&seq-len=2",
+        "model=gpt2&by=equation",
+        "model=gpt2&tokens=1e9",
+        "model=gpt2&self=1&sizes=2&given=3",
+        "model=gpt2&output=out.json",
+        "model=%00",
+        "model=%ff%fe",
+        "model=gpt2&on=%00",
+    ],
+)
+@pytest.mark.parametrize("address", ["/api/document", "/api/export?as=json"])
+def test_what_is_asked_wrongly_is_one_line_and_no_path_is_opened(client, address, query, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("secret", "secret.json"):
+        (tmp_path / name).write_text(json.dumps({"model_type": "gpt2", "name": "secret", "peak_tflops": {"fp32": 1}}))
+
+    def opened(path, *rest, **more):
+        assert "secret" not in str(path)
+        assert "passwd" not in str(path)
+        return real(path, *rest, **more)
+
+    real = io.open
+    monkeypatch.setattr(io, "open", opened)
+    monkeypatch.setattr(builtins, "open", opened)
+    answer = client.get(f"{address}{'&' if '?' in address else '?'}{query}")
+    refused(answer)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"import os",
+        b"\xff\xfe",
+        b'{"model_type": "gpt2", "n_layer": 1e400}',
+        b'{"model_type": "gpt2", "n_layer": "2"}',
+        b'{"model_type": "gpt2", "n_layer": NaN}',
+        b'{"model_type": "../../etc/passwd"}',
+        b'{"model_type": "gpt2", "model_type": "gpt2"}',
+        b'{"model_type": "gpt2", "n_layer": ' + b"9" * 6000 + b"}",
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"model_type": ["gpt2"]}',
+        b'{"auto_map": {"AutoConfig": "x.py"}}',
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+def test_what_is_no_configuration_is_one_line(client, body):
+    refused(client.post("/api/document", content=body))
+
+
+def test_what_is_not_there_is_one_line(client):
+    for path in (
+        "/etc/passwd",
+        "/../../etc/passwd",
+        "/page.js",
+        "/static/x",
+        "/api",
+        "/%2e%2e/secret",
+        "/run",
+        "/api/runs",
+    ):
+        refused(client.get(path), 404)
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "POST"):
+        refused(client.request(method, "/"), 405)
+
+
+# Processes that answer, and what is kept.
+
+
+def test_an_answer_that_takes_too_long_ends_and_the_next_one_comes():
+    async def ask():
+        pool = Pool(1, seconds=0.01)
+        try:
+            late = await pool.answer("document", [("model", "gpt2")])
+            pool.seconds = 60
+            good = await pool.answer("document", [("model", "gpt2"), ("seq_len", "4")])
+            wrong = await pool.answer("document", [("model", "no-such")])
+            return late, good, wrong
+        finally:
+            await pool.close()
+
+    late, good, wrong = asyncio.run(ask())
+    assert late.status == 422
+    assert "more than 0.01 seconds" in json.loads(late.content)["error"]
+    assert good.status == 200
+    assert int(json.loads(good.content)["totals"]["flops"]) == lc.cost("gpt2", seq_len=4).total.flops
+    assert wrong.status == 400
+
+
+def test_answers_are_kept_within_so_many_bytes():
+    class Counted:
+        asked = 0
+
+        async def answer(self, what, pairs, config=""):
+            self.asked += 1
+            return Answer(200 if what == "good" else 400, "text/plain", b"x" * 10, "")
+
+    async def ask():
+        own = Counted()
+        kept = Kept(own, 35)
+        for number in [0, 0, 1, 2, 0, 3, 0, 1]:  # 1 is the oldest when 3 comes
+            await kept.answer("good", [("a", str(number))])
+        await kept.answer("bad", [])
+        await kept.answer("bad", [])
+        return own.asked, len(kept), kept.bytes
+
+    assert asyncio.run(ask()) == (7, 3, 30)
+
+
+# The command.
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server at a free port, its address, and how long it took until it answered."""
+    command = [sys.executable, "-m", "learncost", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stderr.readline().split()[2].rstrip(".")
+        yield process, address
+        process.kill()
+
+
+def test_the_command_serves_until_ctrl_c(server):
+    process, address = server
+    with httpx.Client(base_url=address) as own:
+        for _ in range(100):
+            try:
+                assert own.get("/api/document", params={"model": "gpt2", "seq_len": 4}, timeout=60).status_code == 200
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        assert own.get("/", timeout=60).status_code == 200
+        raw = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+        raw.sendall(b"GET / HTTP/1.0\r\n\r\n")  # no Host at all
+        assert raw.recv(100).startswith(b"HTTP/1.1 403")
+        raw.close()
+    taken = ["serve", "--port", address.rpartition(":")[2]]
+    assert main(taken) == 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) in (0, 130)
+    assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "x"], "port must be a whole number"),
+        (["--port", "70000"], "port must be a whole number"),
+        (["--run", "no-such-folder"], "no such folder: no-such-folder"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(flags, said, capsys):
+    assert main(["serve", *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_without_the_extra_one_line_names_it(monkeypatch, capsys):
+    monkeypatch.setattr("learncost.pictures.serve.command.find_spec", lambda name: None)
+    assert main(["serve"]) == 2
+    assert "pip install 'learncost[serve]'" in capsys.readouterr().err

@@ -64,7 +64,7 @@ class Work:
     products  its matrix products; `share` of them and of the points lies inside of what is visible
     points    how often each word or primitive is computed
     bytes     of each array that it reads or writes whole, by name
-    made      bytes of those of them that it makes
+    result_bytes  bytes of those of them that it makes
     together  how many turns of a kernel can run at once; 0: it is no kernel
     """
 
@@ -80,49 +80,115 @@ class Work:
     together: int = 0
 
 
+Extent = tuple[tuple[str, ...], int]
+"""Axes that are gone through together, and how often: what is counted is the product of their sizes, times that."""
+
+
+@dataclass(frozen=True)
+class LineAxes:
+    """A line by its axes, of any size: its place among the priced ones, its product of matrices, else its points."""
+
+    place: int
+    product: ProductAxes | None
+    points: tuple[tuple[str, Extent], ...]
+
+    def operations(self, sizes: Mapping[str, int]) -> int:
+        """What it computes at sizes."""
+        found = self.product.at(sizes).flops if self.product else 0
+        return found + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a kernel does in blocks of at most so many of an axis, with the windows of what it sees."""
+
+    axis: str
+    most: int
+    ordered: bool
+    windows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkAxes:
+    """What runs at once, of any size: `Work` before sizes are put in.
+
+    bits    of an element of each array that it reads or writes
+    bytes   of each of these, what it reads or writes of it, of which the largest counts
+    made    of those that it makes, what is made
+    """
+
+    lines: tuple[LineAxes, ...]
+    repeat: Count
+    macro: str
+    bits: Mapping[str, int]
+    bytes: Mapping[str, tuple[Extent, ...]]
+    made: Mapping[str, Extent]
+    width: int
+    kernel: tuple[str, ...] | None = None
+    blocks: Blocks | None = None
+
+    def at(self, sizes: Mapping[str, int]) -> Work:
+        """The work at sizes."""
+        products = tuple(line.product.at(sizes) for line in self.lines if line.product)
+        points: Counter[str] = Counter()
+        for name, (axes, often) in (point for line in self.lines for point in line.points):
+            points[name] += _points_of(axes, sizes) * often
+        operations = [line.operations(sizes) for line in self.lines]
+        share, together = 1.0, 0
+        if self.kernel is not None:
+            together = _points_of(self.kernel, sizes)
+            if self.blocks:
+                products, share = _in_blocks(products, self.blocks, sizes)
+        return Work(
+            rows=tuple(line.place for line in self.lines),
+            main=self.lines[operations.index(max(operations))].place,
+            turns=int(self.repeat.at(sizes)),
+            macro=self.macro,
+            products=products,
+            points=points,
+            bytes={
+                name: max(_points_of(axes, sizes) * often for axes, often in parts) * self.bits[name] // 8
+                for name, parts in self.bytes.items()
+            },
+            result_bytes={name: _points_of(axes, sizes) * self.width for name, (axes, _) in self.made.items()},
+            share=share,
+            together=together,
+        )
+
+
 def works(
     rows: Sequence[Priced], sizes: Mapping[str, int], dtype: str, operators: bool, words: Iterable[str] = ()
 ) -> Iterator[Work]:
+    """The works of a step in order, at sizes: as `works_axes` has them."""
+    return (work.at(sizes) for work in works_axes(rows, dtype, operators, words))
+
+
+def works_axes(
+    rows: Sequence[Priced], dtype: str, operators: bool, words: Iterable[str] = ()
+) -> Iterator[WorkAxes]:
     """The works of a step in order; rows without a line, and other names of the same array, are none.
 
     operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else
                only those of one kernel run at once
     words      those whose time is known as a whole; others count by the primitives of their bodies
     """
-    word_names = frozenset(words)
+    word_names, width = frozenset(words), BYTES[dtype]
     several = list(_groups(rows, operators))
     names = leaving([[line for _, line in group] for group in several])
     for group, leaves in zip(several, names, strict=True):
-        first = group[0][1]
-        of_lines = [_operations(line, group, sizes, word_names, operators) for _, line in group]
-        matrix = tuple(product for products, _ in of_lines for product in products)
-        points: Counter[str] = sum((line_points for _, line_points in of_lines), Counter())
-        weights = [
-            sum(product.flops for product in products) + sum(line_points.values()) for products, line_points in of_lines
-        ]
         lines = [line for _, line in group]
-        bits = _packed(lines, 8 * BYTES[dtype])
-        moved = {
-            name: elements * bits.get(name, 8 * BYTES[dtype]) // 8
-            for name, elements in _arrays(lines, leaves, sizes).items()
-        }
-        bytes_made = {term.name: _size_of(term, sizes) * BYTES[dtype] for line in lines for term in line.left}
-        share, together = 1.0, 0
-        if kernel := first.tag.kernel:
-            together = prod(_size(axis, sizes) for axis in kernel.axes)
-            if kernel.blocks:
-                matrix, share = _in_blocks(matrix, group, kernel.blocks, sizes)
-        yield Work(
-            rows=tuple(place for place, _ in group),
-            main=group[weights.index(max(weights))][0],
-            turns=int(rows[group[0][0]].repeat.at(sizes)),
-            macro=first.tag.macro,
-            products=matrix,
-            points=points,
-            bytes=moved,
-            result_bytes={name: size for name, size in bytes_made.items() if name in leaves},
-            share=share,
-            together=together,
+        packed, arrays = _packed(lines, 8 * width), _arrays(lines, leaves)
+        kernel = lines[0].tag.kernel
+        yield WorkAxes(
+            lines=tuple(LineAxes(place, *_operations(line, group, word_names, operators)) for place, line in group),
+            repeat=rows[group[0][0]].repeat,
+            macro=lines[0].tag.macro,
+            bits={name: packed.get(name, 8 * width) for name in arrays},
+            bytes=arrays,
+            made={term.name: (term.declared, 1) for line in lines for term in line.left if term.name in leaves},
+            width=width,
+            kernel=tuple(kernel.axes) if kernel else None,
+            blocks=_blocks(group, kernel.blocks) if kernel and kernel.blocks else None,
         )
 
 
@@ -144,46 +210,74 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return int(size_of(axis, sizes))
 
 
+@dataclass(frozen=True)
+class ProductAxes:
+    """A product of matrices by its axes, of any size."""
+
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    summed: tuple[str, ...]
+    orientation: str = "NN"
+
+    def at(self, sizes: Mapping[str, int]) -> MatrixProduct:
+        """The product at sizes."""
+        b, m, n, k = (_points_of(axes, sizes) for axes in (self.batch, self.rows, self.columns, self.summed))
+        return MatrixProduct(b, m, n, k, self.orientation)
+
+
 def matrix_product(line: Line, sizes: Mapping[str, int]) -> MatrixProduct:
+    """A line's product of matrices at sizes, as `product_axes` has it."""
+    return product_axes(line).at(sizes)
+
+
+def product_axes(line: Line) -> ProductAxes:
     """A line's product of matrices by its axes: what both factors have is summed or a batch.
 
     Weights read at an index, as those of experts, count as one matrix for all.
     """
-    left, right = (term for term in line.right if isinstance(term, Term) and term.axes)
+    one, two = (term for term in line.right if isinstance(term, Term) and term.axes)
     last_axis = next(
-        (axis for axis in reversed(direct(line.left[0])) if (axis in left.loops) != (axis in right.loops)), ""
+        (axis for axis in reversed(direct(line.left[0])) if (axis in one.loops) != (axis in two.loops)), ""
     )
-    if last_axis in left.loops:  # columns are what the result has last
-        left, right = right, left
-    axes = sides(direct(left), direct(right), line.left[0].loops)
+    if last_axis in one.loops:  # columns are what the result has last
+        one, two = two, one
+    found = sides(direct(one), direct(two), line.left[0].loops)
     # The axes of an index are rows, or columns, of what it chooses.
-    rows, columns = {*left.loops} - {*direct(right)}, {*right.loops} - {*left.loops}
-    summed = {*axes.summed}
+    rows, columns = {*one.loops} - {*direct(two)}, {*two.loops} - {*one.loops}
+    summed = {*found.summed}
 
-    def last(term: Term, side: set[str]) -> int:
-        return max((place for place, axis in enumerate(term.loops) if axis in side), default=-1)
+    def last(term: Term, own: set[str]) -> int:
+        return max((place for place, axis in enumerate(term.loops) if axis in own), default=-1)
 
-    turned = last(left, summed) < last(left, rows), last(right, summed) > last(right, columns)
+    turned = last(one, summed) < last(one, rows), last(two, summed) > last(two, columns)
     orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
-    b, m, n, k = (prod(_size(axis, sizes) for axis in axes) for axes in (axes.batch, rows, columns, summed))
     if turned == (True, True):  # the transposed product of the other factors is the same work
-        m, n, orientation = n, m, "NN"
-    return MatrixProduct(b, m, n, k, orientation)
+        rows, columns, orientation = columns, rows, "NN"
+    batch, m, n, k = (tuple(sorted(axes)) for axes in (found.batch, rows, columns, summed))
+    return ProductAxes(batch, m, n, k, orientation)
+
+
+def _points_of(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    return prod(_size(axis, sizes) for axis in axes)
+
+
+def _blocks(group: list[_Numbered], blocks: tuple[str, int]) -> Blocks:
+    conditions = [condition for _, line in group for condition in line.where if condition.ordered]
+    return Blocks(*blocks, bool(conditions), tuple(c.window for c in conditions if c.window))
 
 
 def _in_blocks(
-    products: tuple[MatrixProduct, ...], group: list[_Numbered], blocks: tuple[str, int], sizes: Mapping[str, int]
+    products: tuple[MatrixProduct, ...], blocks: Blocks, sizes: Mapping[str, int]
 ) -> tuple[tuple[MatrixProduct, ...], float]:
     """The products as blocks of queries do them, and the share of the keys that the blocks see."""
-    axis, most = blocks
-    queries = _size(axis, sizes)
-    rows = min(most, queries)
-    conditions = [condition for _, line in group for condition in line.where if condition.ordered]
+    queries = _size(blocks.axis, sizes)
+    rows = min(blocks.most, queries)
     share = 1.0
-    if conditions:
+    if blocks.ordered:
         share = (queries + rows) / (2 * queries)  # the mean over the blocks of the keys up to a block's last query
-        if windows := [_size(c.window, sizes) for c in conditions if c.window]:
-            share = min(share, (max(windows) + rows) / queries)
+        if blocks.windows:
+            share = min(share, (max(_size(window, sizes) for window in blocks.windows) + rows) / queries)
     turns = max(1, queries // rows)
     cut = []
     for product in products:
@@ -200,14 +294,14 @@ def _in_blocks(
 
 
 def _operations(
-    line: Line, group: list[_Numbered], sizes: Mapping[str, int], word_names: frozenset[str], operators: bool
-) -> tuple[tuple[MatrixProduct, ...], Counter[str]]:
+    line: Line, group: list[_Numbered], known: frozenset[str], operators: bool
+) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
     if is_matrix(line):
-        return (matrix_product(line, sizes),), Counter()
+        return product_axes(line), ()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
-        return (), Counter()
-    return (), _points(line, sizes, word_names)
+        return None, ()
+    return None, tuple(_points(line, known))
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
@@ -215,31 +309,24 @@ def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     return of_norm(line) and not isinstance(line, Word) and any(isinstance(member, Word) for _, member in group)
 
 
-def _points(line: Line, sizes: Mapping[str, int], word_names: frozenset[str]) -> Counter[str]:
+def _points(line: Line, known: frozenset[str]) -> Iterator[tuple[str, Extent]]:
     """How often each known word or primitive of a line is computed."""
     if isinstance(line, Word):
         name = f"{line.word}'" if line.part == "gradient" else line.word
-        if name in word_names:
-            return Counter({name: _loops(line, sizes)})
-    counts: Counter[str] = Counter()
-    for primitive in lower_line(line):
-        if all(isinstance(term, Literal) for term in primitive.right):
+        if name in known:
+            yield name, (line.loops, 1)
+            return
+    for part in lower_line(line):
+        if all(isinstance(term, Literal) for term in part.right):
             continue
-        size = _loops(primitive, sizes)
-        if isinstance(primitive, Word):
-            counts[primitive.word] += size
-        elif isinstance(primitive, Sum):
-            counts["add"] += size * (len(primitive.right) - 1)
-        elif not set(primitive.left[0].loops).issuperset(primitive.loops):
-            counts["sum"] += size
-            counts["multiply"] += size * (len(primitive.right) - 1)
+        if isinstance(part, Word):
+            yield part.word, (part.loops, 1)
+        elif isinstance(part, Sum):
+            yield "add", (part.loops, len(part.right) - 1)
         else:
-            counts["multiply"] += size * (len(primitive.right) - 1)
-    return counts
-
-
-def _loops(line: Line, sizes: Mapping[str, int]) -> int:
-    return prod(_size(axis, sizes) for axis in line.loops)
+            if not set(part.left[0].loops).issuperset(part.loops):
+                yield "sum", (part.loops, 1)
+            yield "multiply", (part.loops, len(part.right) - 1)
 
 
 def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
@@ -251,21 +338,16 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
     return {name: width for line in lines for name, width in bits_of(line, bits).items()}
 
 
-def _arrays(lines: Sequence[Line], leaves: set[str], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Elements of every array that enters or leaves."""
-    makes = {term.name for line in lines for term in line.left}
-    elements: dict[str, int] = {}
+def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Extent, ...]]:
+    """What is read or written of every array that enters or leaves."""
+    made = {term.name for line in lines for term in line.left}
+    found: dict[str, tuple[Extent, ...]] = {}
     for line in lines:
-        for operand in line.right:
-            for term in terms_of(operand):
-                if term.name not in makes:
-                    elements[term.name] = max(elements.get(term.name, 0), prod(_size(a, sizes) for a in term.loops))
-        for term in line.left:
-            if term.name in leaves:
-                count = _size_of(term, sizes) * (2 if term.indexed else 1)  # filled with zeros before
-                elements[term.name] = max(elements.get(term.name, 0), count)
-    return elements
-
-
-def _size_of(term: Term, sizes: Mapping[str, int]) -> int:
-    return prod(_size(axis, sizes) for axis in term.declared)
+        read = (term for operand in line.right for term in terms_of(operand) if term.name not in made)
+        extents = [(term.name, (term.loops, 1)) for term in read]
+        # What is written at an index is filled with zeros before.
+        extents += [(t.name, (t.declared, 2 if t.indexed else 1)) for t in line.left if t.name in leaves]
+        for name, extent in extents:
+            if extent not in found.get(name, ()):
+                found[name] = (*found.get(name, ()), extent)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -107,6 +107,34 @@ class Step:
     def beside(self) -> int:
         """Bytes that are there at every moment, and that no line's level counts (or counts too much)."""
         return self.state + self.master + self.quantized - self.flash
+
+    @property
+    def beside_by_axes(self) -> Count | None:
+        """The same as a polynomial in the axes; None where it is none, as with states in blocks."""
+        if self.quantized or self.flash:
+            return None
+        found, stacks = Count(), _stacks(self.model.table)
+        for weight in self.model.learning:
+            axes = self.model.table.axes[weight]
+            each = _state_of_a_point(self.optimizer.bytes, len(axes) - (weight in stacks) > 1, self.kind.states)
+            if each is None:
+                return None
+            found += Count.of(axes, each + self.kind.master)
+        return found
+
+    @property
+    def turn_sizes(self) -> tuple[str, ...]:
+        """The sizes that say how many turns repeats have."""
+        return self._counts
+
+    def levels(self, turns: Sequence[int | None]) -> tuple[Count, ...]:
+        """The bytes at every line, each once, as polynomials; what is `beside` is not in them.
+
+        turns  of every repeat by `turn_sizes`; None leaves the size in the polynomials, for more than `FEW` of them
+        """
+        return self._levels_of(
+            tuple((name, own) for name, own in zip(self._counts, turns, strict=True) if own is not None)
+        )
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """The sizes of what runs at once: a microbatch."""
@@ -214,6 +242,14 @@ def _state(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
     times, matrix_shape = (shape[0], shape[1:]) if stacked else (1, shape)
     matrix = [matrix_shape[0], _points(matrix_shape[1:])] if len(matrix_shape) > 1 else matrix_shape
     return int(times * of(matrix, kind))
+
+
+def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
+    """What an optimizer remembers of an element of a matrix, or of a vector; None where it is not as much of each."""
+    shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
+    found = {divmod(of(shape, kind), _points([*shape])) for shape in shapes}
+    ((each, rest), *others) = found
+    return None if others or rest else each
 
 
 def _solved(level: Count, budget: int) -> int:

@@ -8,27 +8,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from learncost import __version__
 from learncost.books.book import book as find_book
 from learncost.books.errata import errata
 from learncost.equation.errors import InputError
+from learncost.equation.precision import precision_of
+from learncost.ledger.compare import compare
+from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.ledger.cost import cost
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.memory_step import Step
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import adaptation_of, prepare, shown_layer
 from learncost.ledger.show import convention, title
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model
+from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.costs import CostLine, cost_lines, tables
+from learncost.pictures.data.curve import curve
+from learncost.pictures.data.growth import ALONG, growth
+from learncost.pictures.data.peaks import peaks
 from learncost.pictures.data.polynomials import Monomials
+from learncost.pictures.data.procedures import procedures
 from learncost.pictures.data.sizes import Sizes, sizes_of
+from learncost.pictures.data.times import times
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.readings import write
 
 SCHEMA = 1
+
+_LEARNING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 
 
 @question()
@@ -88,6 +103,9 @@ def document(
         "said": _said(found),
         "totals": _totals(found),
         **controls.to_dict(),
+        "time": times(found, lines) if found.timing else None,
+        "memory": _memory(given, sizes, found),
+        **_others(given, sizes),
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
@@ -97,6 +115,89 @@ def document(
         "mathml": list(formulas),
         **_calls(given, sizes, found),
     }
+
+
+def _memory(given: Mapping[str, Any], sizes: Mapping[str, Any], found: Cost) -> dict[str, Any]:
+    """The step's memory as the table says it, with the arrays at every line; why it is not known where it is not."""
+    names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *_LEARNING)
+    own = {name: given[name] for name in names if given[name] is not None} | {"precision": found.dtype}
+    try:
+        if found.cache is not None:
+            raise InputError("the memory of inference is told by learncost fit --inference")
+        held = memory(**own, **sizes, engine="table")
+        assert isinstance(held, Memory)
+        shown = curve(held)
+        result = {"peak": held.peak, "split": dict(held.split), "convention": held.convention, "engine": held.engine}
+        return result | {"finding": shown.finding, "curve": shown.to_dict(), **_peaks(own, sizes)}
+    except InputError as error:
+        return {"refused": str(error)}
+
+
+def _peaks(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The peak as the largest of polynomials."""
+    kind = precision_of(given["precision"])
+    wanted = adaptation_of(*(given.get(name) for name in _LEARNING), kind=kind)
+    run = prepare(
+        given["model"],
+        "run",
+        given["batch_size"],
+        given.get("seq_len"),
+        given.get("target_len"),
+        None,
+        None,
+        given["dropout"],
+        kind.name,
+        sizes,
+        (given["procedure"],),
+        wanted,
+        given.get("plan"),
+    )
+    return peaks(Step(run, given["procedure"], kind, given["optimizer"]))
+
+
+def _others(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same whatever procedure is looked at: all of them side by side, growth, conventions."""
+    same = {name: value for name, value in given.items() if name not in ("procedure", "on", "context", "precision")}
+    if isinstance(given["model"], Configuration):
+        return _beside(same, sizes)
+    return _remembered(json.dumps(same), json.dumps(sizes))
+
+
+@lru_cache(maxsize=16)
+def _remembered(given: str, sizes: str) -> dict[str, Any]:
+    return _beside(json.loads(given), json.loads(sizes))
+
+
+def _beside(asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    lengths = {name: asked[name] for name in ("batch_size", "seq_len", "target_len")}
+    learning = {name: asked[name] for name in _LEARNING}
+    book, optimizer = asked["price_book"], asked["optimizer"]
+    result: dict[str, Any] = {"growth": {}}
+    try:
+        found = compare(asked["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
+        result["compared"] = procedures(found).to_dict()
+        for along in ALONG:
+            with suppress(InputError):
+                own = growth(found, along, price_book=book)
+                result["growth"][along] = own.to_dict() | {"finding": own.finding}
+    except InputError as error:
+        result["compared"] = {"refused": str(error)}
+    try:
+        result["conventions"] = _conventions(conventions(asked["model"], **lengths, **sizes))
+    except InputError as error:
+        result["conventions"] = {"refused": str(error)}
+    return result
+
+
+def _conventions(found: Conventions) -> dict[str, Any]:
+    """The numbers of all books, and the way to each of them from that of matrix products."""
+    names = [one.book.name for one in found.conventions if one.counts is not None and one.book.name != YARDSTICK]
+    bridges = {name: bridge(found, YARDSTICK, name) for name in names}
+    first = next(iter(bridges.values())).to_dict() if bridges else {}
+    parts = ("items", "drawn", "reach")
+    own = {name: {part: one.to_dict()[part] for part in parts} for name, one in bridges.items()}
+    findings = {name: one.finding for name, one in bridges.items()}
+    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": own, "findings": findings}
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
@@ -111,7 +212,7 @@ def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
 
 def _builder(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
     """The same model with other sizes. Raises `InputError` where there is none."""
-    learning = (given[name] for name in ("train", "train_layers", "lora", "lora_rank", "lora_alpha"))
+    learning = (given[name] for name in _LEARNING)
     wanted = adaptation_of(*learning)
     names = () if given["procedure"] in INFERENCE else (given["procedure"],)
 

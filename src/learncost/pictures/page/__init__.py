@@ -22,6 +22,13 @@ SCRIPTS = (
     "state",
     "sentence",
     "page",
+    "charts",
+    "procedures",
+    "memory",
+    "roofline",
+    "bridge",
+    "growth",
+    "formulas",
     "start",
 )
 """The parts of the program, in the order in which they are read; none imports another."""

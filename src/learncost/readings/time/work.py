@@ -163,9 +163,7 @@ def works(
     return (work.at(sizes) for work in works_axes(rows, dtype, operators, words))
 
 
-def works_axes(
-    rows: Sequence[Priced], dtype: str, operators: bool, words: Iterable[str] = ()
-) -> Iterator[WorkAxes]:
+def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Iterable[str] = ()) -> Iterator[WorkAxes]:
     """The works of a step in order; rows without a line, and other names of the same array, are none.
 
     operators  put lines together as PyTorch's operators do: a bias with the product before it, a norm's lines; else

@@ -1,0 +1,58 @@
+"""The peak of a step's memory as the largest of polynomials: bytes at every line, of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from learncost.equation.count import Count
+from learncost.ledger.memory_step import Step
+from learncost.pictures.data.polynomials import Monomials
+from learncost.schedule.lifetimes import FEW
+
+
+def peaks(step: Step) -> dict[str, Any]:
+    """Polynomials of the bytes at the lines of a step, of which the largest is the peak, and of what lies beside them.
+
+    turns   the axes that say how often blocks run; `few`, up to how many turns there are polynomials for each number
+    levels  for numbers of turns (None: more than few) the polynomials; where there are none, the peak is not known
+    beside  what is there at every line: states and master weights
+    """
+    monomials = Monomials()
+    counts = step.turn_sizes
+    several: Iterator[tuple[int | None, ...]]
+    if "B" in counts:
+        several = iter(())
+    elif len(counts) == 1:
+        several = ((turns,) for turns in (None, *range(1, FEW + 1)))
+    else:
+        here = tuple(None if step.sizes()[name] > FEW else step.sizes()[name] for name in counts)
+        several = iter(dict.fromkeys((here, (None,) * len(counts))))
+    beside = step.beside_by_axes
+    return {
+        "few": FEW,
+        "turns": list(counts),
+        "levels": [
+            {"turns": list(turns), "counts": [monomials.exported(level) for level in _largest(step.levels(turns))]}
+            for turns in several
+        ]
+        if beside is not None and step.accumulate == 1
+        else [],
+        "beside": monomials.exported(beside or Count()),
+        "monomials": monomials.to_list(),
+    }
+
+
+def _largest(levels: Iterable[Count]) -> list[Count]:
+    """Those that are the largest at some sizes: one whose every coefficient another one reaches is left out."""
+    kept: list[Count] = []
+    for level in sorted(levels, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
+        if not any(_reaches(other, level) for other in kept):
+            kept.append(level)
+    return kept
+
+
+def _reaches(one: Count, other: Count) -> bool:
+    """Whether one is at least the other at all sizes: its coefficients are, and none is negative."""
+    names = {*one.terms, *other.terms}
+    return all(one.terms.get(name, 0) >= other.terms.get(name, 0) for name in names)

@@ -136,6 +136,7 @@ class Curve:
         """What the curve shows, in one sentence."""
         at = self.lines[self.peak_at]
         doing = at.macro_operation.replace("_", " ")
+        doing += " pass" if doing in ("forward", "backward") else ""
         where = f"in the {at.layer.replace('_', ' ')}" if at.layer else f"at {at.line}"
         return f"Memory is highest {where}, in the {doing}" if doing else f"Memory is highest {where}"
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any, TypeAlias
 
-from learncost.equation.count import Count, Monomial
+from learncost.equation.count import Count
+from learncost.readings.write import terms as in_print
 
 Exported: TypeAlias = list[Any]
-"""A polynomial: the number that all is divided by at the end, then pairs of a monomial's place and its coefficient.
+"""A polynomial as it is printed: the number that all is divided by at the end, then pairs of a monomial's place and its
+coefficient.
 
 Coefficients are whole numbers, as halves are divided by at the end: the value at whole sizes is exact, to the unit.
 """
@@ -19,14 +21,14 @@ Coefficients are whole numbers, as halves are divided by at the end: the value a
 class Monomials:
     """The monomials of many polynomials, by their places: products of axes, each multiplied out once by who reads."""
 
-    places: dict[Monomial, int] = field(default_factory=dict)
+    places: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def exported(self, count: Count) -> Exported:
         """A polynomial in terms of these monomials."""
         over = lcm(*(coefficient.denominator for coefficient in count.terms.values()))
         terms = [
             [self.places.setdefault(monomial, len(self.places)), int(coefficient * over)]
-            for monomial, coefficient in count.terms.items()
+            for monomial, coefficient in in_print(count)
         ]
         return [over, *terms]
 

@@ -38,7 +38,7 @@ function drawStrip(place, all, to) {
   }
   const height = 58 + 18 * levels.length, y = height - 30, svg = chart(width, height, `Price books as multiples of the matrix products: ${bars.map((bar) => `${bar.price_book} ${digits(bar.ratio)}`).join(", ")}`);
   svg.append(svgLine(0, y, width, y));
-  for (const tick of ticks(low, high, 6)) svg.append(svgLine(x(tick), y - 4, x(tick), y + 4), svgText(x(tick), y + 24, `${tick.toFixed(1)}`, { class: "axis", "text-anchor": "middle" }));
+  for (const tick of ticks(low, high, 6)) svg.append(svgLine(x(tick), y - 4, x(tick), y + 4), svgText(x(tick), y + 24, tickText(tick.toFixed(2)), { class: "axis", "text-anchor": "middle" }));
   for (const group of groups) {
     const top = y - 14 - 18 * group.level;
     if (group.level || Math.abs(group.at - x(group.ratio)) > 1) svg.append(svgLine(x(group.ratio), top + 4, x(group.ratio), y - 6));
@@ -48,6 +48,7 @@ function drawStrip(place, all, to) {
     svg.append(dot, svgText(group.at, top, group.text, { "text-anchor": "middle", class: group.chosen ? "strong" : "" }));
   }
   place.replaceChildren(svg);
+  place.style.marginBottom = "20px";
 }
 
 function drawBridge(place, own, start, end) {

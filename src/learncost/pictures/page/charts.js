@@ -19,6 +19,11 @@ function ticks(low, high, count) {
   return found;
 }
 
+/** A number at an axis: no zeros after the point that say nothing there. */
+function tickText(text) {
+  return text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
+}
+
 /** Powers of ten between two ends. */
 function decades(low, high) {
   const found = [];

@@ -33,13 +33,17 @@ function drawGrowth(place, own, ratios) {
   const low = Math.min(...flat), high = Math.max(...flat), ends = ratios ? [Math.max(0, low - (high - low || 0.1) * 0.12), high + (high - low || 0.1) * 0.12] : [low / 1.6, high * 1.6];
   const y = ratios ? linearScale(...ends, height - bottom, top) : logScale(...ends, height - bottom, top);
   const svg = chart(width, height, `${own.finding}. ${own.series.map((one) => one.procedure).join(", ")} from ${grouped(exact(own.places[0]))} to ${grouped(exact(own.places[own.places.length - 1]))} ${own.unit}`);
+  let ground = null;
   if (own.limit && own.limit < places[places.length - 1]) {
     const from = Math.max(left, x(Math.max(own.limit, places[0])));
     svg.append(svgElement("rect", { x: from, y: top, width: width - right - from, height: height - bottom - top, fill: "var(--panel)" }));
-    const text = [`beyond the ${grouped(BigInt(own.limit))} positions that ${page.found.said.model} learns →`, "beyond its positions →"].find((one) => textWidth(one, 12) < width - right - from - 12);
-    if (text) svg.append(svgText(from + 7, top + 15, text, { class: "faint small" }));
+    ground = from;
   }
-  for (const tick of ratios ? ticks(...ends, 6) : decades(...ends)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, ratios ? `${tick.toFixed(ends[1] - ends[0] < 0.5 ? 2 : 1)} ×` : si(tick), { class: "axis", "text-anchor": "end" }));
+  for (const tick of ratios ? ticks(...ends, 6) : decades(...ends)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, ratios ? `${tick.toFixed(ends[1] - ends[0] < 0.5 ? 2 : 1)} ×` : tickText(si(tick)), { class: "axis", "text-anchor": "end" }));
+  if (ground !== null) {
+    const text = [`beyond the ${grouped(BigInt(own.limit))} positions that ${page.found.said.model} learns →`, "beyond its positions →"].find((one) => textWidth(one, 12) < width - right - ground - 12);
+    if (text) svg.append(svgText(ground + 7, top + 15, text, { class: "faint small", style: "paint-order: stroke; stroke: var(--panel); stroke-width: 6px" }));
+  }
   let last = -Infinity;
   for (const tick of powersBetween(places[0], places[places.length - 1], narrow ? 3 : 6)) {
     const text = narrow ? si(tick).replace(/\.0+(?= |$)/, "") : grouped(BigInt(tick)), half = textWidth(text, 13) / 2;
@@ -55,7 +59,7 @@ function drawGrowth(place, own, ratios) {
   own.series.forEach((one, at) => {
     const forwardOnly = /pepita/.test(one.procedure), style = `stroke: ${forwardOnly ? "var(--link)" : "var(--ink)"}; stroke-width: ${one.procedure === "bp" ? 2.4 : 2}`;
     svg.append(svgElement("path", { d: `M${places.map((size, index) => `${x(size).toFixed(1)},${y(values[at][index]).toFixed(1)}`).join(" L")}`, class: "rule", style, "stroke-dasharray": DASHES[one.procedure] ?? "9 3 2 3" }));
-    labels.push({ y: y(values[at][values[at].length - 1]), text: one.procedure, colour: forwardOnly ? "var(--link)" : "var(--ink)", style, dash: DASHES[one.procedure] ?? "9 3 2 3" });
+    labels.push({ y: y(values[at][values[at].length - 1]), text: textWidth(titleOf(one.procedure), 13) < 112 ? titleOf(one.procedure) : one.procedure, colour: forwardOnly ? "var(--link)" : "var(--ink)", style, dash: DASHES[one.procedure] ?? "9 3 2 3" });
   });
   if (narrow) labels.forEach((one, at) => svg.append(svgElement("line", { x1: left, x2: left + 28, y1: 12 + 20 * at, y2: 12 + 20 * at, style: one.style, "stroke-dasharray": one.dash }), svgText(left + 36, 16 + 20 * at, one.text, { style: `fill: ${one.colour}` })));
   else {

@@ -48,7 +48,7 @@ function drawCurve(place, curve, show) {
   const own = curveLayout(place, curve), { x, y, width, height } = own, count = curve.lines.length;
   const svg = chart(width, height, "");
   for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Moment of the step, line by line", "aria-valuemin": 1, "aria-valuemax": count, style: "touch-action: pan-y; cursor: crosshair" })) svg.setAttribute(name, value);
-  for (const tick of own.scaleTicks) svg.append(svgLine(own.left, y(tick), width - own.right, y(tick)), svgText(own.left - 10, y(tick) + 4, tick ? bytes(tick) : "0", { class: "axis", "text-anchor": "end" }));
+  for (const tick of own.scaleTicks) svg.append(svgLine(own.left, y(tick), width - own.right, y(tick)), svgText(own.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }));
   let below = new Array(count).fill(0);
   for (const [kind, sizes] of Object.entries(curve.kinds)) {
     const above = below.map((size, at) => size + Number(sizes[at]));
@@ -142,7 +142,7 @@ function drawAlive(list, curve) {
   const arrays = aliveAt(curve, memoryAt), line = curve.lines[memoryAt], shown = arrays.slice(0, 7), most = Number(arrays[0]?.bytes ?? 1);
   const rest = arrays.slice(7), left = rest.reduce((all, array) => all + array.bytes, 0n);
   const items = shown.map((array) => {
-    const shape = [array.number > 1 ? `${grouped(BigInt(array.number))} of ` : "", array.shape.map((size) => grouped(BigInt(size))).join(" × ")].join("");
+    const shape = [array.number > 1 ? `${grouped(BigInt(array.number))} × ` : "", array.shape.map((size) => grouped(BigInt(size))).join(" × ")].join("");
     return element("li", {}, element("span", {}, array.kind === array.name ? array.name : element("code", {}, array.name), " ", element("span", { class: "shape" }, shape)), element("span", {}, bytes(array.bytes)),
       element("span", { class: "bar", style: `width: ${Math.max(0.5, (100 * Number(array.bytes)) / most)}%; background: ${colourOf(array.kind)}` }));
   });

@@ -60,25 +60,26 @@ function merged(points, x, y, radius) {
 
 function drawRoof(place, points, roof) {
   const width = widthOf(place), narrow = width < 560, height = narrow ? 360 : 420, left = 56, right = 8, top = 30, bottom = 48;
-  const xs = points.map((point) => point.x), ys = points.map((point) => point.y);
+  const drawn = points.filter((point) => point.x >= 0.02 && point.y >= roof.peak / 1e5), left_out = points.length - drawn.length;
+  const xs = drawn.map((point) => point.x), ys = drawn.map((point) => point.y);
   const low = Math.min(roof.ridge / 10, ...xs) * 0.7, high = Math.max(roof.ridge * 10, ...xs) * 1.6;
-  const x = logScale(low, high, left, width - right), y = logScale(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 1.6, height - bottom, top);
+  const x = logScale(low, high, left, width - right), y = logScale(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3, height - bottom, top);
   const svg = chart(width, height, `Roofline: ${points.length} kernels, the ridge at ${digits(roof.ridge)} FLOPs a byte`);
   for (const tick of decades(low, high)) svg.append(svgLine(x(tick), top, x(tick), height - bottom), svgText(x(tick), height - bottom + 20, tick < 1 ? String(tick) : narrow ? si(tick).replace(" ", "") : grouped(BigInt(Math.round(tick))), { class: "axis", "text-anchor": "middle" }));
-  for (const tick of decades(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 1.6)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, si(tick), { class: "axis", "text-anchor": "end" }));
-  const start = Math.max(low, Math.exp(Math.log(roof.ridge) - (y(Math.min(roof.peak / 1000, ...ys) * 0.7) - y(roof.peak)) / ((height - bottom - top) / Math.log((roof.peak * 1.6) / (Math.min(roof.peak / 1000, ...ys) * 0.7)))));
+  for (const tick of decades(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, tickText(si(tick)), { class: "axis", "text-anchor": "end" }));
+  const start = Math.max(low, Math.exp(Math.log(roof.ridge) - (y(Math.min(roof.peak / 1000, ...ys) * 0.7) - y(roof.peak)) / ((height - bottom - top) / Math.log((roof.peak * 3) / (Math.min(roof.peak / 1000, ...ys) * 0.7)))));
   svg.append(svgElement("path", { d: `M${x(start)},${y(start * roof.bandwidth)} L${x(roof.ridge)},${y(roof.peak)} H${width - right}`, class: "rule" }));
   svg.append(svgLine(x(roof.ridge), y(roof.peak), x(roof.ridge), height - bottom, { "stroke-dasharray": "2 3", style: "stroke: var(--faint)" }), svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }));
-  svg.append(svgText(width - right, y(roof.peak) - 8, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.found.said.dtype}`, { class: "faint small", "text-anchor": "end" }));
+  svg.append(svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.found.said.dtype}`, { class: "faint small", "text-anchor": "end" }));
   const angle = (Math.atan2(y(roof.peak) - y(start * roof.bandwidth), x(roof.ridge) - x(start)) * 180) / Math.PI, at = Math.sqrt(Math.max(start, low) * roof.ridge);
   svg.append(svgText(x(at), y(at * roof.bandwidth) - 7, `memory ${si(roof.bandwidth, "B/s")}`, { class: "faint small", "text-anchor": "middle", transform: `rotate(${angle} ${x(at)} ${y(at * roof.bandwidth) - 7})` }));
   svg.append(svgText(left, top - 14, "↑ FLOP/s reached", { class: "axis" }), svgText(width - right, height - 8, "FLOPs for each byte moved →", { class: "axis", "text-anchor": "end" }));
-  const most = Math.max(...points.map((point) => point.seconds)), radius = (own) => Math.sqrt(own / most) * (narrow ? 12 : 17);
-  const circles = merged(points, x, y, radius);
+  const most = Math.max(...drawn.map((point) => point.seconds)), radius = (own) => Math.sqrt(own / most) * (narrow ? 12 : 17);
+  const circles = merged(drawn, x, y, radius);
   for (const own of circles) svg.append(pie(own));
   placeLabels(svg, circles, { left, right: width - right, top, bottom: height - bottom, roof: (px) => y(Math.min(roof.peak, (low * Math.exp(((px - left) / (width - right - left)) * Math.log(high / low))) * roof.bandwidth)), most: narrow ? 4 : 11 });
   place.style.minHeight = `${height}px`;
-  place.replaceChildren(svg);
+  place.replaceChildren(svg, ...(left_out ? [element("p", { class: "caption" }, `${left_out} ${plural(BigInt(left_out), "kernel")} that ${left_out === 1 ? "computes" : "compute"} next to nothing ${left_out === 1 ? "lies" : "lie"} outside of the drawing; the table has all.`)] : []));
 }
 
 function pie(own) {

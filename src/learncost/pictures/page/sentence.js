@@ -99,8 +99,9 @@ function exactly() {
   parts.push(said.learns ? `Optimizer ${said.optimizer}, ${said.dtype}.` : `In ${said.dtype}.`);
   if (said.plan) parts.push(` Plan: ${said.plan}.`);
   if (said.trained !== "all") parts.push(` What learns: ${said.trained}.`);
-  const strip = found.conventions;
-  if (strip?.low) parts.push(` Other price books say ${strip.low} to ${strip.high} times as many: `, element("a", { href: "#conventions", onclick: jump }, "why"), ".");
+  const bars = found.conventions?.bars ?? [], own = bars.find((bar) => bar.price_book === said.price_book);
+  const others = own && said.procedure === "bp" ? bars.filter((bar) => bar !== own).map((bar) => bar.ratio / own.ratio) : [];
+  if (others.length) parts.push(` Other price books say ${digits(Math.min(...others))} to ${digits(Math.max(...others))} times as many: `, element("a", { href: "#conventions", onclick: jump }, "why"), ".");
   return parts;
 }
 

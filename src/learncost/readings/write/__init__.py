@@ -7,7 +7,7 @@ from collections.abc import Collection
 from learncost.equation.count import Count
 from learncost.equation.table import Line, Repeat, Table
 from learncost.layers.layer import Layer
-from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python
+from learncost.readings.write.counts import SYMBOLS, divided, in_symbols, node, one_width, plain, python, terms
 from learncost.readings.write.lines import equation, line_node
 from learncost.readings.write.tables import aligned, rows_of
 from learncost.readings.write.tree import Mark, Row
@@ -27,6 +27,7 @@ __all__ = [
     "plain",
     "python",
     "size",
+    "terms",
     "text",
 ]
 

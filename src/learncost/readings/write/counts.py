@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from fractions import Fraction as Ratio
+from typing import Any
 
 from learncost.equation.count import Count, Monomial
 from learncost.readings.write.tree import Fraction, Mark, Node, Number, Row, Script, symbol
@@ -77,6 +78,11 @@ def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
         names = sorted(set(monomial), key=_rank)
         terms.append(([(name, monomial.count(name)) for name in names], coefficient))
     return terms
+
+
+def terms(count: Count) -> list[tuple[tuple[str, ...], Any]]:
+    """The terms in the order in which they are printed: their sizes, one to a power as often, and their coefficients."""
+    return [(tuple(name for name, power in sizes for _ in range(power)), number) for sizes, number in _ordered(count)]
 
 
 def plain(count: Count, symbols: Mapping[str, str] = SYMBOLS) -> str:

@@ -54,7 +54,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     """
     procedures = dict(_titles())
     procedures |= {name: procedure_title(name) for name in (found["said"]["procedure"] for found in documents)}
-    given = {"documents": list(documents), "procedures": procedures, **(more or {})}
+    given = {"documents": _once(documents), "procedures": procedures, **(more or {})}
     data = as_json(given).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
     parts = {
         "version": __version__,
@@ -68,6 +68,23 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     for name, text in parts.items():  # data and script last: nothing inside of them is replaced
         html = html.replace("{{" + name + "}}", text)
     return html
+
+
+_SHARED = ("conventions", "growth", "compared", "tables", "rates")
+
+
+def _once(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The documents, in which what an earlier one has too is the place of that one: {"same": 0}."""
+    made: list[dict[str, Any]] = []
+    for found in documents:
+        own = {**found, "rates": found["time"]["rates"] if found.get("time") else None}
+        if own["rates"]:
+            own["time"] = {name: value for name, value in found["time"].items() if name != "rates"}
+        for name in _SHARED:
+            place = next((at for at, one in enumerate(made) if one[name] == own[name]), None)
+            own[name] = own[name] if place is None or not own[name] else {"same": place}
+        made.append(own)
+    return made
 
 
 @cache

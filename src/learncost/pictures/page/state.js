@@ -3,6 +3,14 @@
 "use strict";
 
 const GIVEN = JSON.parse(document.getElementById("data").textContent);
+GIVEN.documents.forEach(whole);
+
+/** A document with what it shares with an earlier one in its place. */
+function whole(found) {
+  for (const name of ["conventions", "growth", "compared", "tables", "rates"]) if (found[name]?.same !== undefined) found[name] = GIVEN.documents[found[name].same][name];
+  if (found.rates && found.time) found.time.rates = found.rates;
+}
+
 const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 

@@ -81,7 +81,7 @@ def _ordered(count: Count) -> list[tuple[list[tuple[str, int]], int]]:
 
 
 def terms(count: Count) -> list[tuple[tuple[str, ...], Any]]:
-    """The terms in the order in which they are printed: their sizes, one to a power as often, and their coefficients."""
+    """The terms as they are printed, in order: their sizes, one to a power as often, and their coefficients."""
     return [(tuple(name for name, power in sizes for _ in range(power)), number) for sizes, number in _ordered(count)]
 
 

@@ -29,6 +29,7 @@ SCRIPTS = (
     "bridge",
     "growth",
     "formulas",
+    "export",
     "start",
 )
 """The parts of the program, in the order in which they are read; none imports another."""
@@ -48,8 +49,7 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     """The page as HTML, which loads nothing from elsewhere.
 
     documents  what it shows first, and what can be chosen without a server (`learncost.pictures.document.document`)
-    more       what the explorer adds: `api`, the path that answers; `controls`, by their names the values of choices
-               in the sentence; `fields`, all that may be asked for
+    more       what the explorer adds: `api`, the path that answers; `fields`, all that may be asked for
     nonce      of the content security policy, where a server has one
     """
     procedures = dict(_titles())

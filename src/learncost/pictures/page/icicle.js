@@ -5,7 +5,10 @@ const ROW = 58;
 
 function svgElement(name, attributes = {}, ...inner) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) if (value !== null && value !== undefined) element.setAttribute(key, value);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "style" && value) element.style.cssText = value; // which a content security policy allows
+    else if (value !== null && value !== undefined) element.setAttribute(key, value);
+  }
   element.append(...inner.filter((one) => one !== null && one !== undefined));
   return element;
 }
@@ -14,6 +17,7 @@ function element(name, attributes = {}, ...inner) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "style") made.style.cssText = value ?? "";
     else if (value === true) made.setAttribute(key, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
   }

@@ -47,7 +47,8 @@ function curveLayout(place, curve) {
 function drawCurve(place, curve, show) {
   const own = curveLayout(place, curve), { x, y, width, height } = own, count = curve.lines.length;
   const svg = chart(width, height, "");
-  for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Moment of the step, line by line", "aria-valuemin": 1, "aria-valuemax": count, style: "touch-action: pan-y; cursor: crosshair" })) svg.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Moment of the step, line by line", "aria-valuemin": 1, "aria-valuemax": count })) svg.setAttribute(name, value);
+  svg.style.cssText = "touch-action: pan-y; cursor: crosshair";
   for (const tick of own.scaleTicks) svg.append(svgLine(own.left, y(tick), width - own.right, y(tick)), svgText(own.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }));
   let below = new Array(count).fill(0);
   for (const [kind, sizes] of Object.entries(curve.kinds)) {

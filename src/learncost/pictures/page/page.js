@@ -54,13 +54,13 @@ function render() {
     const found = documentOf(state);
     page.view = viewOf(found, chosenSizes(found, state));
     page.found = found;
-    problem(page.said);
+    problem(page.refused || page.said);
   } catch (error) {
     if (!(error instanceof NotWhole)) throw error;
     problem(error.message);
     if (!page.view) page.view = viewOf((page.found = documentOf(state)), {});
   }
-  if (GIVEN.api && page.answered !== queryKey(state)) ask(state);
+  if (GIVEN.api && page.answered !== queryKey(state)) soon(state);
   drawSentence();
   drawMore();
   drawCost();
@@ -126,8 +126,11 @@ async function copy(button, text) {
 }
 
 function start() {
+  page.current = GIVEN.documents[0];
+  page.answered = queryKey({});
   page.state = stateOf(location.hash);
-  if (GIVEN.api && Object.keys(page.state).every((key) => key in VIEW_KEYS)) page.answered = queryKey(page.state);
+  drawExport();
+  takeDrops();
   render();
   let width = innerWidth;
   addEventListener("resize", () => width !== innerWidth && ((width = innerWidth), schedule()));

@@ -2,21 +2,22 @@
 "use strict";
 
 function optionsOf(key) {
-  if (GIVEN.controls?.[key]?.length) return GIVEN.controls[key];
+  const choices = choicesOf(key);
+  if (choices) return choices.map((one) => one.name);
   const model = caseName(page.found, "model");
   const found = GIVEN.documents.filter((one) => key !== "procedure" || caseName(one, "model") === model);
   return [...new Map(found.map((one) => [caseName(one, key), one])).keys()];
 }
 
 function titleOf(procedure) {
-  return GIVEN.procedures[procedure] ?? procedure;
+  return (GIVEN.procedures[procedure] ?? choicesOf("procedure")?.find((one) => one.name === procedure)?.title ?? procedure).split(":")[0];
 }
 
 /** A choice among several; where there is one, its name. */
 function chooser(key, name, current, titles = (one) => one) {
   const options = optionsOf(key);
   if (options.length < 2) return element("b", {}, titles(current));
-  if (GIVEN.controls && key === "model") return modelPicker(current, options, name);
+  if (GIVEN.api && key === "model") return modelPicker(current, options, name);
   if (!options.includes(current)) options.unshift(current);
   const made = element("select", { "aria-label": name, "data-control": key, onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }) },
     ...options.map((one) => element("option", { value: one, selected: one === current }, titles(one))));
@@ -72,7 +73,7 @@ function drawSentence() {
   if (totals.seconds) facts.push(["runs about ", element("b", { id: "seconds" }, seconds(totals.seconds)), " ", element("span", { class: "range" }, `(${between(totals.low, totals.high)})`), " on ", deviceField(said)]);
   put(" ");
   facts.forEach((fact, place) => put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact));
-  if (!totals.seconds && GIVEN.controls?.on) put(", on ", deviceField(said));
+  if (!totals.seconds && choicesOf("on")) put(", on ", deviceField(said));
   put(".");
   const place = document.getElementById("sentence"), held = document.activeElement?.dataset?.control;
   place.replaceChildren(...inside);
@@ -82,12 +83,12 @@ function drawSentence() {
 }
 
 function deviceField(said) {
-  const options = GIVEN.controls?.on ?? [];
+  const options = (choicesOf("on") ?? []).map((one) => one.name);
   if (!options.length) return element("b", {}, said.device);
-  const current = page.state.on ?? page.found.asked.on ?? "";
-  return element("select", { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || null }) },
-    element("option", { value: "" }, "no device yet"),
-    ...options.map((one) => element("option", { value: one, selected: one === current }, one === current && said.device ? said.device : one)));
+  const current = page.state.on === "none" ? "" : said.device ?? page.state.on ?? "";
+  return element("select", { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
+    element("option", { value: "" }, said.device ? "no device" : "no device yet"),
+    ...options.map((one) => element("option", { value: one, selected: one === current }, one)));
 }
 
 /** The exact numbers, and what they count. */
@@ -116,7 +117,8 @@ function drawMore() {
   const isOpen = place.querySelector("details")?.open ?? false;
   const held = document.activeElement?.dataset?.more;
   const fields = found.sizes.filter((size) => size.changes || GIVEN.api).map((size) => sliderField(size, view));
-  const others = Object.entries(GIVEN.fields ?? {}).filter(([name]) => !sizeKeys(found).includes(name)).map(([name, field]) => otherField(name, field));
+  const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(found), "seq_len", "target_len", "batch_size"];
+  const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
   const inside = element("details", { class: "no-print" }, element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`), element("div", { class: "fields" }, ...fields, ...others));
   inside.open = isOpen;
   place.replaceChildren(inside);
@@ -148,13 +150,17 @@ function stepsOf(size, most) {
   return [...steps].filter((step) => step >= 1n).sort((one, two) => (one < two ? -1 : 1));
 }
 
-function otherField(name, field) {
-  const current = page.state[name] ?? page.found.asked[name] ?? "", id = `more-${name}`;
+/** Any other flag of the question: a choice where there is a list, a switch, or a text. */
+function otherField(flag) {
+  const { name } = flag, current = page.state[name] ?? "", id = `more-${name}`, choices = choicesOf(name), usual = flag.default ? `default: ${flag.default}` : "default";
   const change = (event) => choose({ [name]: event.target.type === "checkbox" ? (event.target.checked ? "true" : null) : event.target.value || null });
-  let input;
-  if (field.enum && !field.several) input = element("select", { id, "data-more": name, onchange: change }, element("option", { value: "" }, "default"), ...field.enum.map((one) => element("option", { value: one, selected: one === current }, one)));
-  else if (field.kind === "boolean") input = element("input", { id, type: "checkbox", "data-more": name, checked: current === "true", onchange: change });
-  else input = element("input", { id, type: "text", "data-more": name, value: current, list: field.enum ? `${id}-list` : null, onchange: change });
-  const list = field.enum && field.several ? element("datalist", { id: `${id}-list` }, ...field.enum.map((one) => element("option", { value: one }))) : null;
-  return element("div", { class: "field", title: field.meaning }, element("label", { for: id }, name.replaceAll("_", " ")), input, list);
+  let input, list = null;
+  if (choices && !flag.several) input = element("select", { id, "data-more": name, onchange: change }, element("option", { value: "" }, usual), ...choices.map((one) => element("option", { value: one.name, selected: one.name === current }, one.name)));
+  else if (name === "price_book") input = element("select", { id, "data-more": name, onchange: change }, ...choices.map((one) => element("option", { value: one.name, selected: one.name === (current || flag.default) }, one.name)));
+  else if (flag.kind === "boolean") input = element("input", { id, type: "checkbox", "data-more": name, checked: current === "true", onchange: change });
+  else {
+    input = element("input", { id, type: "text", "data-more": name, value: current, placeholder: usual, list: choices ? `${id}-list` : null, onchange: change });
+    if (choices) list = element("datalist", { id: `${id}-list` }, ...choices.map((one) => element("option", { value: one.name })));
+  }
+  return element("div", { class: "field", title: flag.meaning }, element("label", { for: id }, name.replaceAll("_", " ")), input, list);
 }

@@ -16,6 +16,11 @@ const CASES = ["model", "procedure"];
 
 const page = { state: {}, found: null, view: null, root: null, fixed: null, said: "" };
 
+/** In the explorer: what there is to choose from, by the name of what takes it. */
+function choicesOf(name) {
+  return GIVEN.fields?.choices?.[name] ?? null;
+}
+
 /** The state that an address says; what is not known is told and ignored. */
 function stateOf(hash) {
   const state = {}, unknown = [];
@@ -29,7 +34,8 @@ function stateOf(hash) {
 }
 
 function knownKeys() {
-  const keys = new Set(Object.keys(GIVEN.controls ?? {}));
+  const keys = new Set((GIVEN.fields?.flags ?? []).map((flag) => flag.name));
+  for (const size of choicesOf("sizes") ?? []) keys.add(size.name);
   for (const found of GIVEN.documents) for (const size of found.sizes) keys.add(size.name);
   for (const size of page.found?.sizes ?? []) keys.add(size.name);
   return keys;
@@ -37,7 +43,7 @@ function knownKeys() {
 
 /** The address of a state: only what differs from the first document as it is. */
 function addressOf(state) {
-  const first = GIVEN.documents[0], usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure };
+  const first = GIVEN.documents[0], usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure, on: first.said.device };
   const own = Object.entries(state).filter(([key, own]) => own !== undefined && own !== null && String(own) !== String(usual[key]));
   return own.length ? `#${new URLSearchParams(own)}` : location.pathname + location.search;
 }
@@ -74,6 +80,7 @@ function schedule() {
 
 /** The document that a state asks for, among those inside of the page. */
 function documentOf(state) {
+  if (GIVEN.api) return page.current;
   const matches = (found, key) => state[key] === undefined || caseName(found, key) === state[key];
   const documents = GIVEN.documents.filter((found) => CASES.every((key) => matches(found, key)));
   if (documents.length) return documents[0];
@@ -93,22 +100,47 @@ function chosenSizes(found, state) {
   return chosen;
 }
 
+let waiting = null;
+
+/** Ask a moment later, once for many changes: what the polynomials answer is shown already. */
+function soon(state) {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => ask(state), 60);
+}
+
+/** What a state asks the server for. */
+function queryOf(state) {
+  const query = new URLSearchParams(), first = GIVEN.first ?? GIVEN.documents[0].asked;
+  const asked = { model: first.model, on: first.on ?? null, ...state };
+  for (const [key, own] of Object.entries(asked)) if (!(key in VIEW_KEYS) && own !== null && own !== "none") query.set(key, String(own));
+  if (page.config && query.get("model") === "config.json") query.delete("model");
+  else page.config = null;
+  return query;
+}
+
 /** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
-async function ask(state) {
-  const number = ++asked, query = new URLSearchParams();
-  for (const [key, own] of Object.entries(state)) if (!(key in VIEW_KEYS)) query.set(key, String(own).replace(/,(?=\d{3}\b)/g, ""));
-  if (!query.has("model")) query.set("model", caseName(GIVEN.documents[0], "model"));
+async function ask(state, undo = null) {
+  const number = ++asked, key = queryKey(state), query = queryOf(state);
+  document.body.classList.add("asking");
   try {
     const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
     const found = await answer.json();
     if (number !== asked) return;
-    if (!answer.ok) return problem(found.error ?? found.message ?? `The server said ${answer.status}.`);
-    GIVEN.documents.unshift(found);
-    GIVEN.documents.length = Math.min(GIVEN.documents.length, 8);
-    page.answered = queryKey(state);
+    page.answered = key;
+    if (!answer.ok) {
+      undo?.();
+      page.refused = found.error ?? `The server said ${answer.status}.`;
+      return problem(page.refused);
+    }
+    page.refused = null;
+    whole(found);
+    page.current = found;
+    if (undo) history.pushState(null, "", addressOf(page.state));
     render();
   } catch (error) {
     if (number === asked) problem(`The server does not answer: ${error.message}`);
+  } finally {
+    if (number === asked) document.body.classList.remove("asking");
   }
 }
 

@@ -26,6 +26,7 @@ from learncost.pictures.serve.app import application
 from learncost.pictures.serve.guard import BODY
 from learncost.pictures.serve.pool import Here, Kept, Pool
 from learncost.pictures.serve.replies import Answer
+from learncost.pictures.serve.runs import thinned
 
 PORT = 8642
 BASE = f"http://127.0.0.1:{PORT}"
@@ -389,3 +390,133 @@ def test_without_the_extra_one_line_names_it(monkeypatch, capsys):
     monkeypatch.setattr("learncost.pictures.serve.command.find_spec", lambda name: None)
     assert main(["serve"]) == 2
     assert "pip install 'learncost[serve]'" in capsys.readouterr().err
+
+
+# What is watched.
+
+
+def written(folder, steps, options=None, **more):
+    """The files of a training after so many steps, as learncost train writes them."""
+    folder.mkdir(exist_ok=True)
+    told = {"model": "gpt2", "procedure": "bp", "optimizer": "adamw", "batch_size": 2, "accumulate": 1, "seq_len": 8}
+    (folder / "training.json").write_text(json.dumps(told | {"steps": 10} | (options or {})))
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
+    rows = [
+        {
+            "step": at,
+            "loss": 5 / at,
+            "learning_rate": 0.1,
+            "seconds": 0.5,
+            "tokens_per_second": 32.0,
+            "memory": 7,
+            **more,
+        }
+        for at in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def watched(tmp_path):
+    with TestClient(application(PORT, tmp_path, Here()), BASE) as own:
+        yield tmp_path, own
+
+
+def test_a_training_is_read_on_as_it_grows(watched):
+    folder, client = watched
+    assert client.get("/api/runs").json()["runs"] == []
+    written(folder / "one", 3, validation_loss=1.5, predicted=5)
+    found = client.get("/api/runs").json()
+    (run,) = found["runs"]
+    assert (run["name"], run["done"], run["steps"], run["ended"]) == ("one", 3, 10, False)
+    assert run["loss"] == [5.0, 2.5, 5 / 3]
+    assert run["seconds"] == [0.5, 1.0, 1.5]
+    assert [own["loss"] for own in run["validation"]] == [1.5] * 3
+    assert (run["predicted"], run["measured"]) == (5, 7)
+    told = lc.cost(str(folder / "one" / "config.json"), batch_size=2, seq_len=8, optimizer="adamw").total.flops
+    assert int(run["flops_per_step"]) == told
+    assert client.get("/api/runs", params={"since": found["version"]}).json() == {
+        "version": found["version"],
+        "same": True,
+    }
+    with (folder / "one" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 1.0, "seconds": 0.5}\nnot json\n{"step": 5, "los')  # the last line is not whole
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert (run["done"], run["loss"][-1], run["seconds"][-1]) == (4, 1.0, 2.0)
+    with (folder / "one" / "metrics.jsonl").open("a") as file:
+        file.write('s": null, "seconds": 0.5}\n')
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert (run["done"], run["loss"][-1]) == (5, None)
+    written(folder / "one", 2)  # resumed: what came after the checkpoint is cut off
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert run["step"] == [1, 2]
+
+
+def test_a_folder_of_a_training_is_watched_itself_and_its_last_sample_shown(tmp_path):
+    written(tmp_path, 10, {"train": "no-such"})
+    (tmp_path / "samples.txt").write_text("--- step 5\nfirst\n--- step 10\nhello <b>\x00\n")
+    with TestClient(application(PORT, tmp_path, Here()), BASE) as client:
+        (run,) = client.get("/api/runs").json()["runs"]
+        assert run["sample"] == {"step": 10, "text": "hello <b>\x00"}
+        assert run["ended"]
+        assert run["flops_per_step"] is None  # cost cannot say
+
+
+def test_a_contest_is_a_curve_for_each_training(watched):
+    folder, client = watched
+    out = folder / "contest.json"
+    flags = ["digits", "--budget", "steps:3", "--seeds", "0,1", "--rates", "0.1", "--procedure", "bp,pepita"]
+    assert main(["contest", *flags, "--out", str(out)]) == 0
+    told = json.loads(out.read_text())
+    runs = client.get("/api/runs").json()["runs"]
+    assert [(run["procedure"], run["name"].rpartition(" ")[2]) for run in runs] == [
+        (result["procedure"], str(seed)) for result in told["results"] for seed in (0, 1)
+    ]
+    every = [(result, training) for result in told["results"] for training in result["trainings"]]
+    for run, (result, training) in zip(runs, every, strict=True):
+        assert run["loss"] == training["losses"]
+        assert int(run["flops_per_step"]) == result["flops_per_step"]
+        assert (run["predicted"], run["measured"]) == (result["predicted_peak_bytes"], result["measured_peak_bytes"])
+        assert run["validation"][-1]["accuracy"] == training["after"]["accuracy"]
+
+
+def test_a_contest_is_written_after_every_training(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("learncost.faces.contest.write_json", lambda path, value: seen.append(value))
+    flags = ["digits", "--budget", "steps:2", "--seeds", "0", "--rates", "0.1", "--procedure", "bp,pepita"]
+    assert main(["contest", *flags, "--out", str(tmp_path / "contest.json")]) == 0
+    assert [sum(len(result["trainings"]) for result in value["results"]) for value in seen] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"\xff", b'{"schema": 1, "problem": 1, "budget": 1, "seeds": 1, "results": []}', b"[" * 9999],
+)
+def test_files_that_are_something_else_are_left_alone(watched, content):
+    folder, client = watched
+    (folder / "own.json").write_bytes(content)
+    (folder / "run").mkdir()
+    (folder / "run" / "training.json").write_bytes(content)
+    (folder / "run" / "metrics.jsonl").write_bytes(content)
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_the_page_of_runs_loads_nothing_and_names_its_library(watched):
+    _, client = watched
+    found = client.get("/run")
+    assert found.status_code == 200
+    assert "uPlot" in found.text
+    assert "{{" not in found.text.replace("{{}}", "")
+    assert "default-src 'none'" in found.headers["content-security-policy"]
+
+
+@given(some.lists(some.one_of(some.none(), some.floats(-1e9, 1e9)), max_size=300), some.integers(3, 60))
+def test_a_thinned_curve_keeps_its_lowest_and_its_highest(values, most):
+    kept = thinned(values, most)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(most, 3)
+    known = [value for value in values if value is not None]
+    if known:
+        left = [values[place] for place in kept if values[place] is not None]
+        assert (min(left), max(left)) == (min(known), max(known))
+        assert kept[-1] == len(values) - 1

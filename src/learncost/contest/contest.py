@@ -88,6 +88,7 @@ def contest(
     steps: int = 300,
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
+    trained: Callable[[Contest], None] = lambda known: None,
 ) -> Contest:
     """Train every entrant once for each seed, with equal budgets.
 
@@ -95,6 +96,7 @@ def contest(
     batch_size  where the budget is not memory; by default the problem's
     steps       where the budget is memory
     stop        asked after every step; where it says yes, what is known by then is the result
+    trained     told what is known after every training
     Raises `InputError` for a budget that is too small for one step of an entrant, and a batch of more than there is.
     """
     problem = setting.problem
@@ -107,7 +109,7 @@ def contest(
         entrant_share = share(budget, entrant.name, costs(setting, entrant), size, steps, most)
         results.append(Result(entrant, entrant_share, parameters))
     contest_run = Contest(setting, budget, tuple(seeds), tuple(results))
-    run = _Run(contest_run, tuple(rates), report, stop)
+    run = _Run(contest_run, tuple(rates), report, stop, trained)
     try:
         run.all()
     except StoppedError:
@@ -119,9 +121,14 @@ class _Run:
     """A contest on its way."""
 
     def __init__(
-        self, contest_run: Contest, rates: tuple[float, ...], report: Report | None, stop: Callable[[], bool]
+        self,
+        contest_run: Contest,
+        rates: tuple[float, ...],
+        report: Report | None,
+        stop: Callable[[], bool],
+        trained: Callable[[Contest], None],
     ) -> None:
-        self.contest, self.report, self.stop = contest_run, report, stop
+        self.contest, self.report, self.stop, self.trained = contest_run, report, stop, trained
         self.rates, self.finer = rates or RATES[contest_run.setting.optimizer], not rates
         self.done = 0
 
@@ -163,6 +170,7 @@ class _Run:
         problem = self.contest.setting.problem
         parts = problem.training, problem.validation
         result.outcomes += (self._outcome(result, result.search.best, seed, parts),)
+        self.trained(self.contest)
 
     def _outcome(self, result: Result, rate: float, seed: int, parts: Any) -> Outcome:
         before = self.done

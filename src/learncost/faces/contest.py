@@ -82,7 +82,8 @@ def contest(
     price_book
         How a budget in FLOPs is counted: run, or matmul for matrix products alone.
     out
-        The file for everything, as JSON, with the loss of every step of every training.
+        The file for everything, as JSON, with the loss of every step of every training; written again after each of
+        them, so that learncost serve `run` shows how it goes.
     sizes
         Any size or setting of the vit or of the text's model, such as `hidden_size` 32.
 
@@ -110,15 +111,20 @@ def contest(
         )
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
+
+    def write(known: Contest) -> None:
+        if out is not None:
+            write_json(Path(out), known.to_dict())
+
     try:
         problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
         setting = Setting(problem, optimizer or problem.optimizer, dtype, price_book)
         with reporter() as report, asked_to_stop() as stop:
-            result = compete(setting, entrants_named, limit, all_seeds, tried, **checked, report=report, stop=stop)
+            told: dict[str, Any] = {**checked, "report": report, "stop": stop, "trained": write}
+            result = compete(setting, entrants_named, limit, all_seeds, tried, **told)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
-    if out is not None:
-        write_json(Path(out), result.to_dict())
+    write(result)
     return result
 
 

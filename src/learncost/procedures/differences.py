@@ -33,7 +33,7 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
-from learncost.models.families import instead
+from learncost.models.families import FAMILIES, instead
 from learncost.models.model import Model
 from learncost.procedures.procedure import LEARNING, PROCEDURES, Mode, Procedure
 from learncost.vocabulary import entry
@@ -53,7 +53,9 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
     """
     if model.trained is not None:
         others = " and ".join(name for name, other in PROCEDURES.items() if not other.compares)
-        raise InputError(f"{chosen.name} updates every weight: frozen weights and LoRA are for {others}")
+        kept = FAMILIES[model.configuration.family].frozen
+        what = f"as {', '.join(kept)} of {model.configuration.family}" if kept else "and LoRA"
+        raise InputError(f"{chosen.name} updates every weight: frozen weights {what} are for {others}")
     if not model.learns:
         raise InputError(
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
+import pkgutil
+import re
+import sys
 from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from PIL import Image
 
 import learncost as lc
+from learncost.faces.command import main
+from learncost.pictures import figures
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.curve import curve
 from learncost.pictures.data.growth import growth
 from learncost.pictures.data.procedures import procedures
 from learncost.pictures.data.roofline import roofline
+from learncost.pictures.figures import FIGURES
+from learncost.pictures.figures.make import DPI
+from learncost.pictures.figures.style import PASSES, WIDTHS
 
 SMALL = {"seq_len": 32, "num_hidden_layers": 3}
 DECODER = {
@@ -188,3 +204,144 @@ def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None
         assert one.ratio["flops"] == one.flops / found.procedures[0].flops
     assert {own.macro_operation for own in found.procedures[1].passes} >= {"recomputation"}
     assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops
+
+
+# Figures.
+
+COMMANDS = {
+    "macro-operations": "gpt2 t5-small --procedure bp,recompute",
+    "scaling": "gpt2 --procedure bp,pepita",
+    "crossover": "gpt2",
+    "memory": "gpt2 --procedure pepita",
+    "roofline": "mixtral-8x7b --on A100-SXM-40GB",
+    "procedures": "gpt2",
+    "conventions": "gpt2 --price-book paper",
+}
+
+
+def test_every_kind_of_figure_is_tried() -> None:
+    assert COMMANDS.keys() == FIGURES.keys()
+    assert {name.replace("-", "_") for name in FIGURES} <= {
+        module.name for module in pkgutil.iter_modules(figures.__path__)
+    }
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize(("ending", "columns"), [("pdf", 2), ("svg", 1), ("png", 1)])
+def test_a_figure_is_a_file_that_says_what_it_rests_on(
+    kind: str, ending: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    words = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns} --data -o {path}".split()
+    assert main(words) == 0
+    assert str(path) in "".join(capsys.readouterr().out.split("\n"))
+    width = WIDTHS[columns]
+    data = path.read_bytes()
+    if ending == "pdf":
+        text = data.decode("latin1")
+        box = re.search(r"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", text)
+        assert float(box[1]) == pytest.approx(72 * width, abs=0.01)
+        assert "/Title" in text
+        assert "/Subject" in text
+        assert f"learncost figure {kind}" in text
+        assert "/Type3" not in text  # publishers want embedded TrueType
+    elif ending == "svg":
+        root = ElementTree.fromstring(data)
+        assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width, abs=0.01)
+        said = " ".join(root.itertext())
+        assert f"learncost figure {kind}" in said
+        assert "gpt2" in said or "mixtral-8x7b" in said
+    else:
+        with Image.open(path) as image:
+            assert image.size[0] == pytest.approx(DPI * width, abs=1)
+            assert image.text["Source"].startswith(f"learncost figure {kind}")
+            assert image.text["Description"]
+            assert image.convert("L").getextrema()[0] < 60
+    whole = json.loads(path.with_suffix(".json").read_text())
+    assert whole["command"].startswith(f"learncost figure {kind}")
+    assert whole["panels"]
+    with path.with_suffix(".csv").open() as table:
+        assert len(list(csv.DictReader(table))) > 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> None:
+    for answer, kinds in (
+        (lc.compare("gpt2"), ("procedures", "crossover")),
+        (lc.memory("t5-small", engine="table"), ("memory",)),
+        (lc.conventions("gpt2"), ("conventions",)),
+        (lc.cost("gpt2", by="equation", on="A100-SXM-40GB"), ("roofline", "macro-operations")),
+    ):
+        for kind in kinds:
+            for columns in (1, 2):
+                figure = answer.plot(kind, columns)
+                figure.savefig(io.BytesIO(), format="png", dpi=72)
+                whole, boxes, away = figure.bbox, [], set()
+                for axis in (own for axes in figure.axes for own in (axes.xaxis, axes.yaxis)):
+                    low, high = sorted(axis.get_view_interval())
+                    away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+                for text in figure.findobj(Text):
+                    if not text.get_text().strip() or not text.get_visible() or id(text) in away:
+                        continue
+                    box = text.get_window_extent()
+                    if box.width < 1 or text.get_rotation():
+                        continue
+                    inside = box.x0 >= -2 and box.x1 <= whole.x1 + 2 and box.y0 >= -2 and box.y1 <= whole.y1 + 2
+                    assert inside, (kind, columns, text.get_text())
+                    boxes.append((text.get_text(), box.padded(-1.5)))
+                for place, (text, box) in enumerate(boxes):
+                    for other, beside in boxes[:place]:
+                        assert not box.overlaps(beside), (kind, columns, text, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("pie gpt2 -o a.pdf", "no figure is called 'pie'"),
+        ("memory -o a.pdf", "needs MODEL"),
+        ("memory gpt2 -o a.gif", "a figure ends in .pdf, .svg or .png"),
+        ("memory gpt2", "needs --output"),
+        ("memory gpt2 -o no/such/a.pdf", "no folder"),
+        ("memory gpt2 -o a.pdf --columns 3", "columns must be 1 or 2"),
+        ("memory gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of memory has no --on"),
+        ("conventions gpt2 -o a.pdf --procedure bp", "a figure of conventions has no --procedure"),
+        ("roofline gpt2 -o a.pdf", "give --on NAME"),
+        ("scaling gpt2 -o a.pdf --along height", "no size to grow along is called 'height'"),
+        ("memory gpt2 -o a.pdf --engine torch", "no account of every line"),
+    ],
+)
+def test_what_is_wrong_with_a_figure_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(lc.InputError, match=r"pip install 'learncost\[figures\]'"):
+        lc.compare("gpt2", "bp", seq_len=8).plot()
+    assert "<table" in lc.compare("gpt2", "bp", seq_len=8)._repr_mimebundle_()["text/html"]
+
+
+def test_colours_stay_apart_in_grey() -> None:
+    greys = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in (to_rgb(look.fill) for look in PASSES.values()))
+    assert all(high - low > 0.03 for low, high in itertools.pairwise(greys))
+
+
+def test_answers_are_frames_with_whole_numbers() -> None:
+    found = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64)
+    for frame in (found.to_polars(), found.to_pandas()):
+        assert list(frame["maccs"]) == [row.maccs for row in found.rows]
+        assert sum(map(int, frame["flops"])) == found.total.flops > 2**63
+    answer = lc.memory("gpt2", engine="table", seq_len=8)
+    assert list(answer.to_pandas()["bytes"]) == [one.bytes for one in answer.arrays]
+    assert answer.to_polars().height == len(answer.arrays)
+    sweep = lc.sweep("gpt2", seq_len=[128, 256])
+    assert list(sweep.to_pandas()["flops"]) == list(sweep.to_polars()["flops"])
+    for other in (lc.compare("gpt2", "bp"), lc.conventions("gpt2"), lc.rules("gpt2"), lc.complexity()):
+        assert len(other.to_pandas()) == other.to_polars().height > 1

@@ -89,6 +89,9 @@ _COMMANDS: Mapping[str, Command] = {
     "fit": Command(
         "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
     ),
+    "figure": Command(
+        "pictures.figure:figure", "A figure for a paper: memory, roofline, procedures, crossover and others.", (), False
+    ),
     "trace": Command(
         "pictures.trace:trace", "The predicted step as a trace for Perfetto, line by line.", FORMATS, False
     ),

@@ -15,7 +15,7 @@ from learncost.ledger.crossing import coefficients, stretches
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import Run, possible, prepare
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 from learncost.models.adaptation import adaptation
 from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES, instead
@@ -66,7 +66,7 @@ class Overtaking:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison(Drawn):
     """Ledgers of one step under several procedures and price books, and where one procedure overtakes another.
 
     Attributes
@@ -98,6 +98,8 @@ class Comparison(Shown):
     """
 
     room = "learncost.ledger.show_comparison"
+    figures = ("procedures", "crossover", "scaling")
+    beside = "crossover"
 
     price_book: str
     costs: Mapping[str, Mapping[str, Cost]]

@@ -17,7 +17,7 @@ from learncost.ledger.question import question
 from learncost.ledger.reasons import because
 from learncost.ledger.record import Amount
 from learncost.ledger.run import Run, prepare
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
 from learncost.readings.price import Book, Row
 
@@ -78,7 +78,7 @@ class Convention:
 
 
 @dataclass(frozen=True, repr=False)
-class Conventions(Shown):
+class Conventions(Drawn):
     """What all price books and counters say of one step of backpropagation of one model.
 
     `found["matmul"]` is the entry of one book: its `counts`, their `difference` from the book `matmul`, and the
@@ -115,6 +115,7 @@ class Conventions(Shown):
     """
 
     room = "learncost.ledger.show_conventions"
+    figures = ("conventions",)
 
     model: str
     batch_size: int

@@ -15,7 +15,7 @@ from learncost.ledger.memory_types import bytes_of
 from learncost.ledger.question import question
 from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.runners import USUAL, runners
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 from learncost.models.configuration import Configuration
 from learncost.procedures.optimizer import DEFAULT
 from learncost.procedures.procedure import MODES, PAPER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Memory(Shown):
+class Memory(Drawn):
     """What one training step takes, in bytes: predicted from the step's table, or as a named engine executes it.
 
     Attributes
@@ -95,6 +95,8 @@ class Memory(Shown):
     """
 
     room = "learncost.ledger.show_memory"
+    figures = ("memory",)
+    beside = "memory"
 
     model: str
     procedure: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learncost.ledger.memory import Memory
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 
 EVERYWHERE = ("weights", "master weights", "optimizer state", "new weights and states")
 """The parts of a peak that every runner tells apart; of the others some tell the sum alone."""
@@ -35,13 +35,19 @@ class Difference:
 
 
 @dataclass(frozen=True, repr=False)
-class Several(Shown):
+class Several(Drawn):
     """What a step takes by each of several procedures, or of several runners: `by` says which."""
 
     room = "learncost.ledger.show_memory"
+    figures = ("memory",)
 
     memories: tuple[Memory, ...]
     by: str = "procedure"
+
+    @property
+    def panels(self) -> tuple[Memory, ...]:
+        """A panel for each."""
+        return self.memories
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it: by procedure, or by engine, what `Memory` has; and what makes the differences."""

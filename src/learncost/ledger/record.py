@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from learncost.ledger.sheet import Shown
+from learncost.ledger.sheet import Drawn
 
 if TYPE_CHECKING:
     from learncost.ledger.timing import RowTime, Timing
@@ -102,7 +102,7 @@ class Cache:
 
 
 @dataclass(frozen=True, repr=False)
-class Cost(Shown):
+class Cost(Drawn):
     """The ledger of one step, as `lc.cost` returns it. Printed, it is the table; a notebook shows it as one.
 
     All counts are exact integers under the price book; one MACC is two FLOPs. Bytes count every operand read once and
@@ -178,6 +178,7 @@ class Cost(Shown):
     """
 
     room = "learncost.ledger.show"
+    figures = ("macro-operations", "roofline")
 
     model: str
     procedure: str
@@ -206,6 +207,10 @@ class Cost(Shown):
     timing: Timing | None = None  # on a device, where one is given
     priced: Price | None = field(default=None, compare=False)
     built: Model | None = field(default=None, compare=False)
+
+    @property
+    def _figure(self) -> str:
+        return self.figures[1 if self.timing is not None and self.by == "equation" else 0]
 
     @property
     def steps(self) -> int | None:

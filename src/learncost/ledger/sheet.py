@@ -91,6 +91,26 @@ class Shown(Readable):
                 return self._repr_html_()
         raise InputError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
 
+    def _rows(self) -> list[Mapping[str, Any]]:
+        rows = self._by("rows") or self._by("records")
+        if rows:
+            return list(rows(self))
+        from learncost.ledger.frames import records  # is needed for frames alone
+
+        return [row for sheet in self._tables() for row in records(sheet.columns, (own.cells for own in sheet.rows))]
+
+    def to_polars(self) -> Any:
+        """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
+        from learncost.ledger.frames import polars_of
+
+        return polars_of(self._rows())
+
+    def to_pandas(self) -> Any:
+        """Its rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+        from learncost.ledger.frames import pandas_of
+
+        return pandas_of(self._rows())
+
     def _lines(self, width: int) -> Iterator[tuple[str, str]]:
         for place, sheet in enumerate(self.sheets(width)):
             yield from chain([("", "")] if place else [], sheet.lines(width))
@@ -107,6 +127,48 @@ class Shown(Readable):
 
     def _repr_html_(self) -> str:
         return "".join(sheet.html() for sheet in self.sheets(_ENDLESS))
+
+
+class Drawn(Shown):
+    """An answer of which there are figures."""
+
+    figures: ClassVar[tuple[str, ...]] = ()
+    """The kinds, the usual one first."""
+
+    beside: ClassVar[str] = ""
+    """The kind that a notebook shows over the table, where matplotlib is installed."""
+
+    def plot(self, figure: str = "", columns: int = 1) -> Any:
+        """The answer as a matplotlib Figure, which a notebook shows; `savefig` writes it.
+
+        Parameters
+        ----------
+        figure
+            Which kind, where there are several: as `learncost figure` has them.
+        columns
+            How many columns of a page it is wide, 1 or 2.
+
+        Raises
+        ------
+        InputError
+            Where matplotlib is not installed, and for a kind that the answer has not the data of.
+        """
+        return import_module("learncost.pictures.figures.make").of_answer(figure or self._figure, self, columns)
+
+    @property
+    def _figure(self) -> str:
+        return self.figures[0]
+
+    @property
+    def panels(self) -> tuple[Shown, ...]:
+        """The answers that have a panel each."""
+        return (self,)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        picture = ""
+        if self.beside:
+            picture = import_module("learncost.pictures.figures.make").as_html(self.beside, self)
+        return {"text/plain": str(self), "text/html": picture + self._repr_html_()}
 
 
 def _records(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from learncost.equation.precision import precision_of
 from learncost.ledger.memory import Memory
@@ -15,6 +16,19 @@ if TYPE_CHECKING:
 
 SHOWN = 8
 """Witnesses in the table; --json has them all."""
+
+
+def rows(answer: Memory | Several) -> Iterator[dict[str, Any]]:
+    """The arrays over the lines of the step; where there is no account of lines, those of the peak."""
+    for memory in (answer,) if isinstance(answer, Memory) else answer.memories:
+        step = {"procedure": memory.procedure, "engine": memory.engine}
+        if memory.arrays:
+            yield from (step | array.to_dict() for array in memory.arrays)
+        else:
+            yield from (
+                step | {"name": array.name, "shape": array.shape, "bytes": array.bytes, "layer": array.layer}
+                for array in memory.witnesses
+            )
 
 
 def sheets(answer: Memory | Several, width: int = WIDTH) -> tuple[Sheet]:

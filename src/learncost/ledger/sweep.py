@@ -155,6 +155,16 @@ class Sweep(Shown):
 
         return frame(self)
 
+    def to_polars(self) -> Any:
+        """The same as `frame`."""
+        return self.frame()
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas DataFrame. Raises `InputError` where pandas is not installed."""
+        from learncost.ledger.frames import pandas_of_columns
+
+        return pandas_of_columns(self.columns)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a file ending in .csv or .parquet, under a temporary name until they are complete."""
         from learncost.ledger.columns import write

@@ -1,0 +1,84 @@
+"""A bar a step: what share of its FLOPs each pass has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from learncost.ledger.cost import cost
+from learncost.ledger.record import Cost
+from learncost.pictures.data.roofline import share
+from learncost.pictures.data.shares import Shares, shares
+from learncost.pictures.figures.ask import procedures_of, taken
+from learncost.pictures.figures.panel import POINTS, Panel, fitting, rows_of_key
+from learncost.pictures.figures.style import FAINT, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
+
+ROW = 0.27
+
+
+def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Shares]:
+    """One panel of all models by all procedures."""
+    asked = taken("macro-operations", cost, given, "procedures")
+    names = procedures_of(given)
+    return [shares(cost(model, name, by="macro-operation", **asked) for model in models for name in names)]
+
+
+def of(answer: Cost) -> Shares:
+    """The data of a panel, of an answer."""
+    return shares((answer,))
+
+
+def height(found: Shares, columns: int) -> float:
+    """Inches that the panel is high."""
+    return 0.35 + ROW * len(found.bars) + 0.13 * rows_of_key(_key(found), WIDTHS[columns])
+
+
+def _key(found: Shares) -> list[tuple[str, Any]]:
+    names = {part.macro_operation.replace("_", " ") for bar in found.bars for part in bar.parts}
+    return [(name, look) for name, look in PASSES.items() if name in names]
+
+
+def draw(found: Shares, panel: Panel) -> None:
+    """Draw the panel."""
+    several = len({bar.procedure for bar in found.bars}) > 1
+    names = [f"{bar.model}, {bar.procedure}" if several else bar.model for bar in found.bars]
+    left = max(width_of(name) for name in names) / POINTS + 0.08
+    right = max(width_of(short(bar.flops)) for bar in found.bars) / POINTS + 0.08
+    below = 0.13 * rows_of_key(_key(found), panel.width) + 0.06
+    axes = panel.axes(left, below, right, 0.2)
+    points = (panel.width - left - right) * POINTS
+    for place, bar in enumerate(found.bars):
+        start = 0.0
+        for part in bar.parts:
+            name = part.macro_operation.replace("_", " ")
+            look = PASSES[name]
+            axes.barh(
+                place, part.share, 0.74, left=start, color=look.fill, hatch=look.hatch, edgecolor="white", linewidth=0.6
+            )
+            told = share(part.flops, bar.flops)
+            room = part.share * points - 5
+            text = fitting((f"{name} {told}", told), room, SMALL)
+            plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.8} if look.hatch else None
+            axes.text(
+                start + part.share / 2, place, text, ha="center", va="center", size=SMALL, color=look.text, bbox=plate
+            )
+            start += part.share
+        axes.text(1 + 5 / points, place, short(bar.flops), va="center", size=NORMAL)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(found.bars) - 0.45, -0.55)
+    axes.set_yticks(range(len(names)), names, size=NORMAL, color="black")
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    panel.text(panel.width, panel.height - 0.13, "FLOPs a step", ha="right", size=SMALL, color=FAINT)
+    panel.key(0, below - 0.15, _key(found))
+
+
+def said(found: Shares) -> Iterator[str]:
+    """What the panel rests on, in sentences."""
+    from learncost.ledger.show import convention
+
+    for bar in found.bars:
+        sizes = f"batch {bar.batch_size:,}, {bar.seq_len:,} tokens"
+        yield f"{bar.model}, {bar.procedure}: {sizes}; optimizer {bar.optimizer}; counted: {bar.counted}"
+        yield f"{bar.model}: {bar.source}" if bar.source else ""
+    yield from dict.fromkeys(convention(bar.price_book) for bar in found.bars)

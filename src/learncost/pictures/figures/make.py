@@ -1,0 +1,134 @@
+"""A figure of panels, and the files that hold it: with sources and conventions, whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.models.wording import shown
+from learncost.pictures.figures import module_of
+from learncost.pictures.figures.panel import Panel
+from learncost.pictures.figures.style import RC, WIDTHS
+from learncost.training.files import written
+from learncost.version import __version__
+
+ENDINGS = (".pdf", ".svg", ".png")
+"""How a file's name ends in each form."""
+
+GAP, MARGIN = 0.16, 0.04
+"""Inches between panels, and around all of them."""
+
+DPI = 300
+
+
+def needs_matplotlib() -> None:
+    """Raises `InputError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError("a figure needs matplotlib: pip install 'learncost[figures]'") from None
+
+
+def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
+    """A matplotlib Figure of a kind, a panel for each of the data; a notebook shows it.
+
+    columns  of a page that it takes, 1 or 2
+    Raises `InputError` where matplotlib is not installed.
+    """
+    needs_matplotlib()
+    from matplotlib import rc_context
+
+    from learncost.pictures.figures.shown import Plot
+
+    if columns not in WIDTHS:
+        raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
+    module, width = module_of(kind), WIDTHS[columns]
+    heights = [module.height(each, columns) for each in data]
+    whole = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
+    with rc_context(RC):
+        figure = Plot(figsize=(width, whole), facecolor="white")
+        bottom = whole - MARGIN
+        for each, high in zip(data, heights, strict=True):
+            bottom -= high
+            module.draw(each, Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
+            bottom -= GAP
+        figure.told = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
+    return figure
+
+
+def of_answer(kind: str, answer: Any, columns: int = 1) -> Any:
+    """A Figure of one answer. Raises `InputError` for a kind that the answer has not the data of."""
+    if kind not in answer.figures:
+        raise InputError(f"{type(answer).__name__} has the figures {', '.join(answer.figures)}, not {shown(kind)}")
+    return plotted(kind, tuple(map(module_of(kind).of, answer.panels)), columns)
+
+
+def as_html(kind: str, answer: Any) -> str:
+    """The picture for a notebook, as wide as its page; nothing where matplotlib is missing, or the data of it."""
+    try:
+        figure = of_answer(kind, answer, 2)
+    except InputError:
+        return ""
+    image = base64.b64encode(figure._repr_png_()).decode()
+    return f'<img alt="{escape(figure.told["Title"])}" style="max-width:100%" src="data:image/png;base64,{image}"/>'
+
+
+def sentences(kind: str, data: Iterable[Any]) -> str:
+    """The conventions and sources that a figure rests on."""
+    said = dict.fromkeys(text for each in data for text in module_of(kind).said(each) if text)
+    return ". ".join(text.rstrip(".") for text in said) + "."
+
+
+def check_path(path: str | Path) -> Path:
+    """The path of a figure. Raises `InputError` where its name ends otherwise, or where there is no such folder."""
+    found = Path(path)
+    if found.suffix not in ENDINGS:
+        raise InputError(f"a figure ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, not {shown(str(path))}")
+    if not found.absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {found.parent}")
+    return found
+
+
+def save(figure: Any, path: Path, command: str) -> None:
+    """Write a figure that `plotted` made, with what it rests on in the file's metadata. Raises `InputError`."""
+    from matplotlib import rc_context
+
+    title, said = figure.told["Title"], figure.told["Sentences"]
+    made = f"learncost {__version__}"
+    facts: Mapping[str, Mapping[str, Any]] = {
+        ".pdf": {"Title": title, "Subject": said, "Keywords": command, "Creator": made, "CreationDate": None},
+        ".png": {"Title": title, "Description": said, "Source": command, "Software": made},
+        ".svg": {"Title": title, "Description": said, "Source": command, "Creator": made, "Date": None},
+    }
+    with rc_context(RC), written(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, metadata=dict(facts[path.suffix]))
+
+
+def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple[Path, Path]:
+    """Write the numbers of a figure beside it: a table as .csv, everything as .json. Raises `InputError`."""
+    rows = [row for each in data for row in each.rows()]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    whole = {
+        "schema": 1,
+        "figure": kind,
+        "made_by": f"learncost {__version__}",
+        "command": command,
+        "conventions": sentences(kind, data),
+        "panels": [each.to_dict() | {"finding": each.finding} for each in data],
+    }
+    table, everything = path.with_suffix(".csv"), path.with_suffix(".json")
+    for target, content in ((table, text.getvalue()), (everything, json.dumps(whole, indent=2) + "\n")):
+        with written(target) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    return table, everything

@@ -1,0 +1,237 @@
+"""The bytes at every line of a step as stairs, the passes above, the repeats below, the arrays of the peak beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.sheet import size_of
+from learncost.pictures.data.curve import Curve, curve
+from learncost.pictures.figures.ask import procedures_of, taken
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, step_of
+from learncost.pictures.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
+
+SAID = {
+    "forward": "made forward",
+    "recomputation": "made by recomputing",
+    "backward": "made backward",
+    "error projection": "made by projecting the error",
+    "weight update": "made by the update",
+    "optimizer step": "new weights",
+}
+"""What a pass made, in words; other kinds are called by their names."""
+
+LISTED = 7
+"""Arrays of the peak that are listed; the others are summed."""
+
+LIST = 2.05
+"""Inches that the list takes."""
+
+
+def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Curve]:
+    """A panel for each model and procedure; who runs the step is the table where nobody is named."""
+    asked = taken("memory", memory, given, "procedures", "price_book") | {"engine": given.get("engine") or "table"}
+    answers = (memory(model, name, **asked) for model in models for name in procedures_of(given))
+    return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
+
+
+def of(answer: Memory) -> Curve:
+    """The data of a panel, of an answer."""
+    return curve(answer)
+
+
+def height(found: Curve, columns: int) -> float:
+    """Inches that the panel is high."""
+    return 2.2 if columns == 1 else 2.35
+
+
+def draw(found: Curve, panel: Panel) -> None:
+    """Draw the panel."""
+    listed = LIST if panel.columns == 2 else 0.0
+    about = step_of(
+        found.batch_size,
+        found.seq_len,
+        found.target_len,
+        found.procedure,
+        found.dtype,
+        found.plan,
+        f"run by {found.engine}",
+    )
+    panel.heading(found.model, about)
+    count = len(found.lines)
+    margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
+    axes = panel.axes(**margins)
+    wide = (panel.width - margins["left"] - margins["right"]) * POINTS
+    high = (panel.height - margins["bottom"] - margins["top"]) * POINTS
+    top = found.peak * 1.12 or 1
+    axes.set_xlim(0, count)
+    axes.set_ylim(0, top)
+    missing = _stairs(axes, found, wide / count, high / top)
+    axes.yaxis.set_major_formatter(lambda value, _: tick(value, "B"))
+    axes.yaxis.set_major_locator(_locator())
+    axes.grid(axis="y", color=GRID, linewidth=0.5)
+    axes.set_xticks([])
+    _passes(axes, found, wide / count)
+    _brackets(axes, found, wide / count)
+    x = found.peak_at + 0.5
+    axes.plot([x, x], [0, found.peak], color=INK, linewidth=0.7)
+    axes.plot([x], [found.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
+    text = f"peak {size_of(found.peak)}"
+    side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
+    axes.annotate(
+        text, (x, found.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
+        va="bottom", size=SMALL, weight="bold",
+    )  # fmt: skip
+    if listed:
+        _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), found)
+    if missing:
+        panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
+
+
+def _locator() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
+
+
+def _stairs(axes: Any, found: Curve, across: float, up: float) -> list[str]:
+    """The kinds on each other, named where a name fits in them; those that matter and could not be named.
+
+    across, up  points of a line, and of a byte
+    """
+    below, missing = [0] * len(found.lines), []
+    for kind, sizes in found.kinds.items():
+        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        look = KINDS[kind]
+        axes.stairs(
+            above, range(len(above) + 1), baseline=below, fill=True, facecolor=look.fill, alpha=0.88,
+            hatch=look.hatch, edgecolor=INK if look.hatch else look.fill, linewidth=0,
+        )  # fmt: skip
+        name = SAID.get(kind, kind)
+        place = _room(below, above, width_of(name, SMALL) + 5, across, up, found.peak_at)
+        if place is not None:
+            plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.6} if look.hatch else None
+            axes.text(*place, name, size=SMALL, color=look.text, va="center", bbox=plate)
+        elif max(sizes) * up > 1.0:
+            missing.append(kind)
+        below = above
+    return missing
+
+
+def _room(
+    below: Sequence[int], above: Sequence[int], points: float, across: float, up: float, peak_at: int
+) -> tuple[float, float] | None:
+    """Where a text of so many points fits between two stairs, not at the peak: its left end and its middle's height."""
+    needed = int(points / across) + 1
+    best, place = (SMALL + 1.0) / up, None
+    for start in range(len(below) - needed + 1):
+        if start <= peak_at < start + needed:
+            continue
+        low, high = max(below[start : start + needed]), min(above[start : start + needed])
+        if high - low > best * 1.02:
+            best, place = high - low, (start + 2.5 / across, (low + high) / 2)
+    return place
+
+
+def _passes(axes: Any, found: Curve, across: float) -> None:
+    """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
+    inside = [
+        next((place for place, one in enumerate(found.brackets) if one.depth == 0 and one.first <= at <= one.last), -1)
+        for at in range(len(found.lines))
+    ]
+    stretches: list[tuple[int, int, dict[str, None]]] = []
+    for _, several in groupby(
+        range(len(found.lines)), lambda at: (inside[at], "" if inside[at] >= 0 else found.lines[at].macro_operation)
+    ):
+        places = list(several)
+        names = dict.fromkeys(found.lines[at].macro_operation.replace("_", " ") for at in places)
+        joins = stretches and (names.keys() <= stretches[-1][2].keys() or stretches[-1][2].keys() <= names.keys())
+        together = bool(stretches) and not {"forward", "optimizer step"} & ({*names} ^ {*stretches[-1][2]})
+        if joins or together:
+            stretches[-1] = (stretches[-1][0], places[-1], stretches[-1][2] | names)
+        else:
+            stretches.append((places[0], places[-1], names))
+    for first, last, named in stretches:
+        first_of, *others = named
+        whole = " and ".join(filter(None, (", ".join((first_of, *others)[:-1]), (first_of, *others)[-1])))
+        text = fitting((whole, first_of, first_of.partition(" ")[0]), (last + 1 - first) * across - 2, SMALL)
+        across_axes = axes.get_xaxis_transform()
+        axes.plot(
+            [first + 1.2 / across, last + 1 - 1.2 / across],
+            [1.0, 1.0],
+            transform=across_axes,
+            color=MUTED,
+            linewidth=0.7,
+            clip_on=False,
+        )
+        axes.annotate(
+            text, (first + 1.2 / across, 1.0), xycoords=across_axes, xytext=(0, 2.5), textcoords="offset points",
+            size=SMALL, color=MUTED, va="bottom", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _brackets(axes: Any, found: Curve, across: float) -> None:
+    """Below the chart, which lines run many times."""
+    for one in found.brackets:
+        if one.depth:
+            continue
+        points = (one.last + 1 - one.first) * across
+        text = fitting((one.title, f"runs {one.turns:,} ×", f"{one.turns:,} ×"), points + 10, SMALL)
+        where = axes.get_xaxis_transform()
+        axes.plot(
+            [one.first, one.first, one.last + 1, one.last + 1], [-0.012, -0.035, -0.035, -0.012], transform=where,
+            color=FAINT, linewidth=0.6, clip_on=False,
+        )  # fmt: skip
+        axes.annotate(
+            text, ((one.first + one.last + 1) / 2, -0.045), xycoords=where, size=SMALL, color=FAINT, ha="center",
+            va="top", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _list(panel: Panel, found: Curve) -> None:
+    """The largest arrays of the peak, with bars in the colours of what they are."""
+    from matplotlib.patches import Rectangle
+
+    at = found.lines[found.peak_at]
+    where = ", ".join(filter(None, (at.layer.replace("_", " "), at.macro_operation.replace("_", " "))))
+    y = panel.height - HEADING + 0.05
+    panel.text(0, y, f"At the peak, while {at.line} runs", size=SMALL, weight="bold")
+    panel.text(0, y - 0.13, where, size=SMALL, color=FAINT)
+    alive = [one for one in found.alive(found.peak_at) if one.bytes]
+    step = (y - 0.3) / (LISTED + 1)
+    y -= 0.36
+    largest = alive[0].bytes if alive else 1
+    wide, high = panel.figure.get_size_inches()
+    for one in alive[:LISTED]:
+        size = size_of(one.bytes)
+        shape = " × ".join(f"{part:,}" for part in ((one.number,) if one.number > 1 else ()) + one.shape)
+        shape = "" if one.shape == (one.bytes,) else shape
+        room = panel.width * POINTS - width_of(size, SMALL) - width_of(one.name, SMALL) - 10
+        panel.text(0, y, one.name, size=SMALL)
+        panel.text((width_of(one.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT)
+        panel.text(panel.width, y, size, size=SMALL, ha="right")
+        look = KINDS[one.kind]
+        bar = Rectangle(
+            (panel.left / wide, (panel.bottom + y - 0.06) / high),
+            panel.width * one.bytes / largest / wide,
+            0.035 / high,
+            transform=panel.figure.transFigure,
+            facecolor=look.fill,
+            hatch=look.hatch * 2,
+            linewidth=0,
+        )
+        panel.figure.add_artist(bar)
+        y -= step
+    if rest := alive[LISTED:]:
+        panel.text(0, y, f"{len(rest)} more", size=SMALL, color=FAINT)
+        panel.text(panel.width, y, size_of(sum(one.bytes for one in rest)), size=SMALL, ha="right", color=FAINT)
+
+
+def said(found: Curve) -> Iterator[str]:
+    """What the panel rests on, in sentences."""
+    yield f"{found.model}, {found.procedure}: batch {found.batch_size:,}, {found.seq_len:,} tokens, {found.dtype}"
+    yield f"optimizer {found.optimizer}; run by {found.engine}"
+    yield found.convention
+    yield "a line of a repeat stands once, with the bytes of the turn in which most is there"

@@ -1,0 +1,131 @@
+"""A bar a procedure, split by pass, with its ratio to backpropagation; below it, in grey, the peak of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from learncost.equation.errors import InputError
+from learncost.ledger.compare import Comparison, compare
+from learncost.ledger.memory import Memory, memory
+from learncost.ledger.sheet import size_of
+from learncost.pictures.data.procedures import Procedures, procedures
+from learncost.pictures.figures.ask import taken
+from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, step_of
+from learncost.pictures.figures.style import DARK, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
+
+ROW = 0.4
+
+
+def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Procedures]:
+    """A panel for each model; memory as the table says, the same runner for all."""
+    asked = taken("procedures", compare, given)
+    found = []
+    for model in models:
+        answer = compare(model, **asked)
+        own = {name: value for name, value in asked.items() if name not in ("procedures", "price_book", "tokens")}
+        memories = {}
+        for name in answer.procedures:
+            try:
+                answer_of = memory(model, name, engine="table", **own)
+            except InputError:
+                continue  # a plan or a type that this account does not have: the bars of costs stand alone
+            if isinstance(answer_of, Memory):
+                memories[name] = answer_of
+        found.append(procedures(answer, memories))
+    return found
+
+
+def of(answer: Comparison) -> Procedures:
+    """The data of a panel, of an answer."""
+    return procedures(answer)
+
+
+def _held(found: Procedures) -> bool:
+    return any(one.peak is not None for one in found.procedures)
+
+
+def _key(found: Procedures) -> list[tuple[str, Any]]:
+    names = {own.macro_operation.replace("_", " ") for one in found.procedures for own in one.passes}
+    return [(name, look) for name, look in PASSES.items() if name in names]
+
+
+def height(found: Procedures, columns: int) -> float:
+    """Inches that the panel is high."""
+    row = ROW if _held(found) else 0.27
+    return HEADING + 0.25 + row * len(found.procedures) + 0.13 * rows_of_key(_key(found), WIDTHS[columns])
+
+
+def draw(found: Procedures, panel: Panel) -> None:
+    """Draw the panel."""
+    sizes = step_of(
+        found.batch_size, found.seq_len, found.target_len, found.optimizer, f"price book {found.price_book}"
+    )
+    panel.heading(found.model, f"FLOPs of {sizes}")
+    names = [one.name for one in found.procedures]
+    ends = [_end(one.flops, one.ratio["flops"]) for one in found.procedures]
+    left = max(map(width_of, names)) / POINTS + 0.08
+    right = max(map(width_of, ends)) / POINTS + 0.08
+    below = 0.13 * rows_of_key(_key(found), panel.width) + 0.08
+    axes = panel.axes(left, below, right, HEADING + 0.05)
+    points = (panel.width - left - right) * POINTS
+    most = max((one.flops for one in found.procedures), default=1) or 1
+    peak = max((one.peak or 0 for one in found.procedures), default=0)
+    thick, shift = (0.44, -0.17) if _held(found) else (0.7, 0.0)
+    for place, (one, end) in enumerate(zip(found.procedures, ends, strict=True)):
+        start = 0.0
+        for own in one.passes:
+            name, width = own.macro_operation.replace("_", " "), own.flops / most
+            look = PASSES[name]
+            axes.barh(
+                place + shift,
+                width,
+                thick,
+                left=start,
+                color=look.fill,
+                hatch=look.hatch,
+                edgecolor="white",
+                linewidth=0.6,
+            )
+            times = f", {own.passes} ×" if own.passes > 1 else ""
+            text = fitting((f"{name}{times}", name), width * points - 5, SMALL)
+            plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.8} if look.hatch else None
+            axes.text(
+                start + width / 2,
+                place + shift,
+                text,
+                ha="center",
+                va="center",
+                size=SMALL,
+                color=look.text,
+                bbox=plate,
+            )
+            start += width
+        axes.text(start + 4 / points, place + shift, end, va="center", size=NORMAL)
+        if one.peak is not None:
+            axes.barh(place + 0.23, one.peak / peak, 0.2, color=DARK)
+            text = f"{size_of(one.peak)} at the peak"
+            inside = one.peak / peak * points > width_of(text, SMALL) + 8
+            x, side = (4 / points, "left") if inside else (one.peak / peak + 4 / points, "left")
+            axes.text(x, place + 0.235, text, va="center", ha=side, size=SMALL - 0.5)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(names) - 0.45, -0.5)
+    axes.set_yticks(range(len(names)), names, size=NORMAL, color="black")
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_visible(True)
+    panel.key(0, below - 0.15, _key(found))
+
+
+def _end(flops: int, ratio: float | None) -> str:
+    return short(flops) if ratio is None else f"{short(flops)}  {ratio:.2f} ×"
+
+
+def said(found: Procedures) -> Iterator[str]:
+    """What the panel rests on, in sentences."""
+    from learncost.ledger.show import convention
+
+    yield f"{found.model}: batch {found.batch_size:,}, {found.seq_len:,} tokens; optimizer {found.optimizer}"
+    yield convention(found.price_book)
+    yield from (f"memory, {engine}: {convention}" for engine, convention in found.conventions.items())
+    yield found.left_out

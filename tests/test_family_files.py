@@ -150,7 +150,7 @@ def made(name: str) -> Made:
     for configuration in configurations(family):
         try:
             plan(configuration)
-            positions.made(configuration)
+            positions.input_table(configuration)
         except InputError:
             continue  # a choice that the file does not have, on purpose
         model = build(configuration, dropout=True, padding=True)
@@ -228,6 +228,7 @@ def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made
             if not key.startswith("~"):
                 assert any((FAMILIES[heir].slots[slot].choose, key) in made(heir).chosen for heir in heirs(file)), key
     for layer, own in read_file(file).get("layers", {}).items():
+        own = {} if isinstance(own, str) else own
         for when in [one["when"] for one in own.get("rewrite", ()) if "when" in one]:
             for way in (True, False):
                 assert any((when, way) in made(heir).chosen for heir in heirs(file)), (layer, when, way)

@@ -10,10 +10,11 @@ from importlib.resources import files
 
 from learncost.equation.count import ZERO, Count, total
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Product, Word, walk
+from learncost.equation.table import Line, Product, walk
 from learncost.layers.products import matrix_maccs
 from learncost.models.families import instead
 from learncost.models.model import Model
+from learncost.models.parts import makes_shares
 from learncost.readings.active import active_parameters, choices
 from learncost.readings.price import Book, Row, kind, parameters
 
@@ -151,11 +152,7 @@ class Reading:
     def blocks(self) -> Count:
         """How many blocks there are: those of attention."""
         layers = {line.tag.layer for line, _ in self.attention}
-        return total(
-            Count.of(turns)
-            for line, turns in self.lines
-            if isinstance(line, Word) and line.word.startswith("softmax") and line.tag.layer in layers
-        )
+        return total(Count.of(turns) for line, turns in self.lines if makes_shares(line) and line.tag.layer in layers)
 
     @cached_property
     def heads(self) -> Count:

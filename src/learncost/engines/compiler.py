@@ -135,7 +135,7 @@ class Kernels:
 def bind(library: ctypes.CDLL, addresses: Mapping[str, int] | None = None) -> None:
     """Hand the products of the math library that PyTorch brings to a library of kernels, where there is one.
 
-    given   addresses to hand in instead, by BLAS's names
+    addresses   addresses to hand in instead, by BLAS's names
     """
     products_found = products() if addresses is None else addresses
     library.bind.argtypes = [ctypes.c_void_p] * 2

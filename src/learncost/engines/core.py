@@ -128,8 +128,10 @@ class Core:
             "weight_decay": settings.weight_decay,
             "clip": settings.clip,
         }
-        names = [name for name in table.inputs if name in numbers and not table.axes[name]]
-        return {name: np.asarray(numbers[name], self.dtype) for name in names}
+        values = {name: table.values[name] for name in table.inputs if not table.axes[name]}
+        names = {name: value.of for name, value in values.items() if value.role == "number"}
+        names |= {name: name for name in values if name == "dloss"}
+        return {name: np.asarray(numbers[number], self.dtype) for name, number in names.items()}
 
     def _halves(self, table: Table) -> Accumulated:
         """The step's table in two halves, the same ones at every step."""

@@ -87,7 +87,7 @@ def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, 
 
     arrays   what is given, by the names of the table's inputs and of answers
     keeps    by axis of positions, which of them hold tokens, [B, axis]; all where it is not there
-    one      the number 1 in the type of the results
+    unit     the number 1 in the type of the results
     """
     result: Arrays = {}
     for name in table.inputs:
@@ -322,7 +322,7 @@ class Batch:
             elif value.role == "padding":
                 keep = self.keep(base(value.axes[-1]))
                 arrays[name] = np.broadcast_to(keep, shape_of(value.axes, self.sizes))  # for every turn
-            elif name.startswith("inverse_count.") and value.role == "constant":
+            elif value.role == "number" and value.axes:  # one over the count, with a mask of padding
                 arrays[name] = self.keep(base(value.axes[-1])) / self.count
         return arrays
 

@@ -11,7 +11,8 @@ Axes: TypeAlias = tuple[str, ...]
 Role: TypeAlias = Literal[
     "value",  # what a line makes; and inputs and weights, of which the table says that they are. `of` of X.2 is X
     "index",  # read as an index alone
-    "constant",  # given, and without a gradient, such as numbers of the procedure and of the optimizer
+    "constant",  # given, and without a gradient
+    "number",  # a number of the procedure or of the optimizer; `of` is what it is called there, such as lr
     "share",  # -1/count where there is one `of` these answers, 0 elsewhere: what each counts in the loss
     "sign",  # 1 where `of` these answers it is yes, -1 elsewhere
     "kind",  # an index of what kind something is `of` this axis; 0 where nothing says it
@@ -38,7 +39,7 @@ DRAWN: frozenset[Role] = frozenset(("mask", "padding"))
 """Roles of inputs that a batch brings along, beside those that a layer is called with."""
 
 FIXED: frozenset[Role] = frozenset(
-    ("constant", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered")
+    ("constant", "number", "share", "sign", "buffer", "mask", "padding", "projection", "state", "gathered")
 )
 """Roles of inputs that have no gradient."""
 

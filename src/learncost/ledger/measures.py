@@ -9,11 +9,11 @@ from functools import cached_property
 
 from learncost.books.book import book as find_book
 from learncost.equation.count import Count, total
-from learncost.equation.table import Line, Product, Repeat, Term, Word, walk
+from learncost.equation.table import Product, Repeat, Term, walk
 from learncost.layers.products import matrix_maccs
 from learncost.ledger.run import Run
+from learncost.models.parts import weighs_tokens
 from learncost.readings.price import Row
-from learncost.vocabulary import entry
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Measures:
         result: list[Block] = []
         repeats = [line for line in self.run.model.table.lines if isinstance(line, Repeat)]
         for repeat in repeats:
-            softmaxes = [(line, turns) for line, turns in walk([repeat]) if _chooses(line)]
+            softmaxes = [(line, turns) for line, turns in walk([repeat]) if weighs_tokens(line)]
             kinds, number = len(softmaxes), self.at(total(Count.of(turns) for _, turns in softmaxes))
             if not kinds:
                 continue
@@ -132,16 +132,6 @@ class Measures:
 def _mean(value: int, number: int) -> int | Fraction:
     mean = Fraction(value, number)
     return int(mean) if mean.denominator == 1 else mean
-
-
-def _chooses(line: Line) -> bool:
-    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
-    return isinstance(line, Word) and entry(line.word).makes == "shares" and attends(line.tag.layer)
-
-
-def attends(layer: str) -> bool:
-    """Whether a layer is an attention of a sequence to itself, by the name that the layer has."""
-    return "attention" in layer and "cross" not in layer
 
 
 def inside(row: Row, block: Block) -> bool:

@@ -13,7 +13,7 @@ from learncost.books.book import every
 from learncost.equation.count import total
 from learncost.equation.errors import InputError
 from learncost.ledger.reasons import LEFT_OUT, SCORES
-from learncost.ledger.run import Run
+from learncost.ledger.run import Run, shown_layer
 from learncost.models.wording import shown
 from learncost.readings.price import Row
 
@@ -42,10 +42,8 @@ _PARTS = {
 }
 _OUTSIDE = {
     "": frozenset[str](),
-    "without the head": frozenset({"head", "masked_lm_transform", "loss"}),
-    "without embedding and head": frozenset(
-        {"embedding", "positions", "sinusoidal_positions", "token_types", "head", "masked_lm_transform", "loss"}
-    ),
+    "without the head": frozenset({"head", "loss"}),
+    "without embedding and head": frozenset({"embedding", "positions", "head", "loss"}),
 }
 _ODD = {"backward": 3, "forward, backward and the optimizer's step": 2, "without the head": 2, "a token": 1}
 
@@ -199,7 +197,7 @@ def all_ways(run: Run, conventions: Conventions) -> Iterator[Said]:
         except InputError:
             continue
         for (part, macros), (without, layers) in product(_PARTS.items(), _OUTSIDE.items()):
-            part_rows = [row for row in rows if row.macro_operation in macros and row.layer not in layers]
+            part_rows = [row for row in rows if row.macro_operation in macros and shown_layer(row.layer) not in layers]
             if without and len(part_rows) == len([row for row in rows if row.macro_operation in macros]):
                 continue
             if part.endswith("step") and not any(row.macro_operation == "optimizer_step" for row in rows):

@@ -9,7 +9,7 @@ from learncost.books.formula import FORMULA
 from learncost.equation.count import total
 from learncost.equation.table import Line, Product, Word
 from learncost.layers.products import matrix_maccs
-from learncost.ledger.run import rows_of
+from learncost.ledger.run import rows_of, shown_layer
 from learncost.models.model import Model
 from learncost.readings.price import Book, Row
 
@@ -60,8 +60,6 @@ def _grouped(term: Callable[[Row], str], rows: Iterable[Row], plain: Iterable[Ro
 _LAYERS = {
     "residual": "residual sums",
     "positions": "positions",
-    "sinusoidal_positions": "positions",
-    "token_types": "positions",
     "loss": "log-softmax and loss",
     "head": "log-softmax and loss",
     "dropout": "dropout",
@@ -86,8 +84,8 @@ def _line_term(book: Book, rows: Iterable[Row]) -> Callable[[Row], str]:
             return f"{_word(*through)} backward through the explicit Jacobian"
         if row.layer == "embedding" or (row.layer == "error_projection" and row.layer in book.one_hot):
             return "embedding as a product with one-hot rows" if row.layer in book.one_hot else "embedding"
-        if row.layer in _LAYERS:
-            return _LAYERS[row.layer]
+        if (layer := shown_layer(row.layer)) in _LAYERS:
+            return _LAYERS[layer]
         if "norm" in row.layer or (isinstance(line, Word) and "normalize" in line.word):
             return "normalization"
         if isinstance(line, Word):

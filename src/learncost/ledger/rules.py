@@ -12,11 +12,12 @@ from learncost.books.book import book as find_book
 from learncost.equation.errors import InputError
 from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
-from learncost.ledger.measures import Block, Measures, attends, backward, forward
+from learncost.ledger.measures import Block, Measures, backward, forward
 from learncost.ledger.question import question
 from learncost.ledger.run import prepare
 from learncost.ledger.thumbs import Case, Number, Part, Rule, Rules, Thumb, evaluate, thumbs
 from learncost.models.configuration import Configuration
+from learncost.models.parts import attends, makes_shares
 from learncost.readings.price import Row, price
 
 __all__ = ["Rules", "rules"]
@@ -252,7 +253,7 @@ def _products(measures: Measures) -> _Found:
 
 
 def _is_softmax(row: Row) -> bool:
-    return forward(row) and "attention" in row.layer and "softmax" in row.text.partition("(")[0]
+    return forward(row) and "attention" in row.layer and makes_shares(row.source)
 
 
 def _gpt3() -> tuple[Rule, ...]:

@@ -208,8 +208,8 @@ def prepare(
 def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation | None:
     """What learns, where anything is said about it.
 
-    given  train, train_layers, lora, lora_rank, lora_alpha
-    kind   the precision
+    choices  train, train_layers, lora, lora_rank, lora_alpha
+    kind     the precision
     """
     if all(value is None for value in choices):
         return None

@@ -13,11 +13,11 @@ from typing import Any
 
 from learncost.equation.count import Count
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Repeat, Word, walk
+from learncost.equation.table import Line, Repeat, walk
 from learncost.models.adaptation import Learned
 from learncost.models.model import Model
 from learncost.models.modules import module_of
-from learncost.models.parts import Parts, repeats
+from learncost.models.parts import Parts, repeats, weighs_tokens
 
 _PATHS = ("lora_A", "lora_B")
 
@@ -253,14 +253,9 @@ def _is_head(path: str) -> bool:
 
 def _kinds(lines: list[Line], stacks: list[str]) -> tuple[tuple[str, ...], ...]:
     """The weights of each block of a turn: with several blocks, by the name of the kind in front of theirs."""
-    softmaxes = [li for li in lines if isinstance(li, Word) and li.word.startswith("softmax") and _attends(li)]
-    if len(softmaxes) < 2:
+    if sum(map(weighs_tokens, lines)) < 2:
         return (tuple(stacks),)
     kinds: dict[str, list[str]] = {}
     for name in stacks:
         kinds.setdefault(name.partition(".")[0], []).append(name)
     return tuple(map(tuple, kinds.values()))
-
-
-def _attends(line: Line) -> bool:
-    return "attention" in line.tag.layer and "cross" not in line.tag.layer

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from learncost.equation.count import size_of
 from learncost.equation.errors import InputError
-from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, walk
+from learncost.equation.table import Line, Read, Repeat, Statement, Sum, Table, Term, Word, walk
 from learncost.layers.rewrite_lora import Projection, is_linear, is_lookup
 from learncost.models.model import Model
 from learncost.models.modules import joint, names, weights_named
 from learncost.models.wording import nearest, shown
+from learncost.vocabulary import entry
 
 _HEAD, _EMBEDDINGS = ("head", "lm_head", "proj_out"), ("embeddings", "wte", "embed_tokens", "word_embeddings")
 _LINEAR, _GROUPS = ("all-linear", "linear"), {"attention": "attention", "feed_forward": "feed_forward"}
@@ -232,3 +233,18 @@ def is_projection(line: Line, weight: str) -> bool:
 def _looks_up(line: Line, weight: str) -> bool:
     terms = [term for term in line.right if isinstance(term, Term) and term.name == weight]
     return any(isinstance(axis, Read) for term in terms for axis in term.axes)
+
+
+def attends(layer: str) -> bool:
+    """Whether a layer is an attention of a sequence to itself, by the name that the layer has."""
+    return "attention" in layer and "cross" not in layer
+
+
+def weighs_tokens(line: Line) -> bool:
+    """Whether it is the softmax of a block's attention among its own tokens, of which there is one in every block."""
+    return makes_shares(line) and attends(line.tag.layer)
+
+
+def makes_shares(line: object) -> bool:
+    """Whether it is a softmax, of whatever kind."""
+    return isinstance(line, Word) and entry(line.word).makes == "shares"

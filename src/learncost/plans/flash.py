@@ -49,12 +49,7 @@ def _pairs(lines: Sequence[Statement], table: Table) -> dict[str, tuple[tuple[st
             continue
         score_axes |= _pairs(line.lines, table)
         softmax = next(
-            (
-                line_of_softmax
-                for line_of_softmax in line.lines
-                if isinstance(line_of_softmax, Word) and line_of_softmax.word == "softmax"
-            ),
-            None,
+            (inner for inner in line.lines if isinstance(inner, Word) and entry(inner.word).makes == "shares"), None
         )
         if softmax is None or len(softmax.axes) != 1:
             continue

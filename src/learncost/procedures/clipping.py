@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from learncost.equation.table import Line, Literal, Product, Statement, Sum, Table, Tag, Term, Word, defined
 from learncost.equation.value import Value
+from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_: clip_coef = max_norm / (total_norm + 1e-6), at most 1
 
@@ -24,7 +25,8 @@ def with_clipping(table: Table) -> Table:
         return table
     clipped = {name: f"{name}.clipped" for name in read}
     first = table.lines.index(updates[0])
-    scaling = _scaling(tuple(read.values()))
+    numbers = names_of_numbers(table, ("clip",), "optimizer")
+    scaling = _scaling(tuple(read.values()), numbers["clip"])
     lines: list[Statement] = [*table.lines[:first], *scaling]
     lines += [line.renamed(clipped) if line in updates else line for line in table.lines[first:]]
     return replace(
@@ -32,19 +34,22 @@ def with_clipping(table: Table) -> Table:
         lines=tuple(lines),
         values={
             **table.values,
-            "clip": Value((), "constant"),
+            **values_of_numbers(numbers),
             **{line.name: Value(line.left[0].declared) for line in scaling},
             **{new: table.values[gradient] for gradient, new in clipped.items()},
         },
-        inputs=(*table.inputs, "clip"),
+        inputs=(*table.inputs, *numbers.values()),
     )
 
 
-def _scaling(gradients: tuple[Term, ...]) -> list[Line]:
-    """From the gradients to the clipped gradients."""
+def _scaling(gradients: tuple[Term, ...], bound: str) -> list[Line]:
+    """From the gradients to the clipped gradients, whose norm is at most the bound."""
 
     def scalar(name: str) -> Term:
-        return Term(f"clip.{name}", ())
+        return Term(f"{bound}.{name}", ())
+
+    def quotient(name: str, above: Term | Literal, below: Term) -> Word:
+        return Word((scalar(name),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))
 
     tag = Tag("optimizer", macro="optimizer_step", local="clip")
     squares = [Term(f"{gradient.name}.square", ()) for gradient in gradients]
@@ -55,17 +60,13 @@ def _scaling(gradients: tuple[Term, ...]) -> list[Line]:
         Sum((scalar("squares"),), tuple(squares), (), tag, (1,) * len(squares)),
         Word((scalar("norm"),), (scalar("squares"),), (), tag, "sqrt", (), "body", ("X",), ("Y",)),
         Sum((scalar("above"),), (scalar("norm"), Literal(EPSILON)), (), tag, (1, 1)),
-        _divide("excess", scalar("above"), Term("clip", ()), tag),
+        quotient("excess", scalar("above"), Term(bound, ())),
         Word(
             (scalar("divisor"),), (scalar("excess"), Literal(1.0)), (), tag, "maximum", (), "body", ("X", "Z"), ("Y",)
         ),
-        _divide("factor", Literal(1.0), scalar("divisor"), tag),
+        quotient("factor", Literal(1.0), scalar("divisor")),
     ]
     return lines + [
         Product((Term(f"{gradient.name}.clipped", gradient.axes),), (gradient, scalar("factor")), (), tag)
         for gradient in gradients
     ]
-
-
-def _divide(name: str, above: Term | Literal, below: Term, tag: Tag) -> Word:
-    return Word((Term(f"clip.{name}", ()),), (above, below), (), tag, "divide", (), "body", ("X", "D"), ("Y",))

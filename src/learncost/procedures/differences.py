@@ -35,10 +35,11 @@ from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
 from learncost.models.families import FAMILIES, instead
 from learncost.models.model import Model
+from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, PROCEDURES, Mode, Procedure
 from learncost.vocabulary import entry
 
-SCALARS = ("count", "strength")
+NUMBERS = ("count", "strength", "inverse_count")
 """Of a step: how many targets there are, and sign x scale of the modulation.
 
 Beside them comes one over the count, `inverse_count`; with a padding mask it is an array, `inverse_count.M` for the
@@ -81,12 +82,14 @@ class _Differences:
         self.attention = chosen.moves.get("error elsewhere by LAYER", "")
         # Of what the modulation reaches, the names in the modulated pass; those of the scope that is gone through.
         self.mirror = {name: f"{name}^" for name in model.projected if name in model.table.inputs}
+        self.numbers = names_of_numbers(model.table, NUMBERS, chosen.name)
         self.error = self.error_lines()
         self.e = self.error[-1].left[0]
         self.elsewhere: dict[str, str] = {}  # the error at the positions of an index, by the index
         self.masks: dict[str, Value] = {}  # of padding, on the way there
         # Beside the model's own inputs:
-        self.given = {"dloss": Value((), "gradient", "loss"), **dict.fromkeys(SCALARS, Value((), "constant"))}
+        numbers = {name: self.numbers[name] for name in ("count", "strength")}
+        self.given = {"dloss": Value((), "gradient", "loss"), **values_of_numbers(numbers)}
 
     def table(self) -> Table:
         plain = self.model.table
@@ -124,7 +127,9 @@ class _Differences:
             if line.tag.macro == "backward":
                 lines.append(line)
         scores = lines[-1].left[0]
-        e = Product((Term("e", scores.axes),), (scores, Term("count", ())), (), Tag(lines[0].tag.layer, local="e"))
+        e = Product(
+            (Term("e", scores.axes),), (scores, Term(self.numbers["count"], ())), (), Tag(lines[0].tag.layer, local="e")
+        )
         return (*in_macro(lines, "forward"), e)
 
     def one_hot(self, line: Statement) -> Read | None:
@@ -206,7 +211,7 @@ class _Differences:
         modulated = Term(self.mirror[value.name], value.axes)
         return [
             Product((dense,), by, (), replace(tag, local=local)),
-            Product((scaled,), (dense, Term("strength", ())), (), tag),
+            Product((scaled,), (dense, Term(self.numbers["strength"], ())), (), tag),
             Sum((modulated,), (plain, scaled), (), replace(tag, local="x + F e"), (1, 1)),
         ]
 
@@ -323,8 +328,8 @@ class _Differences:
 
     def inverse_count(self, value: Term) -> Term:
         axes = tuple(axis for axis in value.loops if axis in self.positions("padding"))
-        term = Term(".".join(("inverse_count", *axes[1:])), axes)
-        self.given[term.name] = Value(axes, "constant")
+        term = Term(".".join((self.numbers["inverse_count"], *axes[1:])), axes)
+        self.given[term.name] = Value(axes, "number", "inverse_count")
         return term
 
     def dense_update(self, read: Read, update: Line) -> list[Line]:
@@ -336,7 +341,7 @@ class _Differences:
         tag = replace(update.tag, local="e^T delta", equation="")
         return [
             replace(update, left=(Term(rows.name, update.left[0].axes),)),
-            Product((scaled,), (delta, Term("strength", ())), (), replace(tag, local="F delta")),
+            Product((scaled,), (delta, Term(self.numbers["strength"], ())), (), replace(tag, local="F delta")),
             Product((dense,), (self.error_at(read), scaled), (), tag),
             Sum((total,), (rows, dense), (), replace(tag, local="merge"), (1, 1)),
         ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from learncost.equation.errors import InputError, named_one
 from learncost.equation.table import Table, Tag, Term, Word
 from learncost.equation.value import Value
+from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book
 from learncost.vocabulary import entry
 from learncost.vocabulary.optimizers import OPTIMIZERS, Optimizer
@@ -44,16 +45,17 @@ def state_of(name: str) -> State:
 def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer) -> Table:
     """The step with the optimizer's lines at its end: `W.new` and the new state, from `W` and its gradient."""
     word = entry(chosen.word)
-    own_names = (*chosen.scalars, *(f"{weight}.{name}" for weight in gradients for name in chosen.state))
-    if clashes := [name for name in own_names if name in table.known]:
+    state_names = [f"{weight}.{name}" for weight in gradients for name in chosen.state]
+    if clashes := [name for name in state_names if name in table.known]:
         raise InputError(f"{clashes[0]} is a value of the table and one of {chosen.word}: call the value otherwise")
-    values = dict(table.values) | dict.fromkeys(chosen.scalars, Value((), "constant"))
+    numbers = names_of_numbers(table, chosen.scalars, chosen.word)
+    values = dict(table.values) | values_of_numbers(numbers)
     lines, states, results = [], [], []
     for weight, gradient in gradients.items():
         shape = table.axes[weight]
         operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
         operands |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
-        operands |= {name: Term(name, ()) for name in chosen.scalars}
+        operands |= {number: Term(name, ()) for number, name in numbers.items()}
         own = [operands[name].name for name in chosen.state]
         left = [Term(f"{name}.new", shape) for name in (weight, *own)]
         values |= {name: Value(shape, "state", weight) for name in own}
@@ -63,12 +65,11 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         right = tuple(operands[name] for name in word.inputs)
         tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
         lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
-    extra = (*states, *chosen.scalars)
     return replace(
         table,
         lines=(*table.lines, *lines),
         values=values,
-        inputs=(*table.inputs, *extra),
+        inputs=(*table.inputs, *states, *numbers.values()),
         outputs=(*table.outputs, *results),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from learncost.equation.table import Line, Product, Repeat, Statement, Sum, Table, Term, Word
 from learncost.equation.value import Value
+from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 
 
 def with_weight_decay(table: Table) -> Table:
@@ -13,7 +14,8 @@ def with_weight_decay(table: Table) -> Table:
 
     AdamW is left as it is: its own decay stands in its word.
     """
-    values = dict(table.values) | {"weight_decay": Value((), "constant")}
+    numbers = names_of_numbers(table, ("weight_decay",), "optimizer")
+    values = dict(table.values) | values_of_numbers(numbers)
     lines: list[Statement] = []
     for line in table.lines:
         changed = (
@@ -22,20 +24,20 @@ def with_weight_decay(table: Table) -> Table:
             and "G" in line.given
             and "decay" not in line.given
         )
-        lines += _decayed(line, values) if changed and not isinstance(line, Repeat) else [line]
+        lines += _decayed(line, values, numbers["weight_decay"]) if changed and not isinstance(line, Repeat) else [line]
     if len(lines) == len(table.lines):
         return table
-    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, "weight_decay"))
+    return replace(table, lines=tuple(lines), values=values, inputs=(*table.inputs, *numbers.values()))
 
 
-def _decayed(line: Line, values: dict[str, Value]) -> list[Line]:
+def _decayed(line: Line, values: dict[str, Value], share: str) -> list[Line]:
     weight, gradient = line.right[0], line.right[1]
     assert isinstance(gradient, Term)
     pull, decayed = (Term(f"{gradient.name}.{part}", gradient.axes) for part in ("decay", "decayed"))
     values |= {pull.name: Value(pull.loops), decayed.name: values[gradient.name]}
     tag = replace(line.tag, local="weight_decay", locals=())
     return [
-        Product((pull,), (weight, Term("weight_decay", ())), (), tag),
+        Product((pull,), (weight, Term(share, ())), (), tag),
         Sum((decayed,), (gradient, pull), (), tag, (1, 1)),
         replace(line, right=(weight, decayed, *line.right[2:])),
     ]

@@ -57,7 +57,7 @@ class ModelModule(TableModule):
 
         tokens   numbers [B, M]
         targets  [B, M], what is to be said at each position, negative where nothing is
-        given    whatever else the model reads, by the names that `lc.Training.step` takes (mask and encoder_mask, true
+        others   whatever else the model reads, by the names that `lc.Training.step` takes (mask and encoder_mask, true
                  at tokens; encoder_tokens, types, image, features, labels, ends ...), or any input of the table by its
                  name, in the place of what it would be
         """

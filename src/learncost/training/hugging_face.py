@@ -135,8 +135,8 @@ def read(model: Model, folder: Path) -> dict[str, Any]:
 def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The keys of a config.json that transformers and `configure` read alike.
 
-    dropout  of all that the family has
-    own      says which token ends a document, and which one a decoder of two stacks reads first
+    dropout    of all that the family has
+    tokenizer  says which token ends a document, and which one a decoder of two stacks reads first
     """
     tokens = {} if tokenizer is None else {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     if tokenizer is not None and configuration.two_sided:

@@ -140,7 +140,7 @@ class Scope:
 
     weights  the names that are weights there
     drawn    names of noise
-    wanted   names that are read after the scope
+    outputs  names that are read after the scope
     joins    which projections are one matrix; all products of a value stand together where `gathers`
     """
 

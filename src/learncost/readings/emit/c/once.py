@@ -11,7 +11,7 @@ from learncost.readings.emit.c import tree
 def computed_once(turns: tree.Loop, used_names: Collection[str]) -> tuple[tuple[tree.Statement, ...], tree.Loop]:
     """What comes before all turns, and the turns without `Named` and `Once`; empty loops are gone.
 
-    taken   names that no number gets
+    used_names   names that no number gets
     """
     function_scope = _Scope(names={*used_names})
     function_scope.add(turns)

@@ -28,6 +28,7 @@ from learncost.ledger.run import adaptation_of, prepare, shown_layer
 from learncost.ledger.show import convention, title
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model
+from learncost.models.sizes import CANONICAL, spelled
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.costs import CostLine, cost_lines, tables
 from learncost.pictures.data.curve import curve
@@ -94,7 +95,7 @@ def document(
     found = cost(**given, **sizes, by="equation")
     lines, monomials = cost_lines(found), Monomials()
     formulas: dict[str, int] = {}
-    controls = sizes_of(found, _builder(given, sizes))
+    controls = sizes_of(found, _lengths(given, sizes), _builder(given, sizes))
     rows = [_pooled(line.to_dict(monomials), formulas) for line in lines]
     return {
         "schema": SCHEMA,
@@ -208,6 +209,14 @@ def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
     }
     written = {"mathml": formulas.setdefault(line["mathml"], len(formulas))} if "mathml" in line else {}
     return line | {"formulas": places} | written
+
+
+def _lengths(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> set[str]:
+    """The sizes of the run that are given, in whatever spelling."""
+    spelled_out = {CANONICAL.get(spelled(name), name) for name in sizes}
+    return {
+        name for name in ("batch_size", "seq_len", "target_len", "context") if given[name] is not None
+    } | spelled_out
 
 
 def _builder(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:

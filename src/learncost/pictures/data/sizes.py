@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,10 @@ class Sizes:
         return {"sizes": [size.to_dict() for size in self.sizes], "axes": dict(self.axes)}
 
 
-def sizes_of(found: Cost, built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
+def sizes_of(found: Cost, given: Container[str], built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
     """The sizes of a step.
 
+    given       the sizes of the run that were asked for: they follow from nothing
     built_with  the same model with other sizes; raises `InputError` where there is none
     """
     assert found.built is not None
@@ -79,13 +80,6 @@ def sizes_of(found: Cost, built_with: Callable[[Mapping[str, int]], Model]) -> S
     run |= {"target_len": found.target_len} if found.target_len is not None else {}
     run |= {"context": found.context} if found.context is not None else {}
     limit = tree(family.limit, values, free) if family.limit else None
-    sizes = []
-    for name, value in run.items():
-        length = name != "batch_size"
-        changes = not (fixed and name == "seq_len") and not (
-            found.context is not None and name in ("seq_len", "target_len")
-        )
-        sizes.append(Size(name, value, _MEANINGS[name], "", None, changes, limit if length and not fixed else None))
     derived = {name: configuration.derived[name] for name in in_order(family) if name in configuration.derived}
     rules: dict[str, Tree] = {}
     for name, rule in derived.items():
@@ -93,13 +87,34 @@ def sizes_of(found: Cost, built_with: Callable[[Mapping[str, int]], Model]) -> S
             rules[name] = tree(rule, values, free | set(rules))
         except InputError:
             continue
+    sizes = []
     order = [*(name for name in configuration.sizes if name not in rules), *(n for n in derived if n in rules)]
     for name in order:
         symbol = SYMBOLS.get(name, "")
         sizes.append(
             Size(name, configuration.sizes[name], _MEANINGS.get(name, ""), symbol, rules.get(name), name in free)
         )
+    own = free | set(rules) | run.keys()
+    for name, value in run.items():
+        changes = not (fixed and name == "seq_len") and (name in ("batch_size", "context") or found.context is None)
+        most = limit if name != "batch_size" and changes else None
+        usual = None if name in given else _usual(name, found, values, own)
+        sizes.append(Size(name, value, _MEANINGS[name], "", usual, changes, most))
     return Sizes(tuple(sizes), dict(_axes(found, model, values, free | set(rules))))
+
+
+def _usual(name: str, found: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
+    """What a size of the run is where nobody gives it: lengths follow the positions that the model has."""
+    assert found.built is not None
+    family = FAMILIES[found.built.configuration.family]
+    rule = {"seq_len": family.fixed or family.length, "target_len": family.target_length or "seq_len"}.get(name)
+    if found.context is not None:
+        new = "target_len" if found.built.two_sided else "seq_len"
+        rule = f"{family.target_length or family.length} - {new}" if name == "context" else None
+    try:
+        return tree(rule, {**values, "seq_len": found.seq_len, "target_len": found.target_len}, free) if rule else None
+    except InputError:
+        return None
 
 
 def _axes(found: Cost, model: Model, values: Mapping[str, Any], free: set[str]) -> Iterator[tuple[str, Tree]]:

@@ -69,5 +69,5 @@ function ofItsSizes() {
   if (!page.view.changed || GIVEN.api) return null;
   const { found } = page, own = (name) => grouped(exact(found.sizes.find((size) => size.name === name)?.value ?? 0));
   const lengths = found.said.two_sided ? `${own("seq_len")} and ${own("target_len")}` : own("seq_len");
-  return element("p", { class: "caption" }, `Drawn for the sizes that the report was made with: ${own("batch_size")} ${plural(exact(found.sizes[0].value), "sequence")} of ${lengths} tokens.`);
+  return element("p", { class: "caption" }, `Drawn for the sizes that the report was made with: ${own("batch_size")} ${plural(exact(found.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`);
 }

@@ -116,7 +116,8 @@ function drawMore() {
   const { found, view } = page, place = document.getElementById("more");
   const isOpen = place.querySelector("details")?.open ?? false;
   const held = document.activeElement?.dataset?.more;
-  const fields = found.sizes.filter((size) => size.changes || GIVEN.api).map((size) => sliderField(size, view));
+  const run = ["batch_size", "seq_len", "target_len", "context"], first = (size) => (run.includes(size.name) ? 0 : 1);
+  const fields = found.sizes.filter((size) => size.changes || GIVEN.api).sort((one, two) => first(one) - first(two)).map((size) => sliderField(size, view));
   const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(found), "seq_len", "target_len", "batch_size"];
   const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
   const inside = element("details", { class: "no-print" }, element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`), element("div", { class: "fields" }, ...fields, ...others));

@@ -1,0 +1,279 @@
+"""The report: opened from a disk in a browser, its numbers and its sliders held against the command line's."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import learncost as lc
+from browsing import Watched, chromium
+from learncost.faces.command import main
+from learncost.pictures.report import report
+
+DEVICE = "A100-SXM-40GB"
+
+NOW = """(chosen) => {
+  try {
+    const view = viewOf(page.found, chosen), text = (own) => (typeof own === "bigint" ? String(own) : own);
+    const totals = Object.fromEntries(Object.entries(view.totals).map(([name, own]) => [name, text(own)]));
+    const lines = view.lines.map((line) => [line.macro, line.layer, line.line, ...["maccs", "flops", "bytes"].map((name) => String(line.values[name])), line.values.seconds]);
+    return { ...totals, peak: view.peak === null ? null : String(view.peak), lines };
+  } catch (error) {
+    if (error instanceof NotWhole) return { refused: error.message };
+    throw error;
+  }
+}"""
+"""What the page computes of its document at chosen sizes."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "gpt2.html"
+    report("gpt2", procedure="bp,pepita", on=DEVICE, output=str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, gpt2: Path) -> Iterator[Watched]:
+    watched = Watched(browser)
+    watched.open(gpt2.as_uri())
+    yield watched
+    watched.page.close()
+
+
+def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str | None, **given: Any) -> None:
+    """The page's numbers at sizes are Python's: counts, bytes and the peak to the unit, time to 1e-9."""
+    shown = page.evaluate(NOW, chosen)
+    try:
+        step = lc.cost(model, procedure, on=on, by="equation", **{**given, **chosen})
+    except lc.InputError:
+        assert "refused" in shown, chosen
+        return
+    assert "refused" not in shown, (chosen, shown)
+    counts = (step.total.flops, step.total.maccs, sum(row.bytes for row in step.rows), step.parameters)
+    assert tuple(int(shown[name]) for name in ("flops", "maccs", "bytes", "parameters")) == counts, chosen
+    if step.timing:
+        assert shown["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
+    if shown["peak"] is not None:
+        held = lc.memory(model, procedure, engine="table", precision=step.dtype, **{**given, **chosen})
+        assert int(shown["peak"]) == held.peak, chosen
+
+
+def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int]:
+    """Sizes for some of the controls of a document, most of which make a model."""
+    chosen = {}
+    for size in found["sizes"]:
+        name, value = size["name"], int(size["value"])
+        if not size["changes"] or rng.random() < 0.5:
+            continue
+        if name == "batch_size":
+            chosen[name] = rng.randint(1, 9)
+        elif name in ("seq_len", "target_len", "context", "vocab_size"):
+            chosen[name] = rng.randint(1, value)
+        elif name in ("num_hidden_layers", "n_enc", "n_dec"):
+            chosen[name] = rng.randint(1, 2 * value)
+        else:
+            chosen[name] = value * rng.choice([1, 2, 3])
+    return chosen
+
+
+def given_to(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = page.evaluate("({ sizes: page.found.sizes, lines: page.found.lines.length })")
+    return found
+
+
+def test_it_opens_from_a_disk_and_asks_for_nothing(opened: Watched) -> None:
+    page = opened.page
+    step = lc.cost("gpt2", on=DEVICE)
+    assert page.text_content("#flops") == "881 billion FLOPs"
+    assert f"{step.total.flops:,} FLOPs" in page.text_content("#exactly")
+    assert f"{step.total.maccs:,} MACCs" in page.text_content("#exactly")
+    words = page.locator("nav a").all_text_contents()
+    assert words == ["cost", "procedures", "memory", "time", "conventions", "growth", "formulas"]
+    assert opened.errors == []
+    assert opened.requests == []
+
+
+def test_every_line_is_the_command_lines(opened: Watched) -> None:
+    rows = lc.cost("gpt2", on=DEVICE, by="equation").rows
+    shown = opened.page.evaluate(NOW, {})["lines"]
+    wanted = [
+        [row.macro_operation, row.layer, row.line, str(row.maccs), str(row.flops), str(row.bytes)] for row in rows
+    ]
+    assert [line[:6] for line in shown] == wanted
+    assert [line[6] for line in shown] == pytest.approx([row.seconds or 0.0 for row in rows], rel=1e-9)
+
+
+def test_sliders_agree_with_python(opened: Watched) -> None:
+    rng = random.Random(14)
+    found = given_to(opened.page)
+    for _ in range(5):
+        agree(opened.page, chosen_at_random(found, rng), "gpt2", "bp", DEVICE)
+
+
+def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(opened: Watched, gpt2: Path) -> None:
+    page = opened.page
+    page.fill('[data-control="seq_len"]', "256")
+    page.press('[data-control="seq_len"]', "Enter")
+    step = lc.cost("gpt2", seq_len=256)
+    page.wait_for_function(f"document.getElementById('exactly').textContent.includes('{step.total.flops:,}')")
+    assert "seq_len=256" in page.url
+    page.select_option('[data-control="procedure"]', "pepita")
+    wanted = lc.cost("gpt2", "pepita", seq_len=256).total.flops
+    page.wait_for_function(f"document.getElementById('exactly').textContent.includes('{wanted:,}')")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("html[data-ready]")
+    assert f"{wanted:,} FLOPs" in page.text_content("#exactly")
+    assert "--seq-len 256" in page.text_content("footer")
+    page.fill('[data-control="seq_len"]', "4096")
+    page.press('[data-control="seq_len"]', "Enter")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "longer than the 1,024 positions" in page.text_content("#problem")
+    opened.open(gpt2.as_uri())
+
+
+def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
+    page = opened.page
+    name = "#inspector .name"
+    assert "equation (3)" in page.text_content(name)
+    page.focus('#icicle [tabindex="0"]')
+    page.keyboard.press("Escape")
+    assert page.text_content(name) == "one step"
+    page.keyboard.press("ArrowDown")
+    assert page.text_content(name) == "backward"
+    page.keyboard.press("ArrowLeft")
+    assert page.text_content(name) == "forward"
+    page.keyboard.press("ArrowUp")
+    assert page.text_content(name) == "one step"
+    peak = lc.memory("gpt2", engine="table", precision="bf16").peak
+    slider = page.locator("#memory [role=slider]")
+    slider.focus()
+    assert (
+        int(page.evaluate("String(aliveAt(page.found.memory.curve, memoryAt).reduce((a, b) => a + b.bytes, 0n))"))
+        == peak
+    )
+    page.keyboard.press("Home")
+    assert slider.get_attribute("aria-valuenow") == "1"
+    page.keyboard.press("p")
+    assert slider.get_attribute("aria-valuenow") != "1"
+
+
+def test_every_formula_shown_equals_the_value_beside_it(opened: Watched) -> None:
+    """The numbers that are put into a formula, multiplied out as they stand, are the value."""
+    pairs = opened.page.evaluate("""() => page.view.lines.flatMap((line) => Object.entries(line.formulas ?? {})
+      .filter(([, formula]) => formula.count.length <= 5).map(([name, formula]) => [inNumbers(page.view, formula.count), String(line.values[name])]))""")
+    assert len(pairs) > 100
+    for text, value in pairs:
+        expression, _, over = text.replace(",", "").replace("×", "*").replace("−", "-").partition(" over ")
+        terms = expression.replace("- ", "+ -").split("+ ")
+        total = sum(_product(term) for term in terms if term.strip())
+        assert total == int(value) * int(over or 1), text
+
+
+def _product(text: str) -> int:
+    result = 1
+    for factor in text.split("*"):
+        sign, digits = (-1, factor.strip()[1:]) if factor.strip().startswith("-") else (1, factor)
+        result *= sign * int(digits.strip())
+    return result
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
+    browser: Any, gpt2: Path, width: int, dark: bool
+) -> None:
+    watched = Watched(browser, width, dark)
+    page = watched.open(gpt2.as_uri())
+    assert watched.serious() == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert watched.errors == []
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "procedure", "given"),
+    [
+        ("t5-small", "bp", {"seq_len": 64}),
+        ("mixtral-8x7b", "mempepita", {}),
+        ("gpt2", "decode", {}),
+        ("gpt2", "bp", {"lora": "attention"}),
+    ],
+)
+def test_models_of_other_kinds(browser: Any, tmp_path: Path, model: str, procedure: str, given: dict[str, Any]) -> None:
+    path = tmp_path / "report.html"
+    report(model, procedure=procedure, on=DEVICE, output=str(path), **given)
+    watched = Watched(browser, 900)
+    page = watched.open(path.as_uri())
+    rng, found = random.Random(model), given_to(page)
+    agree(page, {}, model, procedure, DEVICE, **given)
+    agree(page, chosen_at_random(found, rng), model, procedure, DEVICE, **given)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 900
+    assert watched.errors == []
+    assert watched.requests == []
+    page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_sliders_agree_at_a_thousand_points(browser: Any, tmp_path: Path) -> None:
+    rng = random.Random(1000)
+    kinds = [
+        ("gpt3-175b", "bp", 400),
+        ("t5-small", "pepita", 200),
+        ("llama-3.1-405b", "recompute", 200),
+        ("deberta-base", "bp", 200),
+    ]
+    for model, procedure, points in kinds:
+        path = tmp_path / f"{model}.html"
+        report(model, procedure=procedure, on=DEVICE, output=str(path))
+        watched = Watched(browser)
+        page = watched.open(path.as_uri())
+        found = given_to(page)
+        for _ in range(points):
+            agree(page, chosen_at_random(found, rng), model, procedure, DEVICE)
+        page.close()
+
+
+def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt3.html"
+    begun = time.monotonic()
+    assert main(["report", "gpt3-175b", "--on", DEVICE, "-o", str(path)]) == 0
+    assert time.monotonic() - begun < 15  # 2 s on a quiet machine; the machine of the tests is shared
+    said = capsys.readouterr().out
+    assert said.startswith(f"{path}: ")
+    html = path.read_text(encoding="utf-8")
+    assert len(html.encode()) < 6_000_000
+    assert "<script src" not in html
+    assert "http-equiv" not in html
+    assert "@import" not in html
+    given = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
+    assert [one["said"]["procedure"] for one in given["documents"]] == ["bp", "recompute", "pepita", "mempepita"]
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        ([], "a report is of a model"),
+        (["gpt9"], "unknown model 'gpt9'"),
+        (["gpt2", "--on", "abacus"], "abacus"),
+        (["gpt2", "--procedure", "magic"], "magic"),
+        (["gpt2", "-o", str(tmp_path / "none" / "r.html")], "cannot write"),
+    ):
+        assert main(["report", *words]) == 2
+        found = capsys.readouterr()
+        assert found.err.count("\n") == 1
+        assert said in found.err, found.err
+    assert list(tmp_path.iterdir()) == []

@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+_LEFT_OUT = ("background-networking", "component-update", "sync")
+
+QUIET = ("--no-sandbox", "--disable-gpu", *(f"--disable-{what}" for what in _LEFT_OUT))
 
 
 def missing() -> str:

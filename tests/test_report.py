@@ -246,7 +246,7 @@ def test_sliders_agree_at_a_thousand_points(browser: Any, tmp_path: Path) -> Non
         watched = Watched(browser)
         page = watched.open(path.as_uri())
         found = given_to(page)
-        for _ in range(250):
+        for _ in range(points):
             agree(page, chosen_at_random(found, rng), model, procedure, DEVICE)
         page.close()
 

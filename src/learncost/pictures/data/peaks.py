@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from learncost.equation.count import Count
+from learncost.equation.value import Same
 from learncost.ledger.memory_step import Step
 from learncost.pictures.data.polynomials import Monomials
 from learncost.schedule.lifetimes import FEW
@@ -33,7 +35,10 @@ def peaks(step: Step) -> dict[str, Any]:
         "few": FEW,
         "turns": list(counts),
         "levels": [
-            {"turns": list(turns), "counts": [monomials.exported(level) for level in _largest(step.levels(turns))]}
+            {
+                "turns": list(turns),
+                "counts": [monomials.exported(level) for level in _largest(Same(step.levels(turns)))],
+            }
             for turns in several
         ]
         if beside is not None and step.accumulate == 1
@@ -43,10 +48,11 @@ def peaks(step: Step) -> dict[str, Any]:
     }
 
 
-def _largest(levels: Iterable[Count]) -> list[Count]:
+@lru_cache(maxsize=128)
+def _largest(levels: Same[tuple[Count, ...]]) -> list[Count]:
     """Those that are the largest at some sizes: one whose every coefficient another one reaches is left out."""
     kept: list[Count] = []
-    for level in sorted(levels, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
+    for level in sorted(levels.it, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
         if not any(_reaches(other, level) for other in kept):
             kept.append(level)
     return kept

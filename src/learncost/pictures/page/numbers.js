@@ -40,17 +40,17 @@ function si(value, unit = "") {
   return sign + text + (tail ? " " + tail : "");
 }
 
-/** 881 billion; from 10^18 on 2.58 × 10¹⁸. */
+/** 881 billion; from 10^15 on 2.58 × 10¹⁸. */
 function words(value) {
   const number = Number(value);
-  if (number >= 999.5e15) {
+  if (number >= 999.5e12) {
     let exponent = Math.floor(Math.log10(number)), lead = number / 10 ** exponent;
     if (lead >= 9.995) { lead /= 10; exponent += 1; }
     return `${lead.toFixed(2)} × 10${[...String(exponent)].map((digit) => SUPERSCRIPTS[digit]).join("")}`;
   }
   if (number < 10000) return grouped(BigInt(Math.round(number)));
   const [text, power] = scaled(number);
-  return power < WORDS.length ? `${text} ${WORDS[power]}` : `${digits(number / 1e12).replace(/\B(?=(\d{3})+(?!\d))/g, ",")} trillion`;
+  return `${text} ${WORDS[power]}`;
 }
 
 function bytes(value) {

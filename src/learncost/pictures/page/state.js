@@ -129,10 +129,16 @@ async function ask(state, undo = null) {
     page.answered = key;
     if (!answer.ok) {
       undo?.();
+      if (page.good) {
+        page.state = page.good;
+        page.answered = queryKey(page.state);
+        history.replaceState(null, "", addressOf(page.state));
+      } else page.state = {};
       page.refused = found.error ?? `The server said ${answer.status}.`;
-      return problem(page.refused);
+      return render();
     }
     page.refused = null;
+    page.good = { ...state };
     whole(found);
     page.current = found;
     if (undo) history.pushState(null, "", addressOf(page.state));

@@ -31,28 +31,26 @@ def peaks(step: Step) -> dict[str, Any]:
         here = tuple(None if step.sizes()[name] > FEW else step.sizes()[name] for name in counts)
         several = iter(dict.fromkeys((here, (None,) * len(counts))))
     beside = step.beside_by_axes
+    known = beside is not None and step.accumulate == 1
     return {
         "few": FEW,
         "turns": list(counts),
-        "levels": [
-            {
-                "turns": list(turns),
-                "counts": [monomials.exported(level) for level in _largest(Same(step.levels(turns)))],
-            }
-            for turns in several
-        ]
-        if beside is not None and step.accumulate == 1
-        else [],
+        "levels": [_of_turns(step, turns, monomials) for turns in several] if known else [],
         "beside": monomials.exported(beside or Count()),
         "monomials": monomials.to_list(),
     }
+
+
+def _of_turns(step: Step, turns: tuple[int | None, ...], monomials: Monomials) -> dict[str, Any]:
+    counts = [monomials.exported(level) for level in _largest(Same(step.levels(turns)))]
+    return {"turns": list(turns), "counts": counts}
 
 
 @lru_cache(maxsize=128)
 def _largest(levels: Same[tuple[Count, ...]]) -> list[Count]:
     """Those that are the largest at some sizes: one whose every coefficient another one reaches is left out."""
     kept: list[Count] = []
-    for level in sorted(levels.it, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
+    for level in sorted(levels.content, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
         if not any(_reaches(other, level) for other in kept):
             kept.append(level)
     return kept

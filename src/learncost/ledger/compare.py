@@ -284,13 +284,13 @@ def _overtaking(
 
 def length_axes(run: Run, varied: Iterable[str]) -> tuple[str, ...]:
     """The axes of the lengths that vary."""
-    called = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
-    return tuple(called[name] for name in varied)
+    letters = {"seq_len": "N" if run.model.two_sided else "M", "target_len": "M"}
+    return tuple(letters[name] for name in varied)
 
 
 def total_in(run: Run, procedure: str, book: Book, quantity: str, axes: Iterable[str]) -> Count:
     """A step's total, maccs or flops, as a polynomial in one size alone, which all of these axes have, called L."""
-    whole = total(getattr(row, quantity) for row in run.rows(procedure, book))
-    own = tuple(axes)
-    found = whole.rename(dict.fromkeys(own, "L")).at({a: n for a, n in run.axes.items() if a not in own} | {"": 0})
-    return found if isinstance(found, Count) else Count({(): found} if found else {})
+    step_count, axes = total(getattr(row, quantity) for row in run.rows(procedure, book)), tuple(axes)
+    others = {axis: size for axis, size in run.axes.items() if axis not in axes} | {"": 0}
+    in_length = step_count.rename(dict.fromkeys(axes, "L")).at(others)
+    return in_length if isinstance(in_length, Count) else Count({(): in_length} if in_length else {})

@@ -53,14 +53,12 @@ def cost_of_inference(
     on: Rates | None = None,
 ) -> Cost:
     """The exact cost of a prompt, or of one step of decoding; what it is given is as for `served`."""
-    model_sizes = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
-    run, book, dtype = model_sizes.run, model_sizes.run.book.name, model_sizes.run.dtype
-    ledger_of_pass = ledger(
-        run.model, procedure, model_sizes.rows, model_sizes.axes, by, dtype, None, "", book, model_sizes.timed
-    )
-    cache = _cache(model_sizes.tables, model_sizes.held, model_sizes.context, dtype)
-    context = model_sizes.context if procedure.name == "decode" else None
-    return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in model_sizes.table.inputs)
+    priced = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
+    run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
+    ledger_of_pass = ledger(run.model, procedure, priced.rows, priced.axes, by, dtype, None, "", book, priced.timed)
+    cache = _cache(priced.tables, priced.held, priced.context, dtype)
+    context = priced.context if procedure.name == "decode" else None
+    return replace(ledger_of_pass, context=context, cache=cache, last_only="last" in priced.table.inputs)
 
 
 def served(

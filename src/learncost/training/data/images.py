@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from learncost.equation.errors import InputError
 from learncost.training.data.examples import Column, Row
-from learncost.training.data.lists import Line, lines, lists
-from learncost.training.data.readers import CLASS, classes_of, in_order, number_of
+from learncost.training.data.lists import Line, lists
+from learncost.training.data.readers import CLASS, Reader, classes_of, number_of
 from learncost.training.engine import Batch
 
 FORMATS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -36,45 +36,34 @@ def pillow() -> Any:
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Reader):
     """An image, and the class that it has."""
 
     height: int
     width: int
     channels: int
-    reads: ClassVar[str] = "images with classes, a .csv with FILE,LABEL in each line or a folder of PNGs for each class"
-    holds: ClassVar[tuple[str, str]] = ("file", "label")
-    classes: ClassVar[bool] = True
+    reads = "images with classes, a .csv with FILE,LABEL in each line or a folder of PNGs for each class"
+    holds = ("file", "label")
+    classes = True
 
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"image": Column("|u1", (self.channels, self.height, self.width)), "labels": CLASS}
 
-    def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        return in_order({line.second for line in self._lines(paths)})
-
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        for line in self._lines(paths):
+        for line in self.lines(paths):
             content = read(line)
             yield content, {"image": self._pixels(line, content), "labels": number_of(line, line.second, labels)}
 
-    def _lines(self, paths: Sequence[str]) -> Iterator[Line]:
+    def lines(self, paths: Sequence[str]) -> Iterator[Line]:
         """An image a line: of lists, else of the folders in a folder, each being a class."""
-        has_folders = False
-        for line in (list_line for path in lists(paths) for list_line in lines(path, self.holds)):
-            has_folders = True
-            yield line
-        if has_folders:
-            return
-        for folder in map(Path, paths):
-            inner = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else ()
-            for class_folder in inner:
-                for file in sorted(class_folder.iterdir()):
-                    if file.suffix.lower() in FORMATS:
-                        has_folders = True
-                        yield Line(folder, 0, str(file.relative_to(folder)), class_folder.name)
-        if not has_folders:
-            raise InputError(f"this model learns from {self.reads}; there is none in {', '.join(paths)}")
+        in_folders = [
+            Line(folder, 0, str(file.relative_to(folder)), file.parent.name)
+            for folder in map(Path, () if lists(paths) else paths)
+            for file in sorted(folder.glob("*/*"))
+            if file.suffix.lower() in FORMATS
+        ]
+        yield from in_folders or super().lines(paths)
 
     def _pixels(self, line: Line, content: bytes) -> Any:
         """An image [channels, height, width] of this size, from 0 to 255: larger and smaller ones are resized.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,31 +21,48 @@ CLASS = Column("<i4", ())
 CLASSES = Column("<i4", None)
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """How examples stand in files, on the disk and in batches.
 
     reads    what they are in files, in words
     holds    what the two columns of a list hold
-    columns  by the names that rows have
     classes  whether each answer is one of few classes
     """
 
     reads: ClassVar[str]
     holds: ClassVar[tuple[str, str]]
-    classes: ClassVar[bool]
+    classes: ClassVar[bool] = False
 
     @property
-    def columns(self) -> Mapping[str, Column]: ...
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """By the names that rows have."""
+
+    def lines(self, paths: Sequence[str]) -> Iterator[Line]:
+        """An example a line. Raises InputError where there is none."""
+        files = lists(paths)
+        if not files:
+            raise InputError(f"this model learns from {self.reads}; there is none in {', '.join(paths)}")
+        for path in files:
+            yield from lines(path, self.holds)
 
     def labels(self, paths: Sequence[str]) -> Sequence[str]:
         """The names of the classes in their order."""
+        return in_order({name for line in self.lines(paths) for name in self.classes_in(line)}) if self.classes else ()
 
+    def classes_in(self, line: Line) -> Sequence[str]:
+        """The classes that an example has."""
+        return (line.second,)
+
+    @abstractmethod
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
         """Every example, with what it is made of. Raises InputError."""
 
+    @abstractmethod
     def batch(self, rows: Mapping[str, Any], longest: Mapping[str, int]) -> Batch:
         """Examples as a model takes them; `longest` of all rows of unequal length."""
 
+    @abstractmethod
     def show(self, batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str]:
         """A line for each example: what was right, and what the scores say."""
 
@@ -69,35 +87,22 @@ def shifted(targets: Any, start: int) -> Any:
     return np.maximum(before, 0)
 
 
-def listed(paths: Sequence[str], reader: Reader) -> Iterator[Line]:
-    """The lines of all lists in the paths. Raises InputError where there is none."""
-    files = lists(paths)
-    if not files:
-        raise InputError(f"this model learns from {reader.reads}; there is none in {', '.join(paths)}")
-    for path in files:
-        yield from lines(path, reader.holds)
-
-
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Reader):
     """Two texts: the encoder reads the first, the decoder says the second."""
 
     tokenizer: Tokenizer
     start: int
     lengths: tuple[int, int]
-    reads: ClassVar[str] = "pairs of texts, a .tsv with SOURCE, a tab and TARGET in each line"
-    holds: ClassVar[tuple[str, str]] = ("source", "target")
-    classes: ClassVar[bool] = False
+    reads = "pairs of texts, a .tsv with SOURCE, a tab and TARGET in each line"
+    holds = ("source", "target")
 
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"encoder_tokens": RAGGED, "targets": RAGGED}
 
-    def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        return ()
-
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        for line in listed(paths, self):
+        for line in self.lines(paths):
             if not line.first or not line.second:
                 raise InputError(f"{line.where} has an empty column: there must be a source and a target")
             source = line.first.encode()
@@ -132,24 +137,21 @@ def told_of(tokenizer: Tokenizer, targets: Any, predictions: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(Reader):
     """A text, and the class that it has."""
 
     tokenizer: Tokenizer
     length: int
-    reads: ClassVar[str] = "texts with classes, a .tsv with TEXT, a tab and LABEL in each line"
-    holds: ClassVar[tuple[str, str]] = ("text", "label")
-    classes: ClassVar[bool] = True
+    reads = "texts with classes, a .tsv with TEXT, a tab and LABEL in each line"
+    holds = ("text", "label")
+    classes = True
 
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"tokens": RAGGED, "labels": CLASS}
 
-    def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        return in_order({line.second for line in listed(paths, self)})
-
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        for line in listed(paths, self):
+        for line in self.lines(paths):
             if not line.first:
                 raise InputError(f"{line.where} has no text")
             text = line.first.encode()
@@ -173,24 +175,24 @@ def classes_of(batch: Batch, scores: Any, labels: Sequence[str]) -> Sequence[str
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Reader):
     """A text of words with spaces between, each with a class; the class is said at a word's first token."""
 
     tokenizer: Tokenizer
     length: int
-    reads: ClassVar[str] = "texts whose words have classes, a .tsv with TEXT, a tab and as many LABELS in each line"
-    holds: ClassVar[tuple[str, str]] = ("text", "label")
-    classes: ClassVar[bool] = True
+    reads = "texts whose words have classes, a .tsv with TEXT, a tab and as many LABELS in each line"
+    holds = ("text", "label")
+    classes = True
 
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"tokens": RAGGED, "targets": CLASSES}
 
-    def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        return in_order({name for line in listed(paths, self) for name in line.second.split()})
+    def classes_in(self, line: Line) -> Sequence[str]:
+        return line.second.split()
 
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        for line in listed(paths, self):
+        for line in self.lines(paths):
             words, names = line.first.split(), line.second.split()
             if len(words) != len(names) or not words:
                 raise InputError(f"{line.where} has {len(words)} words and {len(names)} labels: each word needs one")

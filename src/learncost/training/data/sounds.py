@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from learncost.equation.errors import InputError
 from learncost.training.data.examples import Column, Row
 from learncost.training.data.images import place, read
 from learncost.training.data.lists import Line
-from learncost.training.data.readers import RAGGED, listed, shifted, told_of
+from learncost.training.data.readers import RAGGED, Reader, shifted, told_of
 from learncost.training.data.task import padded, predicted
 from learncost.training.engine import Batch
 from learncost.training.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ def log_mel(sound: Any, frames: int, channels: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Sounds:
+class Sounds(Reader):
     """A sound, and the text that is said in it."""
 
     tokenizer: Tokenizer
@@ -66,19 +66,15 @@ class Sounds:
     frames: int
     channels: int
     length: int
-    reads: ClassVar[str] = "sounds with texts, a .tsv with the FILE of a WAV, a tab and TEXT in each line"
-    holds: ClassVar[tuple[str, str]] = ("file", "text")
-    classes: ClassVar[bool] = False
+    reads = "sounds with texts, a .tsv with the FILE of a WAV, a tab and TEXT in each line"
+    holds = ("file", "text")
 
     @property
     def columns(self) -> Mapping[str, Column]:
         return {"features": Column("<f4", (self.frames, self.channels)), "targets": RAGGED}
 
-    def labels(self, paths: Sequence[str]) -> Sequence[str]:
-        return ()
-
     def rows(self, paths: Sequence[str], labels: Sequence[str]) -> Iterator[tuple[bytes, Row]]:
-        for line in listed(paths, self):
+        for line in self.lines(paths):
             if not line.second:
                 raise InputError(f"{line.where} has no text")
             content = read(line)

@@ -21,7 +21,7 @@ from learncost.equation.roles import indexed
 from learncost.equation.table import Table
 from learncost.equation.value import Same
 from learncost.models.made import made_inputs, names_made
-from learncost.models.model import Model, run_sizes
+from learncost.models.model import Model, lengths_open, run_sizes
 
 Arrays = dict[str, Any]
 
@@ -131,11 +131,12 @@ def answered(answers: Any, axes: Sequence[str], keeps: Mapping[str, Any]) -> Any
     return is_answered if keep is None else is_answered & (keep > 0)
 
 
-def random_data(
-    model: Model, batch_size: int, seq_len: int | None = None, target_len: int | None = None, seed: int = 0
-) -> Arrays:
-    """Data of every kind that the model reads, drawn: places of their axes, and normal numbers."""
-    sizes = run_sizes(model, batch_size, seq_len, target_len)
+def random_data(model: Model, batch_size: int, seq_len: int, target_len: int, seed: int = 0) -> Arrays:
+    """Data of every kind that the model reads, drawn: places of their axes, and normal numbers.
+
+    A length that the model fixes, or has no decoder for, is left out.
+    """
+    sizes = run_sizes(model, batch_size, *lengths_open(model.configuration, seq_len, target_len))
     generator = np.random.default_rng(seed)
 
     def drawn(datum: Datum) -> Any:

@@ -186,6 +186,12 @@ def _in_block(line: Statement, block: str) -> Statement:
     return replace(line, tag=replace(line.tag, block=block))
 
 
+def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:
+    """These lengths for a run; None for one that the model fixes, such as an image's, and where it has no decoder."""
+    fixed = FAMILIES[configuration.family].fixed
+    return None if fixed else seq_len, target_len if configuration.two_sided else None
+
+
 def run_sizes(model: Model, batch_size: int, seq_len: int | None, target_len: int | None) -> dict[str, int]:
     """The sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
 

@@ -24,9 +24,8 @@ from learncost.equation.table import Table
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.runners import runners
-from learncost.models.configuration import Configuration
 from learncost.models.families import FAMILIES
-from learncost.models.model import build
+from learncost.models.model import build, lengths_open
 from learncost.models.small import small
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
@@ -38,7 +37,8 @@ from learncost.training.options import Options
 
 FILE = Path(__file__).with_name("support.json")
 
-BATCH_SIZE, SEQ_LEN, TARGET_LEN = 2, 6, 5
+BATCH_SIZE, LENGTHS = 2, (6, 5)
+"""Lengths of what is read; of an encoder and a decoder where there are both."""
 
 Field = Callable[[str], None]
 """It does what its name says with a small model of a family. Raises InputError, with the reason, where it cannot be."""
@@ -51,22 +51,16 @@ class WrongError(Exception):
     """A field that was done, and came out otherwise than it must."""
 
 
-def _lengths(configuration: Configuration) -> tuple[int | None, int | None]:
-    """The lengths of a run, of an encoder and a decoder where there are both."""
-    fixed = FAMILIES[configuration.family].fixed
-    return None if fixed else SEQ_LEN, TARGET_LEN if configuration.two_sided else None
-
-
 def _cost(procedure: str, family: str) -> None:
     configuration = small(family)
-    answer = cost(configuration, procedure, "run", BATCH_SIZE, *_lengths(configuration))
+    answer = cost(configuration, procedure, "run", BATCH_SIZE, *lengths_open(configuration, *LENGTHS))
     if not answer.total.flops > 0:
         raise WrongError("there is no FLOP in it")
 
 
 def _memory(runner: str, family: str) -> None:
     configuration = small(family)
-    answer = memory(configuration, "bp", BATCH_SIZE, *_lengths(configuration), engine=runner)
+    answer = memory(configuration, "bp", BATCH_SIZE, *lengths_open(configuration, *LENGTHS), engine=runner)
     if not (isinstance(answer, Memory) and answer.peak > 0):
         raise WrongError("no byte is alive at its peak")
 
@@ -75,7 +69,7 @@ def _step(family: str) -> tuple[Training, dict[str, Any], Prepared]:
     """A training of the family's small model with AdamW, drawn data, and its step on them, ready to run."""
     configuration = small(family)
     training = Training(configuration, "bp", "adamw", learning_rate=0.01, dtype=np.float64, seed=1)
-    data = random_data(training.model, BATCH_SIZE, *_lengths(configuration), seed=1)
+    data = random_data(training.model, BATCH_SIZE, *LENGTHS, seed=1)
     prepared = training.prepare(**data)
     return training, data, prepared
 

@@ -19,7 +19,6 @@ from learncost.layers.layer import Layer
 from learncost.layers.names import written_once
 from learncost.models.argument import layer_or_model
 from learncost.models.configuration import configure
-from learncost.models.families import FAMILIES
 from learncost.models.model import build
 from learncost.plans.plan import planned
 from learncost.plans.planner import smallest
@@ -78,8 +77,7 @@ def verify_engine(
     if not built.learns:
         raise InputError(f"{configuration.name} has no output to learn from: give it a head, as in its config.json")
     training = Training(configuration, procedure, optimizer, dtype=np.float64)
-    fixed = FAMILIES[configuration.family].fixed
-    prepared = training.prepare(**random_data(training.model, batch_size, None if fixed else seq_len))
+    prepared = training.prepare(**random_data(training.model, batch_size, seq_len, seq_len))
     prepared = replace(prepared, table=without_gradients(prepared.table))  # as the engines have it
     if engine == "torch":
         plan = smallest(prepared.table, prepared.sizes, "fp64") if plan is None else plan

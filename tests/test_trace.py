@@ -268,3 +268,85 @@ def test_what_cannot_be_is_one_line(flags, said, tmp_path, monkeypatch, capsys):
     assert said in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+# Steps that ran.
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("to be or not to be, that is the question. " * 60)
+    return path
+
+
+RUNS = [
+    ("numpy", {}),
+    ("numpy", {"procedure": "pepita", "accumulate": 2}),
+    ("numpy", {"procedure": "recompute"}),
+    ("torch", {"plan": "at-once"}),
+    ("numpy", {"dtype": "bf16"}),
+]
+
+
+@pytest.mark.parametrize(("engine", "more"), RUNS, ids=str)
+def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    run = tmp_path / "run"
+    given = {"engine": engine, "batch_size": 4, "seq_len": 16, "steps": 4, "out": run, "trace": 2}
+    result = lc.train(text, **given, **sizes, **more)
+    assert "traced 2 steps" in capsys.readouterr().err
+    found = json.loads((run / "trace.json").read_text())
+    assert "seconds, measured" in found["otherData"]["length"]
+    events = [event for event in found["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in events if event["args"]["kind"] == "step"]
+    assert [event["name"] for event in steps] == ["step 2", "step 3"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for event, row in zip(steps, rows[1:3], strict=True):
+        assert abs(event["dur"] / 1e6 - row["seconds"]) < 0.1 * row["seconds"] + 1e-3
+    own = [event for event in events if event["args"]["kind"] == "line"]
+    if more.get("dtype") == "bf16":  # NumPy has no program for it: the interpreter runs, whose lines are none
+        assert not own
+        return
+    assert sum(event["dur"] for event in own) <= sum(event["dur"] for event in steps)
+    blocks = [event["name"] for event in events if event["args"]["kind"] == "block"]
+    assert blocks[:2] == ["block 0", "block 1"]
+    assert {event["cat"] for event in own} >= {"forward", "weight_update"}
+    names = [event["name"] for event in own]
+    assert any(name.startswith("attn_Q") for name in names)
+    assert any(event["args"].get("equation") == "45" for event in own)
+    counters = {event["name"]: event["args"]["bytes"] for event in found["traceEvents"] if event["ph"] == "C"}
+    assert counters["memory of the process, measured"] > 10**6
+    assert counters["weights, state and step, predicted"] == result.last.predicted
+    parsed((run / "trace.pftrace").read_bytes())
+
+
+def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_path, monkeypatch):
+    monkeypatch.setattr("learncost.pictures.measured.HERE", ON)
+    run = tmp_path / "run"
+    lc.train(text, engine="numpy", num_hidden_layers=1, batch_size=2, seq_len=8, steps=2, out=run, trace=1)
+    found = json.loads((run / "trace.json").read_text())
+    names = [event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"]
+    assert len(names) == 2
+    beside = [event for event in found["traceEvents"] if event["ph"] == "X" and event["pid"] == 2]
+    seconds = lc.cost(str(run / "config.json"), batch_size=2, seq_len=8, on=ON, dtype="fp32").timing.seconds
+    told = sum(event["args"]["seconds"] for event in beside if event["args"]["kind"] == "line")
+    assert math.isclose(told, seconds, rel_tol=1e-9)
+
+
+def test_tracing_leaves_the_numbers_as_they_are(text, tmp_path):
+    given = {"engine": "numpy", "num_hidden_layers": 1, "batch_size": 2, "seq_len": 8, "steps": 4}
+    one = lc.train(text, **given, out=tmp_path / "one")
+    two = lc.train(text, **given, out=tmp_path / "two", trace=2)
+    assert one.last.loss == two.last.loss
+    assert not (tmp_path / "one" / "trace.json").exists()
+    resumed = lc.train(resume=tmp_path / "one", steps=6, trace=1)
+    assert resumed.steps == 6
+    found = json.loads((tmp_path / "one" / "trace.json").read_text())
+    assert [e["name"] for e in found["traceEvents"] if e["ph"] == "X" and e["args"]["kind"] == "step"] == ["step 6"]
+
+
+@pytest.mark.parametrize("several", ["-1", "1001", "x"])
+def test_steps_to_trace_are_a_whole_number(several, text, capsys):
+    assert main(["train", str(text), "--trace", several]) == 2
+    assert "trace must be a whole number" in capsys.readouterr().err

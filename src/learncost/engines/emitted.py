@@ -32,7 +32,7 @@ class Emitted:
         self, table: Table, sizes: Mapping[str, int], library: str = "numpy", compiled: Callable[..., Any] | None = None
     ) -> None:
         self._program = program(table, library, sizes=sizes)
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         function = self._namespace[self._program.function]
         self._function = compiled(function) if compiled else function

@@ -39,7 +39,7 @@ class InPlace:
         arena: torch.Tensor | None = None,
     ) -> None:
         self.program = placed(table, sizes, dtype)
-        namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self.program.text}
         exec(compile(self.program.text, "<emitted by learncost>", "exec"), namespace)
         self._given = {name: tensors[name] for name in self.program.given if name in tensors}
         self._inputs = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from learncost.equation.count import size_of
 from learncost.equation.table import Line, Repeat, Statement, Table, alias
@@ -23,6 +23,8 @@ MOST = 100_000
 
 LONGEST = 10**15
 """Nanoseconds that FLOPs are drawn as at most: viewers count in numbers that are exact up to 9 x 10^15."""
+
+Part = TypeVar("Part")
 
 Path: TypeAlias = "tuple[int, ...]"
 """The turns around a line, the outermost first."""
@@ -179,7 +181,7 @@ class _Drawing:
     # Drawing.
 
     def process(self) -> Process:
-        for passes, nodes in _phases(self.nodes):
+        for passes, nodes in phases(self.nodes, _passes):
             name = ", ".join(_spaced(one) for one in passes)
             with self.pen.around(name, "pass", ",".join(passes)):
                 self._scope(nodes, (), 1, True)
@@ -303,28 +305,34 @@ def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
     return found
 
 
-def _phases(nodes: Sequence[_Node]) -> Iterator[tuple[tuple[str, ...], list[_Node]]]:
-    """The step in passes; those whose lines stand among each other are one, as backward and weight update."""
+def phases(
+    parts: Sequence[Part], passes_of: Callable[[Part], Iterable[str]]
+) -> Iterator[tuple[tuple[str, ...], list[Part]]]:
+    """A step in passes; those whose lines stand among each other are one, as backward and weight update."""
     spans: dict[str, list[int]] = {}
-    for place, node in enumerate(nodes):
-        for leaf in _leaves((node,)):
-            spans.setdefault(leaf.row.macro_operation, [place, place])[1] = place
-    end, passes, part = -1, list[str](), list[_Node]()
-    for place, node in enumerate(nodes):
+    for place, part in enumerate(parts):
+        for name in passes_of(part):
+            spans.setdefault(name, [place, place])[1] = place
+    end, passes, group = -1, list[str](), list[Part]()
+    for place, part in enumerate(parts):
         new = [name for name, span in spans.items() if span[0] == place]
-        if place > end and part:
-            yield _ordered(passes), part
-            passes, part = [], []
+        if place > end and group:
+            yield _ordered(passes), group
+            passes, group = [], []
         passes += new
-        part.append(node)
+        group.append(part)
         end = max([end, *(spans[name][1] for name in new)])
-    if part:
-        yield _ordered(passes), part
+    if group:
+        yield _ordered(passes), group
 
 
 def _ordered(passes: Iterable[str]) -> tuple[str, ...]:
     """Each once, in the order of a step."""
     return tuple(sorted(set(passes), key=MACRO_OPERATIONS.index))
+
+
+def _passes(node: _Node) -> list[str]:
+    return [leaf.row.macro_operation for leaf in _leaves((node,))]
 
 
 def _spaced(name: str) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -30,14 +31,18 @@ from learncost.training.data.text import Text
 from learncost.training.engine import Engine
 from learncost.training.engines import engine
 from learncost.training.files import Kept
-from learncost.training.folder import LOGS, Folder
+from learncost.training.folder import CONFIG, LOGS, Folder
 from learncost.training.generate import Decoder, Sampling, sample
 from learncost.training.interrupt import asked_to_stop
 from learncost.training.log import Log
-from learncost.training.options import MINUTES, Options
+from learncost.training.options import LEARNS, MINUTES, Options
+from learncost.training.traced import Tracer
 
 INTERRUPTED = 130
 """The exit code of a command that was asked to stop, by convention of shells."""
+
+TRACES = "learncost.pictures.measured"
+"""The module that writes traces."""
 
 SHOWN = 4
 """Examples in a sample."""
@@ -129,8 +134,10 @@ class Result:
         return INTERRUPTED if self.asked else 0
 
 
-def start(options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None) -> Result:
-    """Train as the options say, in a new folder; `stop` as for `go_on`. Raises InputError.
+def start(
+    options: Options, path: Path, report: Report, stop: Callable[[], bool] | None = None, trace: int = 0
+) -> Result:
+    """Train as the options say, in a new folder; `stop` and `trace` as for `go_on`. Raises InputError.
 
     What is refused before its first step, such as a list with a mistake, leaves no folder: it can be said again.
     """
@@ -139,28 +146,30 @@ def start(options: Options, path: Path, report: Report, stop: Callable[[], bool]
     with folder.alone():
         folder.begin(beginning.options, beginning.config, beginning.files)
         try:
-            run = _Run(folder, report, {})
+            run = _Run(folder, report, {}, trace)
         except InputError:
             folder.forget()
             raise
         return run.to_the_end(stop)
 
 
-def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, **changes: Any) -> Result:
+def go_on(path: Path, report: Report, stop: Callable[[], bool] | None = None, trace: int = 0, **changes: Any) -> Result:
     """Continue a run from its last checkpoint, bit for bit as if it had never stopped. Raises InputError.
 
     stop     asked after every step; the run is saved where it says yes. None: Ctrl-C says yes
+    trace    how many steps are timed line by line, for a trace in the folder
     changes  options in place of the run's own, such as more steps
     """
     folder = Folder(path)
     with folder.alone():
-        return _Run(folder, report, changes).to_the_end(stop)
+        return _Run(folder, report, changes, trace).to_the_end(stop)
 
 
 class _Run:
     """A run with everything that it needs to take steps."""
 
-    def __init__(self, folder: Folder, report: Report, changes: dict[str, Any]) -> None:
+    def __init__(self, folder: Folder, report: Report, changes: dict[str, Any], trace: int) -> None:
+        self.tracer = Tracer(trace)
         self.folder, self.report, self.told = folder, report, False
         options = folder.options()
         self.options = replace(options, **changes)
@@ -253,6 +262,8 @@ class _Run:
                 self._save()
         for log in (self.metrics, self.samples):
             log.close()
+        if self.tracer.traced:
+            self._trace()
         parameters = sum(array.size for array in engine.plain_weights.values())
         seconds = perf_counter() - began
         ended = (step, validated, stopped, interrupted, self.writes)
@@ -262,7 +273,7 @@ class _Run:
         engine, at = self.engine, self.engine.steps
         rate, batch = options.rate(at), self.data.batch(at)
         began = perf_counter()
-        loss = engine.step(batch, rate)
+        loss = self.tracer.step(at + 1, lambda: engine.step(batch, rate))
         seconds = perf_counter() - began
         if not math.isfinite(loss):
             raise InputError(f"the loss of step {at + 1:,} is {loss}: give a smaller --learning-rate; {self._kept()}")
@@ -280,6 +291,16 @@ class _Run:
         speed = (batch["tokens"].size if text else len(next(iter(batch.values())))) / seconds
         tokens, examples = (speed, None) if text else (None, speed)
         return Step(at + 1, loss, rate, seconds, tokens, examples, mfu, *bytes_)
+
+    def _trace(self) -> None:
+        """The steps that were traced, as files that a viewer opens."""
+        options, path = self.options, self.folder.path
+        names = ("procedure", "optimizer", "seq_len", "target_len", "dropout", "precision", "plan", *LEARNS)
+        step = {name: getattr(options, name, None) for name in names} | {"precision": options.dtype}
+        step |= {"model": str(path / CONFIG), "batch_size": (options.batch_size or 1) * options.accumulate}
+        weights = self.engine.weights.keys() | self.engine.plain_weights.keys()
+        writer = import_module(TRACES)  # which draws, and is above all that trains
+        self.report.say(writer.write(path, self.tracer.traced, weights, self.engine.says, self.engine.memory, step))
 
     def _kept(self) -> str:
         return f"the checkpoint of step {self.saved:,} is kept" if self.saved >= 0 else "there is no checkpoint yet"

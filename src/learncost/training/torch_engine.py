@@ -255,7 +255,7 @@ class _Emitted:
         import torch
 
         self._program = program(table, "torch", sizes=sizes, dtype=precision)
-        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted"}
+        self._namespace: dict[str, Any] = {"__name__": "learncost_emitted", "__source__": self._program.text}
         exec(compile(self._program.text, "<emitted by learncost>", "exec"), self._namespace)
         self._reads, self._device = tuple(table.inputs), device
         function = self._namespace[self._program.function]

@@ -25,7 +25,12 @@ CHANGEABLE = ("steps", "minutes", "validate_every", "save_every", "sample_every"
 
 @question(Options)
 def train(
-    *paths: str, precision: str | None = None, resume: str | None = None, out: str | None = None, **sizes: Any
+    *paths: str,
+    precision: str | None = None,
+    resume: str | None = None,
+    out: str | None = None,
+    trace: int | str | None = None,
+    **sizes: Any,
 ) -> Result:
     """Train a model on plain files: texts, pairs or classes of texts, images with classes, sounds with texts.
 
@@ -41,6 +46,9 @@ def train(
         Goes on with the run in this folder, from its last checkpoint.
     out
         The folder to make. The default is run-1, run-2 and so on.
+    trace
+        How many steps are timed line by line, from the second one on. trace.json and trace.pftrace in the run's folder
+        are then what Perfetto opens, with the predicted step beside them where this machine is calibrated.
     sizes
         Any size or setting of the model: `num_hidden_layers` 4, `hidden_size` 256.
 
@@ -77,6 +85,9 @@ def train(
     options |= {name: number(name, options[name], kind == "integer") for name, kind in kinds.items() if kind in NUMBERS}
     if precision is not None and resume is None:
         options["dtype"] = either(options.get("dtype"), precision).name
+    traced = 0 if trace is None else number("trace", trace, True)
+    if not 0 <= traced <= MOST_TRACED:
+        raise InputError(f"trace must be a whole number from 0 to {MOST_TRACED}, not {trace!r}")
     with reporter() as report:
         if resume is not None:
             others = {"PATH": paths, "--out": out, "--precision": precision, **{f"--{name}": name for name in sizes}}
@@ -85,17 +96,20 @@ def train(
                 raise InputError(
                     f"--resume goes on as the run began: leave {fixed[0]} out, or begin anew without --resume"
                 )
-            result = go_on(Path(resume), report, **options)
+            result = go_on(Path(resume), report, trace=traced, **options)
         else:
             run_options = Options(**options, paths=tuple(map(str, paths)), sizes=sizes)
             with nullcontext(Path(out)) if out else _reserved() as folder:
-                result = start(run_options, folder, report)
+                result = start(run_options, folder, report, trace=traced)
     if result.stopped:
         print(stopped(result), file=sys.stderr)
     return result
 
 
 NUMBERS = ("integer", "number")
+
+MOST_TRACED = 1_000
+"""Steps that are traced at most."""
 
 
 def number(name: str, value: Any, whole: bool) -> Any:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from learncost.pictures.serve.replies import Answer, Pairs, refusal
 
-SECONDS = 10.0
+SECONDS = 20.0
 """How long an answer may take."""
 
 WAITING = 32

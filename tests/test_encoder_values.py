@@ -13,6 +13,7 @@ from foreign_models import in_float64, numpy_of, shaken
 from hugging_face import read
 from learncost.models.made import made_inputs
 from learncost.models.model import build, run_sizes
+from sampling import sampled
 
 transformers = pytest.importorskip("transformers")
 __all__ = ["in_float64"]
@@ -182,7 +183,10 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "head"), [(kind, head) for kind, (_, heads, _) in ENCODERS.items() for head in heads])
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    sampled([(kind, head) for kind, (_, heads, _) in ENCODERS.items() for head in heads], 4, lambda case: case[0]),
+)
 def test_encoders(kind, head):
     prefix, _, keys = ENCODERS[kind]
     labels = {} if head in ("ForMaskedLM", "ForQuestionAnswering", "ForPreTraining") else {"num_labels": 3}

@@ -19,6 +19,7 @@ from learncost.models.model import build
 from learncost.models.presets import presets
 from learncost.readings.active import active_parameters, choices
 from learncost.readings.price import parameters
+from sampling import sampled
 
 ROWS = json.loads((Path(__file__).parent / "published" / "experts.json").read_text())
 EXACT = [row for row in ROWS if "value" in row]
@@ -163,7 +164,7 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", TYPES)
+@pytest.mark.parametrize("family", sampled(TYPES, 3))
 def test_the_proof_chooses_among_experts(family):
     """The table chooses by itself, and runs as torch counts it."""
     pytest.importorskip("torch")

@@ -28,7 +28,7 @@ ASKED = (
     {"dtype": "int8", "optimizer": "lion", "engine": "table"},
 )
 LIMITED = ("numpy", "autograd", pytest.param("torch", marks=pytest.mark.slow), "torch-operators")
-SAMPLE = ("decoder", "experts", "encoder-decoder")
+SAMPLE = ("decoder", "experts")
 SAMPLED = [kind if kind in SAMPLE else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 """Every kind, those that take long or are like others when asked for."""
 

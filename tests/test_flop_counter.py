@@ -88,7 +88,7 @@ def test_presets(name: str) -> None:
         ("distilbert-base", "DistilBertForMaskedLM"),
     ],
 )
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", sampled([True, False], 2))
 def test_other_heads(name: str, architecture: str, tied: bool, tmp_path: object) -> None:
     module = module_of(PRESETS[name]["config"]["model_type"], architecture, tie_word_embeddings=tied)
     module.config.architectures = [architecture]

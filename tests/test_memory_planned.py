@@ -20,6 +20,7 @@ def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_i
     assert length == asked("flash,fused,at-once,recompute=all").fits["seq_len"]
 
 
+@pytest.mark.slow
 def test_the_planner_is_told_the_budget():
     given = {"optimizer": "adamw", "batch_size": 8, "seq_len": 1024, "plan": "auto", "num_hidden_layers": 3}
     free = lc.memory("gpt2", **given)

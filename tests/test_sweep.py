@@ -14,6 +14,7 @@ from learncost.faces.sweep import sweep as command
 from learncost.ledger import columns
 from learncost.ledger.grid import values
 from learncost.ledger.sweep import sweep
+from sampling import sampled
 
 SIZES = {
     "encoder": {"num_hidden_layers": [1, 3], "hidden_size": [12, 24], "num_attention_heads": [2, 3]},
@@ -37,7 +38,7 @@ def check(found, model, count=12, seed=1, **settings):
 
 
 @pytest.mark.parametrize("model", SIZES)
-@pytest.mark.parametrize("by", ["total", "macro-operation"])
+@pytest.mark.parametrize("by", sampled(["macro-operation", "total"], 2))
 def test_rows_are_those_of_cost(model, by):
     sizes = SIZES[model] | REST
     if model == "encoder-decoder":

@@ -275,8 +275,7 @@ INDUCTOR = ["feed_forward", "attention", "grouped_attention", "gated_feed_forwar
 @pytest.mark.parametrize(
     ("name", "autocast"),
     [
-        ("norm", False),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in INDUCTOR),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("norm", *INDUCTOR)),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in INDUCTOR[:2]),
     ],
 )

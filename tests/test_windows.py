@@ -16,6 +16,7 @@ from learncost.equation.table import Condition
 from learncost.layers.layer import shipped_layer
 from learncost.layers.rewrite_attention import with_softcap, with_visible
 from learncost.readings.write import latex, mathml
+from sampling import sampled
 from writing import WINDOWS, Writer
 
 M = 5
@@ -166,7 +167,7 @@ def capped():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: shipped_layer("attention"), capped, lambda: shipped_layer("latent_attention")]
+    "make", sampled([lambda: shipped_layer("attention"), capped, lambda: shipped_layer("latent_attention")], 3)
 )
 def test_the_layer_passes_the_proof(make):
     layer = self_attention(make(), window="w")

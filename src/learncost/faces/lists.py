@@ -46,7 +46,7 @@ def listing(
         Devices with their peaks, for other programs.
     """
     if what is None:
-        listed = Listed([{"what": name, "count": len(_like(make(), like))} for name, make in _REGISTRIES.items()])
+        listed = Listed([{"what": name, "count": _how_many(name, like)} for name in _REGISTRIES])
         listed.columns.update({"what": _field("what"), "how many": lambda entry: str(entry["count"])})
         return replace(listed, heading="learncost list WHAT")
     if what not in _REGISTRIES:
@@ -59,6 +59,16 @@ def listing(
         raise InputError(f"no {what} have {shown(like)} in what is known of them")
     of_all = f" of {len(listed.entries)}" if like else ""
     return replace(listed, entries=entries, heading=f"{len(entries)}{of_all} {what.replace('-', ' ')}")
+
+
+def _how_many(name: str, text: str | None) -> int:
+    """The entries of a list; where all are counted, without making what takes seconds to make."""
+    from learncost.ledger.memory_measured import measured
+    from learncost.models.argument import GENERIC
+    from learncost.models.presets import presets
+
+    quick = {"models": lambda: len(presets()) + len(GENERIC), "peaks": lambda: len({run.name for run in measured()})}
+    return quick[name]() if text is None and name in quick else len(_like(_REGISTRIES[name](), text))
 
 
 def _like(listed: Listed, text: str | None) -> list[Known]:

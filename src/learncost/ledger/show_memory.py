@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.equation.precision import precision_of
 from learncost.ledger.memory import Memory
 from learncost.ledger.memory_types import said_bytes
+from learncost.ledger.runners import TABLE
 from learncost.ledger.sheet import WIDTH, Row, Sheet, number, size_of
 from learncost.procedures.optimizer import state_of
 
@@ -49,7 +50,7 @@ def _alone(memory: Memory) -> Sheet:
         rows.append(Row((witness.name.rstrip("*"), shape, number(witness.bytes), size_of(witness.bytes)), depth=1))
     if rest := sum(witness.bytes for witness in witnesses[SHOWN:]):
         rows.append(Row((f"{len(witnesses) - SHOWN} more", "", number(rest), size_of(rest)), depth=1))
-    macros = dict.fromkeys(moment.macro_operation for moment in memory.curve)
+    macros = dict.fromkeys(() if _executed(memory) else (moment.macro_operation for moment in memory.curve))
     if macros:
         rows.append(Row(("highest in", "line", "", ""), "bold"))
     for macro in macros:
@@ -167,4 +168,4 @@ def _sequences(count: int) -> str:
 
 def _executed(memory: Memory) -> bool:
     """Whether it is an engine's step, and not what the table says."""
-    return not memory.curve
+    return memory.engine != TABLE

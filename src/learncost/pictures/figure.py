@@ -76,7 +76,8 @@ def figure(
     procedures
         How the model learns: {choices} (`learncost list procedures`); several with commas between.
     engine
-        Whose memory is drawn: table (the default), or another engine that has an account of every line.
+        Who runs the step whose memory is drawn: table, autograd, autograd-foreach and others that have an account of
+        every line. The default is that of `learncost memory`.
     along
         What scaling grows along: length, batch, depth, width, with commas between. The default is all of them.
     against

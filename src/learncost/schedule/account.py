@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
+from learncost.schedule.log import Log
+
 FILE = "<a program without values>"
 
 
@@ -22,7 +24,7 @@ class Account:
     """Bytes that are taken now, and the most that were; `line` says where, as `where` does when it is asked.
 
     `rooms` are the bytes of each room of the first moment at which `stop_at` were taken, with where it was taken; they
-    are shown to `look` then, by the rooms' identities.
+    are shown to `look` then, by the rooms' identities. With `stop_at` everything that is taken and given is in `log`.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Account:
         self.line: int | str = 0
         self.stop_at, self.where, self._look = stop_at, where, look
         self.rooms: tuple[tuple[int, int | str], ...] = ()
+        self.log = Log()
         self._taken: dict[int, tuple[int, int | str]] = {}
 
     def take(self, room: int, size: int) -> None:
@@ -43,6 +46,7 @@ class Account:
             self.peak, self.line = self.now, self.where()
         if self.stop_at is not None:
             self._taken[room] = size, self.where()
+            self.log.take(room, size, str(self.where()), self.now)
             if self.now == self.stop_at and not self.rooms:
                 self.rooms = tuple(self._taken.values())
                 if self._look:
@@ -50,7 +54,9 @@ class Account:
 
     def give(self, room: int, size: int) -> None:
         self.now -= size
-        self._taken.pop(room, None)
+        if self.stop_at is not None:
+            self._taken.pop(room, None)
+            self.log.give(room, str(self.where()), self.now)
 
     def buffer(self, size: int) -> None:
         """What is taken for the time of one operation."""

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from learncost.equation.count import size_of
+from learncost.equation.table import Repeat
 from learncost.ledger.memory_step import Step
 from learncost.ledger.runner import Runner, Taken, at_line, bytes_of, grouped, refusal
+from learncost.ledger.runners.logged import Logs
 from learncost.models.model import Model
 from learncost.models.module import module_of
 from learncost.procedures.procedure import procedure
@@ -95,7 +98,13 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts["workspace"] = backward_rooms - tape.gradients
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.gone, way.said)
-    return Taken(peak, at_line(line, peak), parts, grouped(rooms), said=convention)
+    inputs = dict.fromkeys(table.inputs, "activations")
+    given = inputs | dict.fromkeys(table.weights, "weights")
+    state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
+    repeats = [line.count for line in table.lines if isinstance(line, Repeat)]
+    counts = {int(size_of(count, sizes)): count for count in repeats}
+    curve, stays = Logs(tape.account.log, table, given, state, counts).account()
+    return Taken(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
 
 
 def _refuses(step: Step) -> str:

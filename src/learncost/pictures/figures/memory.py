@@ -31,8 +31,8 @@ LIST = 2.05
 
 
 def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Curve]:
-    """A panel for each model and procedure; who runs the step is the table where nobody is named."""
-    asked = taken("memory", memory, given, "procedures", "price_book") | {"engine": given.get("engine") or "table"}
+    """A panel for each model and procedure, run by who `learncost memory` has run it."""
+    asked = taken("memory", memory, given, "procedures", "price_book")
     answers = (memory(model, name, **asked) for model in models for name in procedures_of(given))
     return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
 
@@ -207,7 +207,8 @@ def _list(panel: Panel, found: Curve) -> None:
     for one in alive[:LISTED]:
         size = size_of(one.bytes)
         shape = " × ".join(f"{part:,}" for part in ((one.number,) if one.number > 1 else ()) + one.shape)
-        shape = "" if one.shape == (one.bytes,) else shape
+        if one.shape == (one.bytes // one.number,):  # only its bytes are known
+            shape = f"{one.number:,} ×" if one.number > 1 else ""
         room = panel.width * POINTS - width_of(size, SMALL) - width_of(one.name, SMALL) - 10
         panel.text(0, y, one.name, size=SMALL)
         panel.text((width_of(one.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT)

@@ -69,6 +69,9 @@ class Frame:
     nodes: list[Node] = field(default_factory=list)
 
 
+WEIGHT = "a weight"
+"""The label of what is no operator."""
+
 _REMADE = Node(None)
 """In the place of the nodes of what runs again: their gradients are wanted, and go elsewhere."""
 
@@ -105,7 +108,7 @@ class Tape:
 
     def weight(self, elements: int, width: int, room: Room) -> Value:
         """A weight that learns, in a room that holds others too."""
-        node = Node(None)
+        node = Node(None, label=WEIGHT)
         self._weights.append(node)
         return Value(elements, width, room, node)
 
@@ -271,6 +274,9 @@ class Tape:
                     owner.gradients[number] = gradient
                 elif other.view or _references(other) != _ALONE:  # else in place
                     owner.gradients[number] = self.new(gradient.elements, gradient.width, gradient.turned)
+                if owner.label == WEIGHT and (waiting := owner.gradients[number]):
+                    self.account.log.call(id(waiting.room), "gradients")
+                    del waiting
                 del other
             del gradient
 

@@ -1,0 +1,101 @@
+"""The account of every line of a step that ran on a tape: the log of its memory, with what arrays are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from learncost.equation.table import Table, walk
+from learncost.readings.live import Moment, Stay
+from learncost.schedule.log import Log, Logged, LoggedLine
+
+RUNNERS = ()
+"""This module has none of its own."""
+
+BACKWARD, STATE, UPDATE = ", backward", "optimizer state", "optimizer step"
+
+
+@dataclass(frozen=True)
+class Logs:
+    """A log, the forward table that its labels are names of, and the bytes that are there before it begins.
+
+    given  by name, what part of the step's memory it is, the optimizer's state aside
+    state  the room of that name is the state and the master weights: bytes of each
+    counts  the table's sizes that say how often blocks turn, by how often that is
+    """
+
+    log: Log
+    table: Table
+    given: Mapping[str, str]
+    state: Mapping[str, int]
+    counts: Mapping[int, str]
+
+    def account(self) -> tuple[tuple[Moment, ...], tuple[Stay, ...]]:
+        """The bytes at every line, and the arrays that are there."""
+        labels = self.log.labels
+        before = {*self.given, STATE, ""}
+        start = next((place for place, label in enumerate(labels) if label not in before), len(labels))
+        lines = self.log.lines(start)
+        again = _again(lines)
+        tags = {term.name: line.tag for line, _ in walk(self.table.lines) for term in line.left}
+        moments, macros = [], dict[int, str]()
+        for place, line in enumerate(lines):
+            tag = tags.get(line.label.removesuffix(BACKWARD).partition("+")[0])
+            macro = _macro(line.label, place in again)
+            loops = ((line.loop, self.counts.get(line.turns, ""), line.turns),) if line.turns > 1 else ()
+            layer, block = (tag.layer, tag.block) if tag else ("", None)
+            moments.append(Moment(line.label, layer, macro, line.bytes, block, loops))
+            macros[place] = macro
+        return tuple(moments), tuple(self._stays(lines, macros))
+
+    def _stays(self, lines: tuple[LoggedLine, ...], macros: Mapping[int, str]) -> Iterator[Stay]:
+        """The arrays over the lines, those that are alike together."""
+        alike: dict[tuple[str, int, str, int, int], list[Logged]] = {}
+        for array, first, last in self.log.stays(lines):
+            alike.setdefault((array.label, array.bytes, array.kind, first, last), []).append(array)
+        for (label, size, kind, first, last), arrays in alike.items():
+            if label == STATE:
+                yield from self._state(arrays, first, last)
+                continue
+            macro, part = self._origin(label, kind, macros[first])
+            name = label.removesuffix(BACKWARD)
+            name = name if name == label else f"d{name}"
+            number = len(arrays)
+            yield Stay(name, (), (size,), number, number * size, first, last, macro, part=part)
+
+    def _state(self, arrays: list[Logged], first: int, last: int) -> Iterator[Stay]:
+        """The first room is the optimizer's, with copies of weights; what else there is are buffers of the module."""
+        rooms = [*self.state.items()]
+        buffers = sum(array.bytes for array in arrays) - sum(self.state.values())
+        for name, size in (*rooms, ("buffers", buffers)):
+            if size > 0:
+                part = name if name in self.state else "activations"
+                yield Stay(name, (), (size,), 1, size, first, last, "given", part=part)
+
+    def _origin(self, label: str, kind: str, macro: str) -> tuple[str, str]:
+        """The macro-operation that made an array, and the part of the memory that it is."""
+        if label in self.given:
+            return "given", self.given[label]
+        if kind:
+            return "weight_update", kind
+        if label.endswith(BACKWARD):
+            return "backward", "workspace"
+        if label == UPDATE:
+            return "optimizer_step", "workspace"
+        return "recomputation" if macro in ("recomputation", "backward") else "forward", "activations"
+
+
+def _again(lines: tuple[LoggedLine, ...]) -> set[int]:
+    """The lines of the forward pass that run again: after the backward pass has begun."""
+    begun = next((place for place, line in enumerate(lines) if line.label.endswith(BACKWARD)), len(lines))
+    return {
+        place
+        for place, line in enumerate(lines)
+        if place > begun and not line.label.endswith(BACKWARD) and line.label != UPDATE
+    }
+
+
+def _macro(label: str, again: bool) -> str:
+    if label == UPDATE:
+        return "optimizer_step"
+    return "backward" if label.endswith(BACKWARD) else "recomputation" if again else "forward"

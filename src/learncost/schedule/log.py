@@ -1,0 +1,126 @@
+"""The log of an account: every array that was taken and given back, and the lines at whose worst moments it was there.
+
+A program that runs turn by turn says the same lines again and again. Stretches that repeat at once are folded: a line
+stands once, at that of its turns in which most is taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from learncost.schedule.stretches import stretches
+
+LONGEST = 400
+"""Lines of one turn that are looked for at most."""
+
+
+@dataclass
+class Logged:
+    """An array: who took it, its bytes, and from which to which instant it was there; `kind` where that is known."""
+
+    label: str
+    bytes: int
+    first: int
+    last: int = 10**12
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class LoggedLine:
+    """A line, once for all its turns: its label, the instant at which most is taken, the bytes then, the turns."""
+
+    label: str
+    instant: int
+    bytes: int
+    loop: int = -1
+    turns: int = 1
+
+
+@dataclass
+class Log:
+    """What an account took and gave, instant by instant: an instant is after each of these.
+
+    labels, levels  what ran at every instant, and the bytes after it
+    arrays          all that were taken
+    """
+
+    labels: list[str] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    arrays: list[Logged] = field(default_factory=list)
+    _there: dict[int, Logged] = field(default_factory=dict)
+
+    def take(self, room: int, size: int, label: str, level: int) -> None:
+        """A room of so many bytes, by its identity, which another one may have when it was given back."""
+        array = Logged(label, size, len(self.labels))
+        self.arrays.append(array)
+        self._there[room] = array
+        self._add(label, level)
+
+    def give(self, room: int, label: str, level: int) -> None:
+        if array := self._there.pop(room, None):
+            array.last = len(self.labels) - 1
+        self._add(label, level)
+
+    def call(self, room: int, kind: str) -> None:
+        """Say what a room is that is there."""
+        if array := self._there.get(room):
+            array.kind = kind
+
+    def _add(self, label: str, level: int) -> None:
+        self.labels.append(label)
+        self.levels.append(level)
+
+    def lines(self, start: int = 0) -> tuple[LoggedLine, ...]:
+        """The lines from an instant on, folded: what stands at once under one label is one line."""
+        found: list[LoggedLine] = []
+        for instant in range(start, len(self.labels)):
+            line = LoggedLine(self.labels[instant], instant, self.levels[instant])
+            if found and found[-1].label == line.label:
+                if line.bytes > found[-1].bytes:
+                    found[-1] = line
+            else:
+                found.append(line)
+        return tuple(_folded(found))
+
+    def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
+        """Every array that is there at some of the lines, with the first and the last of a stretch of these."""
+        instants = [line.instant for line in lines]
+        in_order = sorted(instants)
+        for array in self.arrays:
+            at = bisect_left(in_order, array.first)
+            if array.bytes and at < len(in_order) and in_order[at] <= array.last:
+                for first, last in stretches(array.first, array.last, instants):
+                    yield array, first, last
+
+
+def _folded(lines: Sequence[LoggedLine]) -> Iterator[LoggedLine]:
+    """Lines with stretches that repeat at once folded: of all starts the one whose repeats cover most."""
+    labels = [line.label for line in lines]
+    place = loop = 0
+    while place < len(lines):
+        period, turns = _repeat(labels, place)
+        if turns == 1:
+            yield lines[place]
+            place += 1
+            continue
+        for offset in range(period):
+            several = lines[place + offset : place + period * turns : period]
+            worst = max(several, key=lambda line: line.bytes)
+            yield LoggedLine(worst.label, worst.instant, worst.bytes, loop, turns)
+        place, loop = place + period * turns, loop + 1
+
+
+def _repeat(labels: Sequence[str], place: int) -> tuple[int, int]:
+    """The stretch from a place on that repeats at once and covers most, the shortest of these, and how often."""
+    best, covers = (1, 1), 1
+    for period in range(1, min(LONGEST, (len(labels) - place) // 2) + 1):
+        if labels[place] != labels[place + period]:
+            continue
+        stretch, turns = labels[place : place + period], 1
+        while labels[place + turns * period : place + (turns + 1) * period] == stretch:
+            turns += 1
+        if turns > 1 and period * turns > covers:
+            best, covers = (period, turns), period * turns
+    return best

@@ -7,7 +7,7 @@ them, so that a page without Python gives the same numbers for other sizes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -106,7 +106,7 @@ def document(
         **controls.to_dict(),
         "time": times(found, lines) if found.timing else None,
         "memory": _memory(given, sizes, found),
-        **_others(given, sizes),
+        **_others(given, sizes, found.dtype),
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
@@ -156,9 +156,10 @@ def _peaks(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]
     return peaks(Step(run, given["procedure"], kind, given["optimizer"]))
 
 
-def _others(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _others(given: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """What is the same whatever procedure is looked at: all of them side by side, growth, conventions."""
-    same = {name: value for name, value in given.items() if name not in ("procedure", "on", "context", "precision")}
+    same = {name: value for name, value in given.items() if name not in ("procedure", "on", "context", "dtype")}
+    same |= {"precision": dtype}
     if isinstance(given["model"], Configuration):
         return _beside(same, sizes)
     return _remembered(json.dumps(same), json.dumps(sizes))
@@ -176,7 +177,7 @@ def _beside(asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any
     result: dict[str, Any] = {"growth": {}}
     try:
         found = compare(asked["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
-        result["compared"] = procedures(found).to_dict()
+        result["compared"] = procedures(found, dict(_memories(found.procedures, asked, sizes))).to_dict()
         for along in ALONG:
             with suppress(InputError):
                 own = growth(found, along, price_book=book)
@@ -188,6 +189,16 @@ def _beside(asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any
     except InputError as error:
         result["conventions"] = {"refused": str(error)}
     return result
+
+
+def _memories(names: Iterable[str], asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Memory]]:
+    """The memory of each procedure as the table says it, where that is known."""
+    own = {name: value for name, value in asked.items() if name != "price_book" and value is not None}
+    for name in names:
+        with suppress(InputError):
+            held = memory(**own, procedure=name, **sizes, engine="table")
+            assert isinstance(held, Memory)
+            yield name, held
 
 
 def _conventions(found: Conventions) -> dict[str, Any]:

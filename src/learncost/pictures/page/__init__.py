@@ -10,7 +10,7 @@ from typing import Any
 
 from learncost import __version__
 from learncost.pictures.document import as_json
-from learncost.procedures.procedure import PROCEDURES, procedure
+from learncost.procedures.procedure import INFERENCE, LEARNING, procedure
 
 SCRIPTS = (
     "numbers",
@@ -70,6 +70,9 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     return html
 
 
+_INFERENCE = {"prefill": "reading a prompt", "decode": "decoding"}
+"""What inference is called in a sentence."""
+
 _SHARED = ("conventions", "growth", "compared", "tables", "rates")
 
 
@@ -89,11 +92,9 @@ def _once(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @cache
 def _titles() -> Mapping[str, str]:
-    return {name: procedure_title(name) for name in PROCEDURES}
+    return {name: procedure_title(name) for name in (*LEARNING, *INFERENCE)}
 
 
 def procedure_title(name: str) -> str:
     """What a procedure is called in a sentence."""
-    from learncost.procedures.procedure import INFERENCE
-
-    return procedure(name, INFERENCE).title.partition(":")[0]
+    return _INFERENCE.get(name) or procedure(name, INFERENCE).title.partition(":")[0]

@@ -3,7 +3,7 @@
 
 section("conventions", "conventions", (place) => {
   const found = page.found.conventions;
-  if (!found?.bars?.length) return false;
+  if (!found?.bars?.length || !page.found.said.learns) return false;
   const names = Object.keys(found.to), usual = names.includes("paper") ? "paper" : names[names.length - 1];
   const to = names.includes(page.state.to) ? page.state.to : usual;
   const strip = element("div"), picks = element("div", { class: "controls" }), bars = element("div");
@@ -64,7 +64,7 @@ function drawBridge(place, own, start, end) {
   const x = linearScale(low, high, label, width - 90), svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
   rows.forEach((one, at) => {
     const y = at * row + (narrow ? 22 : 5), from = Math.min(x(one.from), x(one.to)), wide = Math.max(1, Math.abs(x(one.to) - x(one.from)));
-    const name = [one.what, one.short].find((text) => text && textWidth(text, 14, 500) < (narrow ? width : label - 12)) ?? one.short ?? shortened(one.what, narrow ? width : label - 12);
+    const name = [one.what, one.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ?? one.short ?? shortened(one.what, narrow ? width : label - 12);
     svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: one.kind === "total" ? "strong" : "" }));
     svg.append(svgElement("rect", { x: from, y, width: wide, height: 22, fill: one.kind === "total" ? "var(--ink)" : one.kind === "more" ? "var(--neutral-3)" : "var(--page)", stroke: one.kind === "less" ? "var(--ink)" : "none", "stroke-width": 1.2 }, svgElement("title", {}, one.what)));
     if (at < rows.length - 1) svg.append(svgLine(x(one.to), y + 22, x(one.to), y + row, { "stroke-dasharray": "1.5 2.5", style: "stroke: var(--faint)" }));
@@ -76,6 +76,6 @@ function drawBridge(place, own, start, end) {
 /** The words of a name that fit. */
 function shortened(text, room) {
   const words = text.split(" ");
-  while (words.length > 1 && textWidth(words.join(" "), 14, 500) > room) words.pop();
+  while (words.length > 1 && textWidth(words.join(" "), 13, 500) > room) words.pop();
   return words.join(" ").replace(/[,:;]$/, "");
 }

@@ -6,7 +6,7 @@ const DASHES = { bp: "", recompute: "7 4", pepita: "", mempepita: "2 3" };
 
 section("growth", "growth", (place) => {
   const all = page.found.growth ?? {}, there = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
-  if (!there.length) return false;
+  if (!there.length || !page.found.said.learns) return false;
   const along = there.includes(page.state.grow) ? page.state.grow : there[0], own = all[along];
   const ratios = own.series.length > 1 && page.state.scale !== "absolute";
   const controls = element("div", { class: "controls no-print" }, segments("grow", Object.fromEntries(there.map((name) => [name, ALONG[name]])), along, (grow) => choose({ grow }), "What grows"),

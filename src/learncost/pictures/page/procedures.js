@@ -17,7 +17,7 @@ section("procedures", "procedures", (place) => {
     const here = row.name === page.found.said.procedure;
     const ratioText = row === base ? "1.00 × (base)" : ratio(row.flops, base.flops);
     return element("tr", {}, element("td", { class: `name ${here ? "here" : ""}` }, name(row), element("small", {}, row.name)),
-      element("td", {}, passesBar(row, scale, wide ? Math.min(560, widthOf(place) * 0.5) : widthOf(place) - 110, ratioText)),
+      element("td", {}, passesBar(row, scale, wide ? Math.min(560, widthOf(place) - 346 - (peaks ? 262 : 0)) : widthOf(place) - 110, ratioText)),
       ...(peaks ? [element("td", {}, peakBar(row, top, wide ? 150 : widthOf(place) - 110))] : []));
   });
   place.replaceChildren(...heading(finding, "Every bar is one training step at the same sizes; its parts are the passes of the procedure."),

@@ -65,7 +65,7 @@ function drawRoof(place, points, roof) {
   const low = Math.min(roof.ridge / 10, ...xs) * 0.7, high = Math.max(roof.ridge * 10, ...xs) * 1.6;
   const x = logScale(low, high, left, width - right), y = logScale(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3, height - bottom, top);
   const svg = chart(width, height, `Roofline: ${points.length} kernels, the ridge at ${digits(roof.ridge)} FLOPs a byte`);
-  for (const tick of decades(low, high)) svg.append(svgLine(x(tick), top, x(tick), height - bottom), svgText(x(tick), height - bottom + 20, tick < 1 ? String(tick) : narrow ? si(tick).replace(" ", "") : grouped(BigInt(Math.round(tick))), { class: "axis", "text-anchor": "middle" }));
+  for (const tick of decades(low, high)) svg.append(svgLine(x(tick), top, x(tick), height - bottom), svgText(x(tick), height - bottom + 20, tick < 1 ? String(tick) : narrow ? tickText(si(tick)).replace(" ", "") : grouped(BigInt(Math.round(tick))), { class: "axis", "text-anchor": "middle" }));
   for (const tick of decades(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, tickText(si(tick)), { class: "axis", "text-anchor": "end" }));
   const start = Math.max(low, Math.exp(Math.log(roof.ridge) - (y(Math.min(roof.peak / 1000, ...ys) * 0.7) - y(roof.peak)) / ((height - bottom - top) / Math.log((roof.peak * 3) / (Math.min(roof.peak / 1000, ...ys) * 0.7)))));
   svg.append(svgElement("path", { d: `M${x(start)},${y(start * roof.bandwidth)} L${x(roof.ridge)},${y(roof.peak)} H${width - right}`, class: "rule" }));

@@ -60,7 +60,7 @@ function drawSentence() {
   const model = chooser("model", "Model", caseName(found, "model"));
   const batch = sizeField("batch_size", "Sequences in a step"), sequences = ` ${plural(names.batch_size, "sequence")}`;
   if (said.procedure === "decode") {
-    put("One step of ", chooser("procedure", "Procedure", said.procedure, titleOf), " of ", model, " for ", batch, sequences, " with ", sizeField("context", "Tokens in the cache"), ` ${plural(names.context, "token")} in the cache`);
+    put("One step of ", chooser("procedure", "Procedure", said.procedure, titleOf), " by ", model, " for ", batch, sequences, " with ", sizeField("context", "Tokens in the cache"), ` ${plural(names.context, "token")} in the cache`);
   } else {
     const tokens = [sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence")];
     if (said.two_sided && names.target_len !== undefined) tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
@@ -69,7 +69,7 @@ function drawSentence() {
   }
   const facts = [["takes ", element("b", { id: "flops" }, `${words(totals.flops)} FLOPs`)]];
   if (totals.bytes) facts.push(["moves ", element("b", { id: "bytes" }, bytes(totals.bytes))]);
-  if (found.memory) facts.push(["holds ", element("b", { id: "peak", class: view.peak === null ? "wait" : null }, view.peak === null ? "a peak not known here" : bytes(view.peak)), " at its peak"]);
+  if (found.memory?.peak) facts.push(["holds ", element("b", { id: "peak", class: view.peak === null ? "wait" : null }, view.peak === null ? "a peak not known here" : bytes(view.peak)), " at its peak"]);
   if (totals.seconds) facts.push(["runs about ", element("b", { id: "seconds" }, seconds(totals.seconds)), " ", element("span", { class: "range" }, `(${between(totals.low, totals.high)})`), " on ", deviceField(said)]);
   put(" ");
   facts.forEach((fact, place) => put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact));

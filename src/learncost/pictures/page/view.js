@@ -102,6 +102,7 @@ function firstShown(root, quantity) {
   const walk = (node) => (node.line ? lines.push(node) : node.parts.forEach(walk));
   walk(root);
   const scores = lines.filter((node) => node.line.equation === "3" && node.line.macro === "forward");
-  const among = scores.length ? scores : lines;
+  const named = lines.filter((node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer));
+  const among = [scores, named, lines].find((several) => several.length);
   return among.reduce((most, node) => (node.value > most.value ? node : most), among[0]);
 }

@@ -86,10 +86,10 @@ GROUPED = "grouped_attention(H, H, H"
 
 
 def llama(where=CAUSAL, biases="", norms=False, **keys):
-    own = with_biases(shipped_layer("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
-    own = with_rotary(with_norms(own, {"Q": "gQ", "K": "gK"}) if norms else own)
+    biased = with_biases(shipped_layer("grouped_attention"), {f"W{letter}": f"b{letter}" for letter in biases})
+    biased = with_rotary(with_norms(biased, {"Q": "gQ", "K": "gK"}) if norms else biased)
     text = stack(f"{GROUPED}, {ROTARY}", ROTARY_INPUTS, where, **keys)
-    return lc.layer(text, layers={"grouped_attention": own})
+    return lc.layer(text, layers={"grouped_attention": biased})
 
 
 def rewritten(change, inputs):

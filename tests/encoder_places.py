@@ -49,8 +49,8 @@ def bert(prefix, transform, transform_norm, bias, pooler, classifier, at="encode
 def bert_places(architecture):
     head = "cls.predictions"
     transform = f"{head}.transform.dense", f"{head}.transform.LayerNorm"
-    found = bert("bert", *transform, f"{head}.bias", "bert.pooler.dense", "classifier")
-    return found | linear("sentence.W", "sentence.b", "cls.seq_relationship")
+    configuration = bert("bert", *transform, f"{head}.bias", "bert.pooler.dense", "classifier")
+    return configuration | linear("sentence.W", "sentence.b", "cls.seq_relationship")
 
 
 def roberta_places(architecture):
@@ -62,39 +62,41 @@ def roberta_places(architecture):
 def electra_places(architecture):
     sequences = architecture.endswith("SequenceClassification")
     head = "generator_predictions"
-    found = bert(
+    configuration = bert(
         *("electra", f"{head}.dense", f"{head}.LayerNorm", "generator_lm_head.bias"),
         *("classifier.dense", "classifier.out_proj" if sequences else "classifier"),
     )
-    found |= linear("projection.W", "projection.b", "electra.embeddings_project")
-    found |= linear("discriminator.W", "discriminator.b", "discriminator_predictions.dense")
-    return found | linear("discriminator.V", "discriminator.c", "discriminator_predictions.dense_prediction")
+    configuration |= linear("projection.W", "projection.b", "electra.embeddings_project")
+    configuration |= linear("discriminator.W", "discriminator.b", "discriminator_predictions.dense")
+    return configuration | linear("discriminator.V", "discriminator.c", "discriminator_predictions.dense_prediction")
 
 
 def albert_places(architecture):
     """Groups of layers: two numbers."""
-    found = bert(
+    configuration = bert(
         *("albert", "predictions.dense", "predictions.LayerNorm", "predictions.bias", "albert.pooler", "classifier"),
         at="encoder.albert_layer_groups.{}.albert_layers.{}.",
     )
     block = "albert.encoder.albert_layer_groups.{}.albert_layers.{}."
     own = block + "attention."
-    found |= attention("attn", own + "query", own + "key", own + "value", own + "dense")
-    found |= norm("ln_1", own + "LayerNorm") | norm("ln_2", block + "full_layer_layer_norm")
-    found |= linear("mlp.W1", "mlp.b1", block + "ffn") | linear("mlp.W2", "mlp.b2", block + "ffn_output")
-    found |= linear("sentence.W", "sentence.b", "sop_classifier.classifier")
-    return found | linear("projection.W", "projection.b", "albert.encoder.embedding_hidden_mapping_in")
+    configuration |= attention("attn", own + "query", own + "key", own + "value", own + "dense")
+    configuration |= norm("ln_1", own + "LayerNorm") | norm("ln_2", block + "full_layer_layer_norm")
+    configuration |= linear("mlp.W1", "mlp.b1", block + "ffn") | linear("mlp.W2", "mlp.b2", block + "ffn_output")
+    configuration |= linear("sentence.W", "sentence.b", "sop_classifier.classifier")
+    return configuration | linear("projection.W", "projection.b", "albert.encoder.embedding_hidden_mapping_in")
 
 
 def distilbert_places(architecture):
-    found = bert(
+    configuration = bert(
         *("distilbert", "vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "pre_classifier", "classifier")
     )
     block = "distilbert.transformer.layer.{}."
     own = block + "attention."
-    found |= attention("attn", own + "q_lin", own + "k_lin", own + "v_lin", own + "out_lin")
-    found |= norm("ln_1", block + "sa_layer_norm") | norm("ln_2", block + "output_layer_norm")
-    return found | linear("mlp.W1", "mlp.b1", block + "ffn.lin1") | linear("mlp.W2", "mlp.b2", block + "ffn.lin2")
+    configuration |= attention("attn", own + "q_lin", own + "k_lin", own + "v_lin", own + "out_lin")
+    configuration |= norm("ln_1", block + "sa_layer_norm") | norm("ln_2", block + "output_layer_norm")
+    return (
+        configuration | linear("mlp.W1", "mlp.b1", block + "ffn.lin1") | linear("mlp.W2", "mlp.b2", block + "ffn.lin2")
+    )
 
 
 def part(number):
@@ -115,18 +117,18 @@ def one(weight):
 def deberta_places(architecture):
     head = "cls.predictions"
     transform = f"{head}.transform.dense", f"{head}.transform.LayerNorm"
-    found = bert("deberta", *transform, f"{head}.bias", "pooler.dense", "classifier")
+    configuration = bert("deberta", *transform, f"{head}.bias", "pooler.dense", "classifier")
     own = "deberta.encoder.layer.{}.attention.self."
-    found |= {f"attn.W{letter}": (own + "in_proj.weight", part(i)) for i, letter in enumerate("QKV")}
-    found |= {f"attn.b{letter}": (f"{own}{letter.lower()}_bias", by(H, -1)) for letter in "QV"}
-    found |= {
+    configuration |= {f"attn.W{letter}": (own + "in_proj.weight", part(i)) for i, letter in enumerate("QKV")}
+    configuration |= {f"attn.b{letter}": (f"{own}{letter.lower()}_bias", by(H, -1)) for letter in "QV"}
+    configuration |= {
         "attn.WKP": (own + "pos_proj.weight", into(H, -1)),
         "attn.WQP": (own + "pos_q_proj.weight", into(H, -1)),
         "attn.bQP": (own + "pos_q_proj.bias", by(H, -1)),
         "relative": ("deberta.encoder.rel_embeddings.weight", plain),
         "projection": ("deberta.embeddings.embed_proj.weight", turned),
     }
-    return found
+    return configuration
 
 
 def deberta_v2_places(architecture):

@@ -93,9 +93,9 @@ def self_attention(layer, causal=True, window=None):
     """The attention of X to itself; tables for the positions of keys are those of queries."""
     where = " where M' <= M" if causal else ""
     where += f" < M' + {window}" if window else ""
-    given = layer.table.inputs[layer.table.inputs.index("XK") + 1 :]
-    given = [name for name in given if name != "XV"]
-    outer = [name.removeprefix("key_") for name in given]
+    names = layer.table.inputs[layer.table.inputs.index("XK") + 1 :]
+    names = [name for name in names if name != "XV"]
+    outer = [name.removeprefix("key_") for name in names]
     three = "H, H, H" if "XV" in layer.table.inputs else "H, H"
     text = f"""alone(X {" ".join(dict.fromkeys(outer))}) -> Y
       H[B M d] = 1[] X[B M d]
@@ -119,10 +119,10 @@ def compare(layer, arrays, weights, result, inputs, tolerance=1e-9):
     np.testing.assert_allclose(found[output], numpy_of(result), rtol=tolerance, atol=tolerance)
     parameters = list({id(p): p for p, _ in weights.values()}.values())
     chosen = [*inputs.values(), *parameters]
-    wanted = torch.autograd.grad((result * torch.tensor(seed)).sum(), chosen)
-    for name, gradient in zip(inputs, wanted, strict=False):
+    gradients = torch.autograd.grad((result * torch.tensor(seed)).sum(), chosen)
+    for name, gradient in zip(inputs, gradients, strict=False):
         np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
-    of = {id(p): g for p, g in zip(parameters, wanted[len(inputs) :], strict=True)}
+    of = {id(p): g for p, g in zip(parameters, gradients[len(inputs) :], strict=True)}
     for name, (parameter, view) in weights.items():
         gradient = view(of[id(parameter)].numpy())
         np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=tolerance, atol=tolerance, err_msg=name)

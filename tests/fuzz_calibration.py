@@ -49,8 +49,8 @@ def fuzz(count: int, seed: int = 0) -> list[str]:
     chance = random.Random(seed)
     with _home() as home:
         good = _good()
-        found = (fault for _ in range(count) if (fault := _tried(chance, good, home)))
-        return list(found)
+        faults = (fault for _ in range(count) if (fault := _tried(chance, good, home)))
+        return list(faults)
 
 
 @contextmanager
@@ -158,13 +158,13 @@ def _ending(line: tuple[str, ...]) -> str:
             code = main(list(line))
     except BaseException as error:  # whatever leaves the command is a fault
         return f"{type(error).__name__}: {str(error)[:100]}"
-    said = err.getvalue()
+    printed = err.getvalue()
     if code == 0:
         wrong = [word for word in ("nan", "inf") if word in out.getvalue().lower().replace("info", "").split()]
         return f"{wrong} on the screen" if wrong else ""
     if code != 2 or out.getvalue():
         return f"exit code {code}, {len(out.getvalue())} characters printed"
-    return "" if said.count("\n") == 1 and said.rstrip("\n").isprintable() else f"not one line: {said[:100]!r}"
+    return "" if printed.count("\n") == 1 and printed.rstrip("\n").isprintable() else f"not one line: {printed[:100]!r}"
 
 
 def _in_python(on: str) -> str:

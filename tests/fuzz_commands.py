@@ -181,8 +181,8 @@ def _given(chance: random.Random, flag: str, files: list[str]) -> list[str]:
     if plain in RIGHT and kind < 0.5:
         value = chance.choice(RIGHT[plain].split())
     elif plain == "architecture" and kind < 0.8:
-        own = chance.choice(list(FAMILIES.values())).architectures
-        value = chance.choice(own).name
+        architectures = chance.choice(list(FAMILIES.values())).architectures
+        value = chance.choice(architectures).name
     elif plain in CHOICES and kind < 0.75:
         value = chance.choice(CHOICES[plain].split() or files)
     elif kind < 0.85:

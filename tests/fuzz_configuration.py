@@ -28,8 +28,10 @@ def target(data: bytes) -> str:
     start = time.process_time()
     text = data.decode("utf-8", errors="replace")
     try:
-        found = configure("-", stdin=io.StringIO(text))
-        said = str(lc.cost(found, seq_len=None if found.sizes.get("max_position_embeddings") else 8).total)
+        configuration = configure("-", stdin=io.StringIO(text))
+        said = str(
+            lc.cost(configuration, seq_len=None if configuration.sizes.get("max_position_embeddings") else 8).total
+        )
     except lc.InputError as error:
         said = str(error)
         assert said.isprintable(), repr(said)

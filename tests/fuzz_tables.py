@@ -142,10 +142,10 @@ def read(written: str) -> str:
             lc.price(step, {}, book.name)
     str(step), latex(step)
     parts = (derived.forward, derived.backward, derived.update)
-    whole, split = lc.price(step, sizes), [lc.price(part, sizes) for part in parts]
-    if (whole.maccs, whole.flops) != (sum(one.maccs for one in split), sum(one.flops for one in split)):
+    prices, split = lc.price(step, sizes), [lc.price(part, sizes) for part in parts]
+    if (prices.maccs, prices.flops) != (sum(one.maccs for one in split), sum(one.flops for one in split)):
         return "the passes do not add up to the step"
-    if whole.flops < 2 * whole.maccs or whole.maccs < lc.price(step, sizes, "matmul").maccs:
+    if prices.flops < 2 * prices.maccs or prices.maccs < lc.price(step, sizes, "matmul").maccs:
         return "MACCs of run and of matmul"
     lc.live(derived, sizes)
     if _large(step, sizes):

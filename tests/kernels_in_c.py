@@ -58,9 +58,9 @@ class Case:
                 self.axes.setdefault(term.name, term.declared)
         self.outputs, self.sizes, self.dtype = frozenset(outputs), sizes, dtype
         integers = integers or {}
-        made = {term.name for line in self.lines for term in line.left}
-        self.given = [n for n in dict.fromkeys(n for line in self.lines for n in line.reads) if n not in made]
-        self.dtypes = dict.fromkeys((*self.given, *made), dtype)
+        names = {term.name for line in self.lines for term in line.left}
+        self.given = [n for n in dict.fromkeys(n for line in self.lines for n in line.reads) if n not in names]
+        self.dtypes = dict.fromkeys((*self.given, *names), dtype)
         self.dtypes |= dict.fromkeys(integers, "int64") | dict.fromkeys(masks, "bool") | (dtypes or {})
         self.function = kernel(
             self.lines,
@@ -117,11 +117,11 @@ class Case:
 
     def compare(self, kernels, shared=()):
         """The largest difference, against the largest number of each array (at least one)."""
-        want, got = self.defined(), self.run(kernels, shared)
-        assert set(got) >= self.outputs, (set(got), self.outputs)
+        want, values = self.defined(), self.run(kernels, shared)
+        assert set(values) >= self.outputs, (set(values), self.outputs)
         for name in self.outputs:
             scale = max(1.0, np.max(np.abs(want[name]), initial=0.0))
-            error = np.max(np.abs(got[name] - want[name]), initial=0.0) / scale
+            error = np.max(np.abs(values[name] - want[name]), initial=0.0) / scale
             assert error <= NEAR[self.dtype], f"{self.function.name}: {name} is off by {error:.1e} in {self.dtype}"
 
 

@@ -79,7 +79,7 @@ def coded(module):
 
 def blocks_of(module):
     """The blocks: the one list of modules."""
-    return next(own for own in module.modules() if isinstance(own, torch.nn.ModuleList))
+    return next(module for module in module.modules() if isinstance(module, torch.nn.ModuleList))
 
 
 def learn_only(module, chosen):

@@ -44,10 +44,12 @@ def execute(table, backend, arrays, sizes, wrap=None, **options):
     values = {name: to_backend(backend, arrays[name]) for name in (*table.inputs, *table.weights)}
     arguments = [fill(tree, values, names) for tree in found.parameters]
     function = names[found.function]
-    more = {given: sizes[name] for name, given in found.sizes.items()}
+    more = {size: sizes[name] for name, size in found.sizes.items()}
     result = wrap(function, more)(*arguments, **more)
     results = result if len(found.results) > 1 else (result,)
-    return {n: np.asarray(v) for tree, own in zip(found.results, results, strict=True) for n, v in unfold(tree, own)}
+    return {
+        n: np.asarray(v) for tree, result in zip(found.results, results, strict=True) for n, v in unfold(tree, result)
+    }
 
 
 def worst(found, expected):

@@ -50,8 +50,11 @@ def flops_of(module):
 
 
 def ours(model, **how):
-    found = lc.cost(model, price_book="matmul", batch_size=BATCH, seq_len=LENGTH, **how)
-    return (found.macro_operations["forward"][1].flops, found.total.flops), (found.parameters, found.trained_parameters)
+    ledger = lc.cost(model, price_book="matmul", batch_size=BATCH, seq_len=LENGTH, **how)
+    return (ledger.macro_operations["forward"][1].flops, ledger.total.flops), (
+        ledger.parameters,
+        ledger.trained_parameters,
+    )
 
 
 def theirs(module):
@@ -83,8 +86,8 @@ def module_of(config):
 
 
 def embedding_names(module):
-    found = [name for name, own in module.named_modules() if isinstance(own, torch.nn.Embedding)]
-    return {f"{name}.weight" for name in found}
+    names = [name for name, own in module.named_modules() if isinstance(own, torch.nn.Embedding)]
+    return {f"{name}.weight" for name in names}
 
 
 def head_names(module):
@@ -198,9 +201,9 @@ PEFT = [
 @pytest.mark.parametrize(("model", "architecture", "names", "layers", "forward", "both", "trained", "whole"), PEFT)
 def test_numbers_of_peft(model, architecture, names, layers, forward, both, trained, whole):
     how = {"lora": names, "train_layers": layers, "architecture": architecture}
-    found = lc.cost(model, price_book="matmul", batch_size=2, seq_len=50, **how)
-    assert (found.macro_operations["forward"][1].flops, found.total.flops) == (forward, both)
-    assert (found.trained_parameters, found.parameters) == (trained, whole)
+    ledger = lc.cost(model, price_book="matmul", batch_size=2, seq_len=50, **how)
+    assert (ledger.macro_operations["forward"][1].flops, ledger.total.flops) == (forward, both)
+    assert (ledger.trained_parameters, ledger.parameters) == (trained, whole)
 
 
 def test_two_linear_layers():
@@ -218,9 +221,9 @@ def test_two_linear_layers():
 
 
 def test_what_is_frozen_has_no_update_and_nothing_backward_below():
-    found = lc.cost("gpt2", train_layers="10-11", optimizer="adamw", by="layer")
-    rows = {(row.macro_operation, row.layer): row for row in found.rows}
-    assert {row.layer for row in found.rows if row.macro_operation == "weight_update"} == {
+    ledger = lc.cost("gpt2", train_layers="10-11", optimizer="adamw", by="layer")
+    rows = {(row.macro_operation, row.layer): row for row in ledger.rows}
+    assert {row.layer for row in ledger.rows if row.macro_operation == "weight_update"} == {
         "attention",
         "feed_forward",
         "norm",
@@ -232,7 +235,7 @@ def test_what_is_frozen_has_no_update_and_nothing_backward_below():
     assert 6 * rows["weight_update", "attention"].flops == full["weight_update", "attention"].flops
     # The price of an optimizer's step is one for each element that it changes.
     per_element = full["optimizer_step", "optimizer"].flops // whole.parameters
-    assert rows["optimizer_step", "optimizer"].flops == per_element * found.trained_parameters
+    assert rows["optimizer_step", "optimizer"].flops == per_element * ledger.trained_parameters
 
 
 def test_recomputation_leaves_frozen_blocks_alone():
@@ -305,19 +308,19 @@ def test_flags_and_output(capsys):
     assert "124,488,960 parameters, of which 49,152 learn (0.0395 %)" in text
     assert "LoRA of rank 8 and alpha 16 on c_attn of layers last 2" in text
     assert main(["cost", "gpt2", "--train", "head", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["parameters"], found["trained_parameters"]) == (124_439_808, 50257 * 768)
-    assert found["trained"] == "head; head and embedding are one matrix, which learns in both places"
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["parameters"], answer["trained_parameters"]) == (124_439_808, 50257 * 768)
+    assert answer["trained"] == "head; head and embedding are one matrix, which learns in both places"
     assert main(["cost", "gpt2", "--lora-rank", "8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_compare(capsys):
     assert main(["compare", "gpt2", "--lora", "all-linear", "--lora-rank", "4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert list(found["price_books"]["run"]) == ["bp", "recompute"]
-    assert "pepita and mempepita update every weight" in found["left_out"]
-    assert found["trained_parameters"] == lc.cost("gpt2", lora="all-linear", lora_rank=4).trained_parameters
+    answer = json.loads(capsys.readouterr().out)
+    assert list(answer["price_books"]["run"]) == ["bp", "recompute"]
+    assert "pepita and mempepita update every weight" in answer["left_out"]
+    assert answer["trained_parameters"] == lc.cost("gpt2", lora="all-linear", lora_rank=4).trained_parameters
     assert main(["compare", "gpt2", "--lora", "all-linear", "--procedures", "bp,pepita"]) == 2
 
 
@@ -358,7 +361,7 @@ CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGenera
 
 
 @pytest.mark.parametrize(
-    ("family", "named"), sampled(((family, named) for family, own in ENDS.items() for named in own), 3)
+    ("family", "named"), sampled(((family, named) for family, end in ENDS.items() for named in end), 3)
 )
 def test_lora_by_the_names_of_modules(family, named):
     config = transformers.AutoConfig.for_model(family, **TWO_SIDED, **SHAPES[family])

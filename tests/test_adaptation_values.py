@@ -218,13 +218,13 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
     share = np.full(tokens.shape, -1.0 / (2 * 4))
     share[:, -1] = 0
     given = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(5, k)}
-    found = lc.run(step(model, "bp"), {**arrays, **given, "dloss": np.array(1.0)})
+    values = lc.run(step(model, "bp"), {**arrays, **given, "dloss": np.array(1.0)})
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
-    np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
+    np.testing.assert_allclose(values["loss"], loss.item(), rtol=TOLERANCE)
     loss.backward()
     for name, parameter in learning.items():
         np.testing.assert_allclose(
-            found[f"d{name}"], seen(name, parameter.grad.numpy()), TOLERANCE, TOLERANCE, err_msg=name
+            values[f"d{name}"], seen(name, parameter.grad.numpy()), TOLERANCE, TOLERANCE, err_msg=name
         )
 
 

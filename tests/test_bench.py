@@ -51,13 +51,13 @@ def test_engine_and_eager_end_to_end(
     out = tmp_path / "bench.json"
     given = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--out", str(out)]
     assert main(["bench", config, *given]) == 0
-    said = capsys.readouterr()
-    assert "round 2 of 2" in said.err
-    assert "jax is left out: jax is not installed: pip install 'learncost[jax]'." in said.out
-    found = json.loads(out.read_text())
-    assert found["rounds"] == 2
-    assert found["machine"]["versions"]["torch"]
-    (case,) = found["cases"]
+    printed = capsys.readouterr()
+    assert "round 2 of 2" in printed.err
+    assert "jax is left out: jax is not installed: pip install 'learncost[jax]'." in printed.out
+    answer = json.loads(out.read_text())
+    assert answer["rounds"] == 2
+    assert answer["machine"]["versions"]["torch"]
+    (case,) = answer["cases"]
     engine, eager, floor = (case["sides"][name] for name in ("engine", "eager", "floor"))
     # 8 x (13 + 9) embeddings, 2 blocks of 12 x 8^2 + 13 x 8 parameters, the last norm's 2 x 8.
     assert case["parameters"] == 8 * 22 + 2 * (12 * 64 + 13 * 8) + 16
@@ -164,8 +164,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
 
 
 def test_sides_take_turns(processes: type[Pretended]) -> None:
-    found = rounds.bench([SUBJECT], ("eager", "jax"), 3)
-    (case,) = found.cases
+    results = rounds.bench([SUBJECT], ("eager", "jax"), 3)
+    (case,) = results.cases
     # Memory: 3 steps each, alone. Check: 1 and 2 steps, the engine last. Rounds: as many steps as the fastest side,
     # 0.1 s, takes in 0.25 s, the sides in turns.
     memory = [("engine", 3), ("eager", 3), ("jax", 3)]
@@ -175,26 +175,26 @@ def test_sides_take_turns(processes: type[Pretended]) -> None:
     assert processes.alive == []
     assert case.over_peers("engine") == pytest.approx(2.0)  # 0.2 s over eager's 0.1 s
     assert case.over_floor("engine") == pytest.approx(4.0)
-    assert found.exit_code == 0
+    assert results.exit_code == 0
 
 
 def test_a_side_that_does_something_else_is_not_timed(processes: type[Pretended]) -> None:
     processes.wrong = "engine"
-    found = rounds.bench([SUBJECT], ("eager", "jax"), 2)
-    engine = found.cases[0].sides["engine"]
+    results = rounds.bench([SUBJECT], ("eager", "jax"), 2)
+    engine = results.cases[0].sides["engine"]
     assert engine.rounds == []
     assert engine.left_out == "it does something else: losses 0.0e+00, gradients 1.0e-03 (W) from those of eager"
-    assert found.exit_code == 1
-    assert "engine is left out" in str(found)
-    assert len(found.cases[0].sides["jax"].rounds) == 2
+    assert results.exit_code == 1
+    assert "engine is left out" in str(results)
+    assert len(results.cases[0].sides["jax"].rounds) == 2
 
 
 def test_a_side_that_dies_leaves_the_others(processes: type[Pretended]) -> None:
     processes.dying = "eager"
-    found = rounds.bench([SUBJECT], ("eager", "jax"), 3)
-    assert found.cases[0].sides["eager"].left_out == "gone"
-    assert found.cases[0].over_peers("engine") == pytest.approx(0.5)  # jax is the best that is left
-    assert len(found.cases[0].sides["engine"].rounds) == 3
+    results = rounds.bench([SUBJECT], ("eager", "jax"), 3)
+    assert results.cases[0].sides["eager"].left_out == "gone"
+    assert results.cases[0].over_peers("engine") == pytest.approx(0.5)  # jax is the best that is left
+    assert len(results.cases[0].sides["engine"].rounds) == 3
 
 
 def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,12 +204,12 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
         return Pretended.turn(self, count)
 
     monkeypatch.setattr(processes, "turn", turn)
-    found = rounds.bench([SUBJECT, SUBJECT], ("eager", "jax"), 3)
-    assert (found.interrupted, found.exit_code, len(found.cases)) == (True, 130, 1)
+    results = rounds.bench([SUBJECT, SUBJECT], ("eager", "jax"), 3)
+    assert (results.interrupted, results.exit_code, len(results.cases)) == (True, 130, 1)
     # 9 turns before the rounds and 4 in each: the second one breaks off after two.
-    assert [len(side.rounds) for side in found.cases[0].sides.values()] == [2, 2, 1, 1]
-    assert found.cases[0].over_peers("engine") == pytest.approx(2.0)
-    assert "Interrupted" in str(found)
+    assert [len(side.rounds) for side in results.cases[0].sides.values()] == [2, 2, 1, 1]
+    assert results.cases[0].over_peers("engine") == pytest.approx(2.0)
+    assert "Interrupted" in str(results)
     assert processes.alive == []
 
 
@@ -217,7 +217,7 @@ def test_an_interruption_keeps_what_there_is(processes: type[Pretended], monkeyp
 
 
 def case(**turns: list[float]) -> Case:
-    sides = {name: SideFound(name, rounds=[[seconds] for seconds in own]) for name, own in turns.items()}
+    sides = {name: SideFound(name, rounds=[[seconds] for seconds in turn]) for name, turn in turns.items()}
     return Case(SUBJECT, sides)
 
 
@@ -269,9 +269,9 @@ def test_forms_for_programs_keep_the_exit_code(
 ) -> None:
     processes.wrong = "engine"
     assert main(["bench", config, "--shape", "3", "7", "--rounds", "1", "--format", format, "--against", "jax"]) == 1
-    said = capsys.readouterr().out
-    assert said.replace(config, "tiny").startswith(begins)
-    assert "it does something else" in said
+    out = capsys.readouterr().out
+    assert out.replace(config, "tiny").startswith(begins)
+    assert "it does something else" in out
 
 
 # Whether two sides do the same.
@@ -287,30 +287,30 @@ def differing(tmp_path: Path, one: dict[str, list[float]], two: dict[str, list[f
 
 
 def test_a_wrong_gradient_of_one_weight_is_found(tmp_path: Path) -> None:
-    found = differing(tmp_path, {"W": [3.0, 4.0], "b": [0.1]}, {"W": [3.0, 4.0], "b": [0.11]})
-    assert (found.weight, found.loss) == ("b", 0.0)
-    assert found.gradient == pytest.approx(0.1, rel=1e-5)
-    assert not found.within(TOLERANCES["fp32"])
+    different = differing(tmp_path, {"W": [3.0, 4.0], "b": [0.1]}, {"W": [3.0, 4.0], "b": [0.11]})
+    assert (different.weight, different.loss) == ("b", 0.0)
+    assert different.gradient == pytest.approx(0.1, rel=1e-5)
+    assert not different.within(TOLERANCES["fp32"])
 
 
 def test_the_gradient_that_is_zero_is_not_held_to_its_rounding(tmp_path: Path) -> None:
     # Of norm 5: what has less than 5e-3 is measured by that.
-    found = differing(tmp_path, {"W": [3.0, 4.0], "bK": [1e-9]}, {"W": [3.0, 4.0], "bK": [-2e-9]})
-    assert found.gradient == pytest.approx(3e-9 / 5e-3, rel=1e-5)
-    assert found.within(TOLERANCES["fp32"])
+    different = differing(tmp_path, {"W": [3.0, 4.0], "bK": [1e-9]}, {"W": [3.0, 4.0], "bK": [-2e-9]})
+    assert different.gradient == pytest.approx(3e-9 / 5e-3, rel=1e-5)
+    assert different.within(TOLERANCES["fp32"])
 
 
 @pytest.mark.parametrize("two", [{"W": [np.nan, 4.0], "b": [1.0]}, {"W": [3.0, 4.0, 5.0], "b": [1.0]}])
 def test_what_is_no_number_or_has_another_shape_is_not_the_same(two: dict[str, list[float]], tmp_path: Path) -> None:
-    found = differing(tmp_path, {"W": [3.0, 4.0], "b": [1.0]}, two)
-    assert found.weight == "W"
-    assert not found.within(TOLERANCES["bf16"])
-    assert found.to_dict()["gradient"] is None
+    different = differing(tmp_path, {"W": [3.0, 4.0], "b": [1.0]}, two)
+    assert different.weight == "W"
+    assert not different.within(TOLERANCES["bf16"])
+    assert different.to_dict()["gradient"] is None
 
 
 def test_a_loss_that_is_no_number_is_not_the_same(tmp_path: Path) -> None:
-    found = differing(tmp_path, {"W": [1.0]}, {"W": [1.0]}, (1.0, float("nan")))
-    assert not found.within(TOLERANCES["bf16"])
+    different = differing(tmp_path, {"W": [1.0]}, {"W": [1.0]}, (1.0, float("nan")))
+    assert not different.within(TOLERANCES["bf16"])
 
 
 # What is measured.
@@ -366,7 +366,7 @@ def test_batches_differ_and_repeat() -> None:
 )
 def test_bad_input_is_one_line(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *given]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    assert says in said.err
-    assert not said.out
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert says in printed.err
+    assert not printed.out

@@ -185,7 +185,7 @@ def test_the_flops_of_a_step_by_hand() -> None:
 
 def test_grouped_heads_are_rows_of_one_product() -> None:
     # Llama: 3 heads of keys, each for two of queries, so that a product has 2 x 7 rows.
-    shapes = {(one.batch, one.m, one.n, one.k) for one in products(SUBJECTS["llama"])}
+    shapes = {(product.batch, product.m, product.n, product.k) for product in products(SUBJECTS["llama"])}
     assert (B * 3, 2 * M, M, 4) in shapes
 
 
@@ -193,15 +193,15 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
     side = SIDES["floor"].make()
     facts = side.begin(SUBJECTS["gpt2"])
     assert facts["optimizer_bytes"] == 28 * SUBJECTS["gpt2"].parameters
-    for one in side.products:
-        first, second, place = side._factors(one)
+    for product in side.products:
+        first, second, place = side._factors(product)
         # Stored as a contiguous array, the other way round where `turned` says so.
-        assert (first.transpose(-1, -2) if one.turned[0] else first).is_contiguous()
-        assert (second.transpose(-1, -2) if one.turned[1] else second).is_contiguous()
-        assert tuple(place.shape[-2:]) == (one.m, one.n)
-        assert first.shape[-1] == second.shape[-2] == one.k
-        assert place.numel() * one.k * 2 == one.flops
-        assert "highest" in side.routes[one]
+        assert (first.transpose(-1, -2) if product.turned[0] else first).is_contiguous()
+        assert (second.transpose(-1, -2) if product.turned[1] else second).is_contiguous()
+        assert tuple(place.shape[-2:]) == (product.m, product.n)
+        assert first.shape[-1] == second.shape[-2] == product.k
+        assert place.numel() * product.k * 2 == product.flops
+        assert "highest" in side.routes[product]
     found = side.turn(5)
     times = [one.flops / found["rates"][str(one)] * float(times) for one, times in side.products.items()]
     assert found["seconds"] == [pytest.approx(sum(times) + found["optimizer"])]

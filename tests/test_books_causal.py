@@ -77,9 +77,9 @@ def test_flash_attention_as_its_benchmark_counts(name, where):
 
 def test_a_recomputed_forward_pass_has_no_sixth_product():
     """Scores again belong to the backward pass: forward 2, forward again 2, backward 5 products, each in half."""
-    found = lc.cost("gpt2", "recompute", "flash", seq_len=64, by="kind")
+    ledger = lc.cost("gpt2", "recompute", "flash", seq_len=64, by="kind")
     one = 12 * 64 * 64 * 768
-    rows = {row.macro_operation: row.flops for row in found.rows if row.kind == "attention"}
+    rows = {row.macro_operation: row.flops for row in ledger.rows if row.kind == "attention"}
     assert rows == {"forward": 2 * one, "recomputation": 2 * one, "backward": 5 * one}
 
 
@@ -89,8 +89,8 @@ def test_what_a_mask_does_not_hide_is_charged_in_full(book):
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 10, "seq_len": 6}
     two_sided = {**sizes, "target_len": 4, "n_enc": 1, "n_dec": 1}
     pairs = {"causal-half": 8, "causal-exact": 10, "flash": 8, "torch-flop-counter": 16}[book]
-    found = lc.cost("encoder-decoder", price_book=book, by="kind", **two_sided)
-    (maccs,) = [r.maccs for r in found.rows if (r.kind, r.macro_operation) == ("attention", "forward")]
+    ledger = lc.cost("encoder-decoder", price_book=book, by="kind", **two_sided)
+    (maccs,) = [r.maccs for r in ledger.rows if (r.kind, r.macro_operation) == ("attention", "forward")]
     assert maccs == 2 * 8 * (6 * 6 + pairs + 4 * 6)
     encoder = {"num_hidden_layers": 2, **sizes}
     plain, own = (lc.cost("encoder", "pepita", name, **encoder).total for name in ("matmul", book))

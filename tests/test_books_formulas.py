@@ -35,8 +35,8 @@ def drawn(seed, multiple=None):
 
 def forward(book, sizes, procedure="bp"):
     """FLOPs of the operations of the forward pass by name, and of the whole step."""
-    found = lc.cost("decoder", procedure, book, by="equation", **sizes)
-    return {r.line: r.flops for r in found.rows if r.macro_operation == "forward"}, found.total.flops
+    ledger = lc.cost("decoder", procedure, book, by="equation", **sizes)
+    return {r.line: r.flops for r in ledger.rows if r.macro_operation == "forward"}, ledger.total.flops
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -143,8 +143,8 @@ def test_megatron_trains_gpt3_in_the_days_that_it_says():
 
 def test_nanogpt():
     """transformer_sizing.ipynb, GPT-2 of 124 million at 1024 tokens: the printed column of FLOPs."""
-    found = lc.cost("gpt2", price_book="nanogpt", by="equation")
-    rows = {row.line: Fraction(row.flops, row.repeat) for row in found.rows if row.macro_operation == "forward"}
+    ledger = lc.cost("gpt2", price_book="nanogpt", by="equation")
+    rows = {row.line: Fraction(row.flops, row.repeat) for row in ledger.rows if row.macro_operation == "forward"}
     assert rows == {
         "attention/kqv": 3_623_878_656,
         "attention/scores": 1_610_612_736,
@@ -154,9 +154,9 @@ def test_nanogpt():
         "mlp/ffw2": 4_831_838_208,
         "dense": 79_047_426_048,
     }
-    assert found.macro_operations["forward"][1].flops == 291_648_307_200
-    assert found.macro_operations["backward"][1].flops == 583_296_614_400
-    assert found.total.flops == 874_944_921_600
+    assert ledger.macro_operations["forward"][1].flops == 291_648_307_200
+    assert ledger.macro_operations["backward"][1].flops == 583_296_614_400
+    assert ledger.total.flops == 874_944_921_600
     matmul = lc.cost("gpt2", price_book="matmul")
     assert (matmul.macro_operations["forward"][1].flops, matmul.total.flops) == (291_648_307_200, 874_944_921_600)
 
@@ -170,8 +170,8 @@ def test_nanogpt_counts_parameters_without_biases():
 def test_palm_as_nanogpt_prints_it():
     """The notebook's 875,062,886,400: 6 N + 12 L H Q T at 1024 tokens, its N without biases and without positions."""
     biases_and_positions = 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768 + 1024 * 768
-    found = lc.cost("gpt2", price_book="palm").total.flops
-    assert found - 6 * biases_and_positions * 1024 == 875_062_886_400
+    flops = lc.cost("gpt2", price_book="palm").total.flops
+    assert flops - 6 * biases_and_positions * 1024 == 875_062_886_400
 
 
 def test_palm_utilization():
@@ -199,14 +199,14 @@ D1 = [
 @pytest.mark.parametrize(("model", "sizes", "millions", "flops", "days"), D1)
 def test_training_of_gpt3(model, sizes, millions, flops, days):
     """6 N D within the table's own rounding: parameters to three or four digits, and from these the rest to three."""
-    found = lc.cost(model, price_book="gpt3", seq_len=2048, **sizes)
-    assert found.total.flops == 6 * found.parameters * 2048
+    ledger = lc.cost(model, price_book="gpt3", seq_len=2048, **sizes)
+    assert ledger.total.flops == 6 * ledger.parameters * 2048
     digits = 4 if millions > 10**4 else 3
-    assert float(f"{found.parameters / 10**6:.{digits}g}") == millions
+    assert float(f"{ledger.parameters / 10**6:.{digits}g}") == millions
     whole = 6 * millions * 10**6 * 300 * 10**9
     assert float(f"{whole:.3g}") == flops
     assert whole / PETAFLOP_DAY == pytest.approx(days, rel=3e-3)
-    assert found.total.flops * 300 * 10**9 / 2048 == pytest.approx(flops, rel=6e-3)
+    assert ledger.total.flops * 300 * 10**9 / 2048 == pytest.approx(flops, rel=6e-3)
 
 
 # What a formula is not about.
@@ -295,9 +295,9 @@ def test_palm_wants_heads_of_one_width():
 @pytest.mark.parametrize("book", sorted(formulas()))
 @pytest.mark.parametrize("by", ["layer", "macro-operation", "equation", "kind"])
 def test_every_way_to_cut_a_formula_sums_to_its_total(book, by):
-    found = lc.cost("gpt2", price_book=book, by=by, seq_len=64)
-    assert sum(row.flops for row in found.rows) == found.total.flops
-    assert sum(row.maccs for row in found.rows) == found.total.maccs
-    assert all(amount.flops % 3 == 0 for amount in (found.total,))
-    assert "0 B" not in str(found)
-    assert book in str(found)
+    ledger = lc.cost("gpt2", price_book=book, by=by, seq_len=64)
+    assert sum(row.flops for row in ledger.rows) == ledger.total.flops
+    assert sum(row.maccs for row in ledger.rows) == ledger.total.maccs
+    assert all(amount.flops % 3 == 0 for amount in (ledger.total,))
+    assert "0 B" not in str(ledger)
+    assert book in str(ledger)

@@ -180,7 +180,7 @@ def test_attention_in_tiles(dtype, flags, monkeypatch):
         wanted = "dattn.Q dattn.K dattn.V"
         cases.append(case(model, "both", f"{SCORES} {BACK}", wanted, f"back_{len(cases)}", **more))
         cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"forward_{len(cases)}", **more))
-    kernels = compiler.Kernels([one.function for one in cases])
+    kernels = compiler.Kernels([case.function for case in cases])
     for one in cases:
         one.compare(kernels)
 

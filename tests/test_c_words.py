@@ -15,8 +15,8 @@ ROWS = ("B", "M")
 def word(found, part):
     """A line of the word along d, its other operands without d as its table has them."""
     lines = found.lines(part, found.outputs) if part == "body" else found.gradient
-    made = {line.name for line in lines}
-    gives = found.outputs if part == "body" else tuple(name for name in made if name.startswith("d") and name != "d")
+    names = {line.name for line in lines}
+    gives = found.outputs if part == "body" else tuple(name for name in names if name.startswith("d") and name != "d")
     body = {
         term.name: term for line in (*found.body, *found.gradient) for term in (*line.left, *line.right) if term.name
     }
@@ -38,12 +38,12 @@ def word(found, part):
 
 def known():
     """Words that have a body or are primitive in C, with a gradient where they have one."""
-    for found in entries():
-        if found.kind in ("constant", "reduction", "choice") or found.truth or found.conditions:
+    for word in entries():
+        if word.kind in ("constant", "reduction", "choice") or word.truth or word.conditions:
             continue
-        yield found.name, "body"
-        if found.gradient:
-            yield found.name, "gradient"
+        yield word.name, "body"
+        if word.gradient:
+            yield word.name, "gradient"
 
 
 def case(name, part, dtype, number):
@@ -51,11 +51,11 @@ def case(name, part, dtype, number):
     axes = {term.name: term.declared for term in (*line.left, *line.right) if isinstance(term, Term)}
     outputs = {term.name for term in line.left}
     made = Case([line], axes, outputs, SIZES, Kernel(f"word_{number}", ROWS), dtype)
-    for one in made.arrays:
+    for array in made.arrays:
         with np.errstate(all="ignore"):
-            real = all(np.isfinite(array).all() for array in made.defined().values())
-        if not real or (one.endswith((".g", ".w", ".s", ".D", ".Y")) and part == "gradient"):
-            made.arrays[one] = made.exact(abs(made.arrays[one]) + 0.5)
+            real = all(np.isfinite(value).all() for value in made.defined().values())
+        if not real or (array.endswith((".g", ".w", ".s", ".D", ".Y")) and part == "gradient"):
+            made.arrays[array] = made.exact(abs(made.arrays[array]) + 0.5)
     return made
 
 

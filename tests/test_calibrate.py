@@ -74,22 +74,22 @@ def measured(clock, sizes=measuring.QUICK):
 
 
 def test_what_is_measured_is_what_the_operations_took(clock):
-    found = measured(clock)
-    assert found.launch == found.launch_backward == found.optimizer == pytest.approx(LAUNCH)
-    for grid in (*found.products.values(), found.inner):
+    measurement = measured(clock)
+    assert measurement.launch == measurement.launch_backward == measurement.optimizer == pytest.approx(LAUNCH)
+    for grid in (*measurement.products.values(), measurement.inner):
         assert grid.rates == pytest.approx([FLOPS] * 27, rel=1e-6)
-    assert found.bandwidth.values == pytest.approx([BANDWIDTH] * len(measuring.WORKING_SETS), rel=1e-6)
-    assert found.words == pytest.approx({"gelu": POINT}, rel=1e-6)
-    assert found.fresh == pytest.approx(POINT, rel=1e-6)
-    assert found.threads == 3
+    assert measurement.bandwidth.values == pytest.approx([BANDWIDTH] * len(measuring.WORKING_SETS), rel=1e-6)
+    assert measurement.words == pytest.approx({"gelu": POINT}, rel=1e-6)
+    assert measurement.fresh == pytest.approx(POINT, rel=1e-6)
+    assert measurement.threads == 3
     # Every prediction was right, so that the interval is what lies beside the lines alone.
-    assert (found.low, found.high) == pytest.approx(measuring.BESIDE, rel=1e-3)
+    assert (measurement.low, measurement.high) == pytest.approx(measuring.BESIDE, rel=1e-3)
 
 
 def test_the_largest_products_have_the_rate_of_smaller_ones(clock):
     sizes = (10, 100, 10_000)
-    found = measured(clock, sizes)
-    assert found.products["NN"].rates == pytest.approx([FLOPS] * 27, rel=1e-6)
+    measurement = measured(clock, sizes)
+    assert measurement.products["NN"].rates == pytest.approx([FLOPS] * 27, rel=1e-6)
     assert max(m * n * k for m, n, k in clock.timed) <= measuring.LARGEST
 
 
@@ -107,9 +107,9 @@ def example(**others):
 def test_a_file_reads_as_it_was_written(tmp_path):
     path = tmp_path / "folder" / "own.json"
     save(example(words={"gelu": 1e-9}, launch=1e-6, low=0.5, high=2.0), path)
-    found = load(path)
-    own = found.rates["operators"]["fp32"]
-    assert (found.name, found.measured, found.library, found.threads) == ("A machine", "2026-11-20", "PyTorch 9", 2)
+    loaded = load(path)
+    own = loaded.rates["operators"]["fp32"]
+    assert (loaded.name, loaded.measured, loaded.library, loaded.threads) == ("A machine", "2026-11-20", "PyTorch 9", 2)
     assert own.products["NN"] == Grid((1, 10**6), (1e9,) * 8)
     assert own.bandwidth == Curve((1.0,), (1e9,))
     assert (own.words, own.launch, own.low, own.high) == ({"gelu": 1e-9}, 1e-6, 0.5, 2.0)
@@ -178,9 +178,9 @@ def test_the_command_writes_where_here_reads(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(face, "measure", lambda tell, quick: (tell("products"), example(words={"gelu": 1e-9}))[1])
     assert main(["calibrate"]) == 0
-    shown = capsys.readouterr()
-    assert "products" in shown.err
-    assert str(own_file()) in shown.out
+    printed = capsys.readouterr()
+    assert "products" in printed.err
+    assert str(own_file()) in printed.out
     assert own_file().is_relative_to(tmp_path)
     assert main(["cost", "gpt2", "--on", "here"]) == 0
     assert "A machine" in capsys.readouterr().out

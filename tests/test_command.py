@@ -213,8 +213,8 @@ def test_formats(command, format, capsys):
 
 def test_lists_come_from_the_registries(capsys):
     assert main(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    for entry in found:
+    answer = json.loads(capsys.readouterr().out)
+    for entry in answer:
         assert main(["list", entry["what"], "--json"]) == 0
         listed = json.loads(capsys.readouterr().out)
         assert len(listed) == entry["count"] > 0
@@ -230,7 +230,7 @@ def test_lists_of_what_has_a_text_in_it(capsys):
     names = {}
     for flags in ("", "--like BF16", "--like=nf4-double"):
         assert main(["list", "precisions", *flags.split(), "--json"]) == 0
-        names[flags] = {one["name"]: str(one).lower() for one in json.loads(capsys.readouterr().out)}
+        names[flags] = {load["name"]: str(load).lower() for load in json.loads(capsys.readouterr().out)}
     assert {*names["--like BF16"]} == {name for name, known in names[""].items() if "bf16" in known}
     assert "nf4-double" in names["--like=nf4-double"]
     assert 0 < len(names["--like BF16"]) < len(names[""])
@@ -409,11 +409,11 @@ def test_every_answer_is_written_to_a_file_in_every_format(line, tmp_path, capsy
     for format, begins in FORMATS.items():
         path = tmp_path / format
         assert main([*line.split(), "--format", format]) == 0
-        shown = capsys.readouterr().out
-        assert not begins or shown[0] in begins
+        out = capsys.readouterr().out
+        assert not begins or out[0] in begins
         assert main([*line.split(), "--format", format, "-o", str(path)]) == 0
         assert capsys.readouterr().out == ""
-        assert path.read_text(encoding="utf-8") == shown
+        assert path.read_text(encoding="utf-8") == out
 
 
 def test_a_file_that_cannot_be_written(tmp_path, capsys):

@@ -57,16 +57,16 @@ def test_coefficients():
 @pytest.mark.parametrize(("model", "sizes"), [("encoder", ENCODER), ("encoder-decoder", TWO_SIDED), ("gpt2", {})])
 @pytest.mark.parametrize("book", ["run", "paper-corrected"])
 def test_the_ledgers_are_those_of_cost(model, sizes, book):
-    found = lc.compare(model, price_book=book, batch_size=2, optimizer="adamw", tokens=10**6, **sizes)
-    assert found.procedures == tuple(PROCEDURES)
-    assert {"run", "paper", book} == set(found.costs)
-    for name, costs in found.costs.items():
+    comparison = lc.compare(model, price_book=book, batch_size=2, optimizer="adamw", tokens=10**6, **sizes)
+    assert comparison.procedures == tuple(PROCEDURES)
+    assert {"run", "paper", book} == set(comparison.costs)
+    for name, costs in comparison.costs.items():
         for procedure, cost in costs.items():
             alone = lc.cost(model, procedure, name, batch_size=2, optimizer="adamw", tokens=10**6, **sizes)
             assert cost.to_dict() == alone.to_dict()
-    assert found.ratio("bp") == 1
-    assert found.ratio("pepita", "paper", "maccs") == (
-        found.costs["paper"]["pepita"].total.maccs / found.costs["paper"]["bp"].total.maccs
+    assert comparison.ratio("bp") == 1
+    assert comparison.ratio("pepita", "paper", "maccs") == (
+        comparison.costs["paper"]["pepita"].total.maccs / comparison.costs["paper"]["bp"].total.maccs
     )
 
 
@@ -80,10 +80,12 @@ def test_the_ledgers_are_those_of_cost(model, sizes, book):
     ],
 )
 def test_a_crossing_is_where_the_costs_cross(model, sizes, fixed):
-    found = lc.compare(model, **sizes, **fixed)
-    assert found.varied == (("seq_len", "target_len") if model == "encoder-decoder" and not fixed else ("seq_len",))
+    comparison = lc.compare(model, **sizes, **fixed)
+    assert comparison.varied == (
+        ("seq_len", "target_len") if model == "encoder-decoder" and not fixed else ("seq_len",)
+    )
     checked = 0
-    for pair in found.overtaking:
+    for pair in comparison.overtaking:
         for before, crossing in pairwise(pair.cheaper):
             for length, cheaper in ((crossing.seq_len - 1, before.procedure), (crossing.seq_len, crossing.procedure)):
                 sizes_there = {**sizes, "seq_len": length}
@@ -98,22 +100,22 @@ def test_a_crossing_is_where_the_costs_cross(model, sizes, fixed):
 
 
 def test_lengths_beyond_what_a_model_learns():
-    found = lc.compare("gpt2", "bp,pepita")
-    (crossing,) = next(o for o in found.overtaking if (o.price_book, o.quantity) == ("run", "flops")).crossings
+    comparison = lc.compare("gpt2", "bp,pepita")
+    (crossing,) = next(o for o in comparison.overtaking if (o.price_book, o.quantity) == ("run", "flops")).crossings
     assert crossing.beyond_positions
     # Head and embedding cost PEPITA two products more of voc d, and each block saves it two of M d: about voc/layers.
     assert crossing.seq_len == pytest.approx(50257 / 12, rel=0.02)
     longer = lc.compare("gpt2", "bp,pepita", n_positions=10**6, seq_len=10)
     (again,) = next(o for o in longer.overtaking if (o.price_book, o.quantity) == ("run", "flops")).crossings
     assert not again.beyond_positions
-    assert "beyond the 1,024 positions" in str(found)
+    assert "beyond the 1,024 positions" in str(comparison)
     assert "beyond the" not in str(longer)
 
 
 def test_the_reader_is_told_what_the_jacobians_do():
-    found = lc.compare("gpt2")
-    assert found.ratio("pepita", "run") > 1 > found.ratio("pepita", "paper")
-    text = " ".join(str(found).split())
+    comparison = lc.compare("gpt2")
+    assert comparison.ratio("pepita", "run") > 1 > comparison.ratio("pepita", "paper")
+    text = " ".join(str(comparison).split())
     assert "explicit Jacobians" in text
     assert "make PEPITA and MEMPEPITA look cheaper" in text or "makes PEPITA and MEMPEPITA look cheaper" in text
     assert "run, FLOPs" in text
@@ -121,9 +123,9 @@ def test_the_reader_is_told_what_the_jacobians_do():
 
 
 def test_a_model_without_an_output_to_learn_from():
-    found = lc.compare("distilbert-base")
-    assert found.procedures == ("bp", "recompute")
-    assert "pepita and mempepita need a model with an output" in " ".join(str(found).split())
+    comparison = lc.compare("distilbert-base")
+    assert comparison.procedures == ("bp", "recompute")
+    assert "pepita and mempepita need a model with an output" in " ".join(str(comparison).split())
     with pytest.raises(lc.InputError, match="has no output to learn from"):
         lc.compare("distilbert-base", "bp,pepita")
 
@@ -135,18 +137,18 @@ def test_procedures_are_checked(procedures):
 
 
 def test_without_bp_there_is_no_ratio():
-    found = lc.compare("gpt2", ["pepita", "mempepita"])
-    assert found.ratio("pepita") is None
-    assert json.loads(json.dumps(found.to_dict()))["price_books"]["run"]["pepita"]["ratio_to_bp"]["flops"] is None
-    assert str(found)
+    comparison = lc.compare("gpt2", ["pepita", "mempepita"])
+    assert comparison.ratio("pepita") is None
+    assert json.loads(json.dumps(comparison.to_dict()))["price_books"]["run"]["pepita"]["ratio_to_bp"]["flops"] is None
+    assert str(comparison)
 
 
 def test_the_command_prints_the_same(capsys):
     assert main(["compare", "gpt2", "--procedures", "bp,pepita", "--seq-len", "64", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == lc.compare("gpt2", "bp,pepita", seq_len=64).to_dict()
-    assert found["schema"] == 1
-    assert {(o["price_book"], o["quantity"]) for o in found["overtaking"]} == {
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == lc.compare("gpt2", "bp,pepita", seq_len=64).to_dict()
+    assert answer["schema"] == 1
+    assert {(o["price_book"], o["quantity"]) for o in answer["overtaking"]} == {
         (book, quantity) for book in ("run", "paper") for quantity in ("maccs", "flops")
     }
 
@@ -160,13 +162,13 @@ def test_the_screen_fits(model, batch):
 
 
 def test_other_formats():
-    found = lc.compare("gpt2", "bp,pepita")
-    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
+    comparison = lc.compare("gpt2", "bp,pepita")
+    rows = list(csv.DictReader(io.StringIO(comparison.show("csv"))))
     totals = {(r["price_book"], r["procedure"]): int(r["flops"]) for r in rows if r["macro_operation"] == "total"}
-    assert totals["run", "pepita"] == found.costs["run"]["pepita"].total.flops
-    assert f"{found.costs['run']['bp'].total.flops:,}" in found.show("md")
-    assert found.show("latex").count(r"\begin{tabular}") == 3
-    assert found._repr_html_().count("<table>") == 3
+    assert totals["run", "pepita"] == comparison.costs["run"]["pepita"].total.flops
+    assert f"{comparison.costs['run']['bp'].total.flops:,}" in comparison.show("md")
+    assert comparison.show("latex").count(r"\begin{tabular}") == 3
+    assert comparison._repr_html_().count("<table>") == 3
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,9 @@ def test_other_formats():
     ],
 )
 def test_the_lengths_that_vary_are_those_that_a_model_has(model, more, varied):
-    found = lc.compare(model, "bp,recompute", price_book="matmul", **more)
-    assert found.varied == varied
-    assert f"({' = '.join(varied).replace('_', '-')}, all else" in " ".join(str(found).split())
+    comparison = lc.compare(model, "bp,recompute", price_book="matmul", **more)
+    assert comparison.varied == varied
+    assert f"({' = '.join(varied).replace('_', '-')}, all else" in " ".join(str(comparison).split())
 
 
 def test_procedures_go_by_both_names_of_the_argument():

@@ -81,8 +81,8 @@ def test_a_head_costs_what_the_slides_print():
 
 
 def test_the_slides_example_of_a_product():
-    found = lc.price(lc.layer("example(A; x) -> y\n  y[i] = A[i j] x[j]"), {"i": 2, "j": 3})
-    assert found.maccs == 6  # 2 x 3 x 1 multiplications, 3 parameters
+    prices = lc.price(lc.layer("example(A; x) -> y\n  y[i] = A[i j] x[j]"), {"i": 2, "j": 3})
+    assert prices.maccs == 6  # 2 x 3 x 1 multiplications, 3 parameters
 
 
 def test_a_counter_of_matrix_products_sees_the_same_where_it_sees_them():
@@ -90,8 +90,8 @@ def test_a_counter_of_matrix_products_sees_the_same_where_it_sees_them():
         if kind.part or kind.name in ("separable convolution", "restricted attention"):
             continue  # windows and kernels of one channel have no columns
         sizes = {"B": 1, "M": 7, "N": 7, "h": 3, "k": 4, "d": 12, "e": 12, "f": 48, "c": 5}
-        seen = lc.price(shipped_layer(kind.table), sizes, "matmul").maccs
-        assert seen == kind.maccs.at({"n": 7, "d": 12, "h": 3, "k": 5, "r": 4})
+        maccs = lc.price(shipped_layer(kind.table), sizes, "matmul").maccs
+        assert maccs == kind.maccs.at({"n": 7, "d": 12, "h": 3, "k": 5, "r": 4})
 
 
 LENGTHS = {

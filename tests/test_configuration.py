@@ -130,10 +130,10 @@ def test_preset_names_ignore_case_and_go_before_files(tmp_path: Path, monkeypatc
 )
 def test_heads(family: str, architecture: str | None, head: str, pooler: bool, tied: bool) -> None:
     for names in ([architecture], architecture) if architecture else (None, []):
-        found = read({"model_type": family, "architectures": names})
-        assert (found.head, found.pooler, found.tied) == (head, pooler, tied)
-        assert found.architecture == (architecture or FAMILIES[family].architectures[0].name)
-        assert ("one matrix" in found.counted) == tied
+        entries = read({"model_type": family, "architectures": names})
+        assert (entries.head, entries.pooler, entries.tied) == (head, pooler, tied)
+        assert entries.architecture == (architecture or FAMILIES[family].architectures[0].name)
+        assert ("one matrix" in entries.counted) == tied
     if architecture:
         assert configure("-", {"architecture": architecture}, io.StringIO(f'{{"model_type": "{family}"}}')).head == head
 
@@ -175,8 +175,8 @@ def test_a_missing_size_is_refused_by_name() -> None:
 
 
 def test_what_follows_from_an_overridden_size_follows_the_override() -> None:
-    found = configure("gpt2", {"n_embd": "96", "n-head": 4, "Block-Size": 32}).sizes
-    assert (found["intermediate_size"], found["head_dim"], found["max_position_embeddings"]) == (384, 24, 32)
+    sizes = configure("gpt2", {"n_embd": "96", "n-head": 4, "Block-Size": 32}).sizes
+    assert (sizes["intermediate_size"], sizes["head_dim"], sizes["max_position_embeddings"]) == (384, 24, 32)
     assert configure("gpt2", {"n_embd": 96, "n_inner": 100}).sizes["intermediate_size"] == 100
     assert configure("gpt2", {"n_head": 7, "head_dim": 5}).sizes["head_dim"] == 5
     assert configure("bert-base", {"hidden_size": 96}).sizes["intermediate_size"] == 3072
@@ -187,9 +187,9 @@ def test_what_follows_from_an_overridden_size_follows_the_override() -> None:
 
 def test_settings_can_be_overridden() -> None:
     flags = {"activation": "relu", "layer-norm-eps": "1e-3", "tie_word_embeddings": "false", "resid_pdrop": "0.5"}
-    found = configure("gpt2", flags)
-    assert (found.activation, found.layer_norm_epsilon, found.tied) == ("relu", 1e-3, False)
-    assert found.dropout == {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.5}
+    configuration = configure("gpt2", flags)
+    assert (configuration.activation, configuration.layer_norm_epsilon, configuration.tied) == ("relu", 1e-3, False)
+    assert configuration.dropout == {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.5}
 
 
 def test_spellings() -> None:
@@ -242,10 +242,10 @@ def test_sizes_are_whole_numbers_from_1_to_a_million_million() -> None:
 def test_files_folders_and_toml(tmp_path: Path) -> None:
     values = {"model_type": "distilbert", "dim": 24, "n_heads": 4, "unknown_key": [1]}
     (tmp_path / "config.json").write_text("\ufeff" + json.dumps(values), encoding="utf-8")
-    found = configure(str(tmp_path / "config.json"))
-    assert found.sizes["hidden_size"] == 24
-    assert found.name == found.source == str(tmp_path / "config.json")
-    assert configure(str(tmp_path)).sizes == found.sizes
+    configuration = configure(str(tmp_path / "config.json"))
+    assert configuration.sizes["hidden_size"] == 24
+    assert configuration.name == configuration.source == str(tmp_path / "config.json")
+    assert configure(str(tmp_path)).sizes == configuration.sizes
     own = ('model_type = "encoder-decoder"', "d_model = 8", "h = 2", "d_ff = 16", "voc = 10", "n_enc = 1", "n_dec = 2")
     (tmp_path / "own.toml").write_text("\n".join((*own, 'activation = "relu"')))
     assert configure(str(tmp_path / "own.toml")).activation == "relu"
@@ -289,8 +289,8 @@ def test_reading_needs_only_the_standard_library() -> None:
 def test_the_text_of_a_model_of_several_modalities() -> None:
     inner = {"model_type": "gemma3_text", "hidden_size": 16, "head_dim": 4, "num_attention_heads": 4, "vocab_size": 9}
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
-    found, alone = read(whole), read(inner)
-    assert found.counted == alone.counted.replace("; head", "; the text model of 'gemma3' alone; head")
-    assert (found.family, found.sizes, found.settings) == (alone.family, alone.sizes, alone.settings)
+    entries, alone = read(whole), read(inner)
+    assert entries.counted == alone.counted.replace("; head", "; the text model of 'gemma3' alone; head")
+    assert (entries.family, entries.sizes, entries.settings) == (alone.family, alone.sizes, alone.settings)
     with pytest.raises(InputError, match="text_config: model_type 'gemma9' is unknown; did you mean"):
         read({**whole, "text_config": {**inner, "model_type": "gemma9"}})

@@ -166,12 +166,12 @@ FAMILY_AND_VALUES = st.sampled_from(sorted(FAMILIES)).flatmap(
 def test_any_values_give_a_configuration_or_one_line(given: tuple[str, dict], overrides: dict) -> None:
     family, values = given
     try:
-        found = read({"model_type": family, **values}, **overrides)
+        entries = read({"model_type": family, **values}, **overrides)
     except InputError as error:
         assert str(error).isprintable()  # noqa: PT017 - either outcome is right
     else:
-        assert all(type(size) is int and size >= 1 for size in found.sizes.values())
-        assert set(found.sizes) <= set(FAMILIES[found.family].sizes)
+        assert all(type(size) is int and size >= 1 for size in entries.sizes.values())
+        assert set(entries.sizes) <= set(FAMILIES[entries.family].sizes)
 
 
 @settings(deadline=None, max_examples=80)

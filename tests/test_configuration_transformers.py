@@ -62,8 +62,8 @@ def test_files_mean_what_transformers_reads_in_them(family: str) -> None:
     for _ in range(30):
         values = random_keys(family, chance)
         theirs = transformers.AutoConfig.for_model(family, **values)
-        short, whole = read({"model_type": family, **values}), read(theirs.to_dict())
-        assert short == whole
+        short, entries = read({"model_type": family, **values}), read(theirs.to_dict())
+        assert short == entries
         assert dict(short.sizes) == canonical_sizes_of(theirs, family)
         epsilon = getattr(theirs, "layer_norm_epsilon", getattr(theirs, "layer_norm_eps", 1e-12))
         assert short.layer_norm_epsilon == epsilon

@@ -26,16 +26,16 @@ KINDS = ("mlp", "vit", "text")
 def test_all_begin_alike_and_twins_stay_alike(kind):
     """Recomputation changes no number of backpropagation, MEMPEPITA none of PEPITA: losses are equal bit for bit."""
     found = held(kind, "steps:4", rates=(0.01,), seeds=(0, 1), batch_size=6)
-    losses = {result.entrant.name: [one.losses for one in result.outcomes] for result in found.results}
+    losses = {result.entrant.name: [outcome.losses for outcome in result.outcomes] for result in found.results}
     for seed in (0, 1):
-        assert len({own[seed][0] for own in losses.values()}) == 1
-    assert len({own[0][0] for own in losses.values()} | {own[1][0] for own in losses.values()}) == 2
+        assert len({loss[seed][0] for loss in losses.values()}) == 1
+    assert len({loss[0][0] for loss in losses.values()} | {loss[1][0] for loss in losses.values()}) == 2
     assert losses["bp"] == losses["recompute"]
     assert losses["pepita:paper"] == losses["mempepita:paper"]
     assert losses["pepita:stable"] == losses["mempepita:stable"]
     kinds = [losses[name] for name in ("bp", "pepita:paper", "pepita:stable", "head-only")]
-    assert all(one != two for place, one in enumerate(kinds) for two in kinds[:place])
-    ends = {result.entrant.name: [one.after for one in result.outcomes] for result in found.results}
+    assert all(kind != two for place, kind in enumerate(kinds) for two in kinds[:place])
+    ends = {result.entrant.name: [outcome.after for outcome in result.outcomes] for result in found.results}
     assert ends["bp"] == ends["recompute"]
     assert ends["pepita:stable"] == ends["mempepita:stable"]
 
@@ -46,7 +46,9 @@ def test_all_begin_alike_and_twins_stay_alike(kind):
 )
 def test_the_head_alone_learns(kind, head, optimizer):
     """All else stays bit for bit; the head does what it does under backpropagation in the first step."""
-    (alone, whole) = (Training(setting(kind, optimizer), one, 0.1) for one in entrants("head-only,bp", "stable"))
+    (alone, whole) = (
+        Training(setting(kind, optimizer), entrant, 0.1) for entrant in entrants("head-only,bp", "stable")
+    )
     before = dict(alone.weights)
     for training in (alone, whole):
         training.learn(problem(kind).training, rows(4))
@@ -86,13 +88,13 @@ def test_what_a_vision_transformer_starts_from():
 
 def test_backpropagation_learns_the_digits():
     """60 steps on 64 images each are three epochs; scikit-learn's own logistic regression reaches 96 % when fitted."""
-    found = contest_of(mlp(), "bp,head-only,pepita:paper", 60, 0.1)
-    assert found["bp"] > 0.9 > 0.85 > found["head-only"] > 0.6 > 0.15 > problem("mlp").chance[1]
+    contest = contest_of(mlp(), "bp,head-only,pepita:paper", 60, 0.1)
+    assert contest["bp"] > 0.9 > 0.85 > contest["head-only"] > 0.6 > 0.15 > problem("mlp").chance[1]
 
 
 def test_backpropagation_learns_the_digits_by_patches():
-    found = contest_of(vit({"num_hidden_layers": 1}), "bp,head-only", 150, 0.01, "adamw")
-    assert found["bp"] > 0.8 > found["head-only"]
+    contest = contest_of(vit({"num_hidden_layers": 1}), "bp,head-only", 150, 0.01, "adamw")
+    assert contest["bp"] > 0.8 > contest["head-only"]
 
 
 def test_pepita_learns_more_than_the_head_on_a_dense_network():
@@ -140,18 +142,18 @@ def test_the_rate_of_the_lowest_loss_is_found():
         tried.append(rate)
         return outcome(rate, abs(np.log(rate / 0.04)), 3 if rate >= 1 else None)
 
-    found = search((0.001, 0.01, 0.1, 1.0, 10.0), trial, True)
+    match = search((0.001, 0.01, 0.1, 1.0, 10.0), trial, True)
     assert tried == [0.001, 0.01, 0.1, 1.0, 10.0, 0.1 / 3, 0.1 * 3]
-    assert found.best == 0.1 / 3
-    assert not found.edge
-    assert [one.learning_rate for one in found.tried] == sorted(tried)
+    assert match.best == 0.1 / 3
+    assert not match.edge
+    assert [one.learning_rate for one in match.tried] == sorted(tried)
     assert search((0.1, 1.0), trial, False).edge
 
 
 def test_where_all_diverge_the_last_to_do_so_is_taken():
-    found = search((1.0, 2.0, 3.0), lambda rate: outcome(rate, 0.0, {1.0: 5, 2.0: 9, 3.0: 9}[rate]), False)
-    assert found.best == 2.0
-    assert found.lost
+    match = search((1.0, 2.0, 3.0), lambda rate: outcome(rate, 0.0, {1.0: 5, 2.0: 9, 3.0: 9}[rate]), False)
+    assert match.best == 2.0
+    assert match.lost
     assert not search((1.0,), lambda rate: outcome(rate, 0.0, 5), False).edge
 
 
@@ -160,11 +162,11 @@ def test_a_divergence_is_said():
     for result in found.results:
         assert result.search.best == 0.1
         assert [one.diverged is None for one in result.search.tried] == [True, False]
-        assert all(np.isfinite(one.after[0]) for one in result.outcomes)
+        assert all(np.isfinite(outcome.after[0]) for outcome in result.outcomes)
     lost = held("mlp", "steps:30", entrants("bp", "stable"), rates=(1e30,), seeds=(0, 1))
-    steps = {one.diverged for one in lost.results[0].outcomes}
+    steps = {outcome.diverged for outcome in lost.results[0].outcomes}
     assert all(1 <= step <= 30 for step in steps)
-    assert [one.after for one in lost.results[0].outcomes] == [None, None]
+    assert [outcome.after for outcome in lost.results[0].outcomes] == [None, None]
     assert "2 of 2, step 1" in str(lost)
     data = lost.to_dict()
     json.dumps(data, allow_nan=False)
@@ -204,7 +206,7 @@ def test_a_contest_that_is_stopped_has_what_was_done():
 
 
 def test_entrants_by_name():
-    assert [one.name for one in entrants("bp, pepita,mempepita:paper,head-only", "stable")] == [
+    assert [entrant.name for entrant in entrants("bp, pepita,mempepita:paper,head-only", "stable")] == [
         *("bp", "pepita:stable", "mempepita:paper", "head-only")
     ]
     for names in ("bp,bp", "pepita,pepita:stable", "", "bp,,pepita", "bp:paper", "pepita:other", "adam"):

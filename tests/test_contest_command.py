@@ -76,10 +76,10 @@ def test_markdown_and_the_matrix_products_alone(capsys):
         "md",
     ]
     assert main(["contest", "digits", *QUICK, *flags]) == 0
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     # Forward and update of 64 x 8 and 8 x 10, backward of the last: MACCs of two steps on four images.
     maccs = 2 * 4 * (2 * (64 * 8 + 8 * 10) + 8 * 10)
-    assert f"| bp | 2 | 4 | {maccs / 1e9:.3f} | {2 * maccs / 1e9:.3f} |" in said
+    assert f"| bp | 2 | 4 | {maccs / 1e9:.3f} | {2 * maccs / 1e9:.3f} |" in out
 
 
 def test_ctrl_c_prints_what_is_there():

@@ -120,9 +120,9 @@ def test_a_step_costs_what_the_command_cost_says(name):
     """The vision transformer is a model of a family, as any other; so is the text's decoder."""
     for kind, given, length in (("vit", VIT, None), ("text", DECODER | {"vocab_size": 257}, 12)):
         own = {**given, **SMALL, "num_hidden_layers": 2}
-        whole = lc.cost(own, name, batch_size=6, seq_len=length, optimizer="adamw").total
+        total = lc.cost(own, name, batch_size=6, seq_len=length, optimizer="adamw").total
         found = costs(setting(kind, "adamw"), entrants(name, "stable")[0])(6)
-        assert (found.maccs, found.flops) == (whole.maccs, whole.flops)
+        assert (found.maccs, found.flops) == (total.maccs, total.flops)
 
 
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)

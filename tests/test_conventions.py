@@ -54,23 +54,28 @@ def four(counts):
 def test_reasons_sum_to_the_difference_from_matrix_products(name):
     """In all four numbers, for every book; a book's own number is that of `cost` without the optimizer's step."""
     model, sizes = SUBJECTS[name]
-    found = lc.conventions(model, **sizes)
-    assert [one.book.name for one in found.conventions] == ["matmul", *(book for book in every() if book != "matmul")]
-    yardstick = found["matmul"].counts
-    for one in found.conventions:
-        if one.refused:
-            with pytest.raises(lc.InputError, match=f"price book {one.book.name} is a formula of"):
-                lc.cost(model, price_book=one.book, **sizes)
+    conventions = lc.conventions(model, **sizes)
+    assert [convention.book.name for convention in conventions.conventions] == [
+        "matmul",
+        *(book for book in every() if book != "matmul"),
+    ]
+    yardstick = conventions["matmul"].counts
+    for convention in conventions.conventions:
+        if convention.refused:
+            with pytest.raises(lc.InputError, match=f"price book {convention.book.name} is a formula of"):
+                lc.cost(model, price_book=convention.book, **sizes)
             continue
-        cost = lc.cost(model, price_book=one.book, **sizes)
+        cost = lc.cost(model, price_book=convention.book, **sizes)
         amounts = {macro: amount for macro, (_, amount) in cost.macro_operations.items() if macro != "optimizer_step"}
-        assert one.counts.forward == amounts["forward"]
-        assert one.counts.whole.flops == sum(amount.flops for amount in amounts.values())
-        sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in one.reasons), strict=True)]
-        assert four(one.difference) == tuple(a - b for a, b in zip(four(one.counts), four(yardstick), strict=True))
-        assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
-        assert all(any(four(reason.amount)) for reason in one.reasons)
-        assert len({reason.what for reason in one.reasons}) == len(one.reasons)
+        assert convention.counts.forward == amounts["forward"]
+        assert convention.counts.whole.flops == sum(amount.flops for amount in amounts.values())
+        sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in convention.reasons), strict=True)]
+        assert four(convention.difference) == tuple(
+            a - b for a, b in zip(four(convention.counts), four(yardstick), strict=True)
+        )
+        assert tuple(sums or [0] * 4) == four(convention.difference), convention.book.name
+        assert all(any(four(reason.amount)) for reason in convention.reasons)
+        assert len({reason.what for reason in convention.reasons}) == len(convention.reasons)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"encoder", "decoder", "encoder-decoder", "gpt3-jiang"}))
@@ -78,15 +83,17 @@ def test_every_family_has_its_conventions(family):
     """By the defaults of its model type: reasons that sum and have names, a screen of 80 columns."""
     try:
         model = configuration({"model_type": family})
-        found = lc.conventions(model, seq_len=64)
+        conventions = lc.conventions(model, seq_len=64)
     except lc.InputError as error:  # images and sounds have no length to choose, a few types no defaults
         pytest.skip(str(error))
-    for one in found.conventions:
-        if not one.refused:
-            sums = [sum(numbers) for numbers in zip(*(four(reason.amount) for reason in one.reasons), strict=True)]
-            assert tuple(sums or [0] * 4) == four(one.difference), one.book.name
-            assert not any("other sizes" in reason.what for reason in one.reasons), one.book.name
-    assert all(len(line) <= 80 for line in str(found).splitlines())
+    for convention in conventions.conventions:
+        if not convention.refused:
+            sums = [
+                sum(numbers) for numbers in zip(*(four(reason.amount) for reason in convention.reasons), strict=True)
+            ]
+            assert tuple(sums or [0] * 4) == four(convention.difference), convention.book.name
+            assert not any("other sizes" in reason.what for reason in convention.reasons), convention.book.name
+    assert all(len(line) <= 80 for line in str(conventions).splitlines())
 
 
 def reasons(found, book):
@@ -95,35 +102,35 @@ def reasons(found, book):
 
 def test_why_the_books_differ_about_gpt2():
     """Each amount from the sizes: 12 layers, width 768, 12 heads, 1024 tokens, a vocabulary of 50257."""
-    found = lc.conventions("gpt2")
+    conventions = lc.conventions("gpt2")
     head = 2 * 1024 * 768 * 50257
     scores = 2 * 12 * 1024 * 1024 * 768  # of one product of attention in all layers
     assert head == 79_047_426_048
-    assert reasons(found, "kaplan") == {
+    assert reasons(conventions, "kaplan") == {
         "no products of scores and values": (-2 * scores, -6 * scores),
         "no head": (-head, -3 * head),
     }
-    assert reasons(found, "chinchilla") == {
+    assert reasons(conventions, "chinchilla") == {
         "embedding as a product with one-hot rows": (head, 3 * head),
         "attention: Softmax": (3 * 12 * 12 * 1024 * 1024, 9 * 12 * 12 * 1024 * 1024),
     }
     unmultiplied = 124_439_808 - 50257 * 768 - 12 * 12 * 768 * 768
-    assert reasons(found, "palm") == {
+    assert reasons(conventions, "palm") == {
         "parameters without a product (look-ups, norms, biases)": (2 * 1024 * unmultiplied, 6 * 1024 * unmultiplied)
     }
-    assert reasons(found, "causal-half") == {"causal attention in half": (-scores, -3 * scores)}
-    assert reasons(found, "flash") == {
+    assert reasons(conventions, "causal-half") == {"causal attention in half": (-scores, -3 * scores)}
+    assert reasons(conventions, "flash") == {
         "causal attention in half": (-scores, -3 * scores),
         "attention's scores computed again in backward": (0, scores // 2),
     }
     pairs = 12 * 12 * (1024 * 1023 // 2) * 2 * 64
-    assert reasons(found, "causal-exact") == {"pairs that causal attention hides": (-2 * pairs, -6 * pairs)}
-    assert reasons(found, "megatron") == reasons(found, "nanogpt") == {}
-    assert reasons(found, "paper")["embedding as a product with one-hot rows"][0] == head
+    assert reasons(conventions, "causal-exact") == {"pairs that causal attention hides": (-2 * pairs, -6 * pairs)}
+    assert reasons(conventions, "megatron") == reasons(conventions, "nanogpt") == {}
+    assert reasons(conventions, "paper")["embedding as a product with one-hot rows"][0] == head
     # (29) with the slip E2 mended or not: the same where queries and keys are as many; E3 is left out by the total.
-    assert "left out of the publication's total: E3" in reasons(found, "paper")
-    assert found.ratio("matmul") == 1
-    assert found.ratio("causal-half") == pytest.approx(1 - 3 * scores / found["matmul"].counts.whole.flops)
+    assert "left out of the publication's total: E3" in reasons(conventions, "paper")
+    assert conventions.ratio("matmul") == 1
+    assert conventions.ratio("causal-half") == pytest.approx(1 - 3 * scores / conventions["matmul"].counts.whole.flops)
 
 
 # A block of GPT-2 with its head: 2 sequences of 64 tokens, width 128, 4 heads, network 512, vocabulary 1000, written
@@ -148,9 +155,9 @@ MEASURED = {
 
 
 def test_counters_as_they_were_measured():
-    found = lc.conventions("gpt2", **BLOCK)
-    assert found.parameters == 334_720
-    said = {one.name: (one.by_matmul, one.fused) for one in found.counters}
+    conventions = lc.conventions("gpt2", **BLOCK)
+    assert conventions.parameters == 334_720
+    said = {counter.name: (counter.by_matmul, counter.fused) for counter in conventions.counters}
     assert {name: said.pop(name) for name in MEASURED} == MEASURED
     # On meta the fused kernel falls apart into products; on CUDA its backward has one product more.
     assert said == {
@@ -177,7 +184,9 @@ def test_flop_counter_mode_over_transformers(attention, device, dropout):
     with FlopCounterMode(display=False) as counter:
         module(input_ids=tokens, labels=tokens).loss.backward()
     shown = {"cpu": "CPU", "meta": "meta"}[device]
-    said = {one.name: one for one in lc.conventions("gpt2", **BLOCK).counters}[f"FlopCounterMode, {shown}, in all"]
+    said = {counter.name: counter for counter in lc.conventions("gpt2", **BLOCK).counters}[
+        f"FlopCounterMode, {shown}, in all"
+    ]
     fused = attention == "sdpa" and not dropout  # with dropout the CPU has no fused kernel
     assert counter.get_total_flops() == (said.fused if fused else said.by_matmul)
 
@@ -186,8 +195,8 @@ def test_flop_counter_mode_over_transformers(attention, device, dropout):
 
 
 def of_kinds(book, **sizes):
-    found = lc.cost(configuration(LLAMA_2_7B), price_book=book, by="kind", seq_len=8192, **sizes)
-    return {kind: sum(row.flops for row in found.rows if row.kind == kind) for kind in ("linear", "attention")}
+    ledger = lc.cost(configuration(LLAMA_2_7B), price_book=book, by="kind", seq_len=8192, **sizes)
+    return {kind: sum(row.flops for row in ledger.rows if row.kind == kind) for kind in ("linear", "attention")}
 
 
 def test_maxtext_llama_2_7b():
@@ -220,8 +229,8 @@ def test_palm_and_torchtitan_count_the_whole_square():
     for keys in (LLAMA_2_7B, GROUPED | SMALL):
         rows = {}
         for book in ("palm", "matmul"):
-            found = lc.cost(configuration(keys), price_book=book, by="kind", seq_len=64)
-            rows[book] = sum(row.flops for row in found.rows if row.kind == "attention")
+            ledger = lc.cost(configuration(keys), price_book=book, by="kind", seq_len=64)
+            rows[book] = sum(row.flops for row in ledger.rows if row.kind == "attention")
         assert rows["palm"] == rows["matmul"]
 
 
@@ -245,26 +254,27 @@ def test_the_screen_is_no_wider_than_80_columns_and_names_every_book(model, caps
 
 
 def test_formats(capsys):
-    found = lc.conventions("gpt2", seq_len=128, batch_size=2)
+    conventions = lc.conventions("gpt2", seq_len=128, batch_size=2)
     flags = ("gpt2", "--seq-len", "128", "--batch-size", "2")
-    assert json.loads(run(capsys, *flags, "--json")[1]) == found.to_dict()
+    assert json.loads(run(capsys, *flags, "--json")[1]) == conventions.to_dict()
     rows = list(csv.DictReader(io.StringIO(run(capsys, *flags, "--format", "csv")[1])))
     books = {row["name"]: int(row["flops"]) for row in rows if row["kind"] == "price book"}
-    assert books == {one.book.name: one.counts.whole.flops for one in found.conventions}
-    assert sum(row["kind"] == "counter" for row in rows) == len(found.counters)
+    assert books == {convention.book.name: convention.counts.whole.flops for convention in conventions.conventions}
+    assert sum(row["kind"] == "counter" for row in rows) == len(conventions.counters)
     out = run(capsys, *flags, "--format", "md")[1]
     assert out.count("| --- |") + out.count("| ---: |") > 2
     assert f"{books['palm']:,}" in out
-    assert "<table>" in found._repr_html_()
+    assert "<table>" in conventions._repr_html_()
 
 
 def test_refused_formulas_say_why_in_the_screen_and_in_the_data(capsys):
     out = " ".join(run(capsys, "transformer-base", "--seq-len", "16")[1].split())
     assert f"{', '.join(formulas())}: a formula of one stack of blocks" in out
-    found = lc.conventions("transformer-base", seq_len=16)
-    assert {one.book.name for one in found.conventions if one.refused} == set(formulas())
+    conventions = lc.conventions("transformer-base", seq_len=16)
+    assert {convention.book.name for convention in conventions.conventions if convention.refused} == set(formulas())
     assert (
-        "has an encoder and a decoder" in next(b for b in found.to_dict()["price_books"] if "refused" in b)["refused"]
+        "has an encoder and a decoder"
+        in next(b for b in conventions.to_dict()["price_books"] if "refused" in b)["refused"]
     )
 
 
@@ -308,24 +318,26 @@ def test_what_is_no_number(number):
 def test_mine_finds_every_convention(model):
     """The exact number of each book and counter leads back to it; so does its rounding to four digits."""
     lengths = {"seq_len": 128, "batch_size": 2}
-    found = lc.conventions(model, **lengths)
+    conventions = lc.conventions(model, **lengths)
     wanted = [
-        (one.book.name, one.counts.whole.flops, "forward and backward") for one in found.conventions if one.counts
+        (convention.book.name, convention.counts.whole.flops, "forward and backward")
+        for convention in conventions.conventions
+        if convention.counts
     ]
-    wanted += [(f"{one.name}, attention by matmul", one.by_matmul, "") for one in found.counters]
+    wanted += [(f"{counter.name}, attention by matmul", counter.by_matmul, "") for counter in conventions.counters]
     for name, value, part in wanted[::3]:
         for number in (value, f"{value:.3e}"):
             ways = lc.conventions(model, mine=number, **lengths).mine.matches
-            assert any(one.convention == name and part in one.part and one.per == "a step" for one in ways), name
-    sequence = lc.conventions(model, mine=found["matmul"].counts.forward.flops // 2, **lengths).mine.matches
+            assert any(way.convention == name and part in way.part and way.per == "a step" for way in ways), name
+    sequence = lc.conventions(model, mine=conventions["matmul"].counts.forward.flops // 2, **lengths).mine.matches
     assert any((one.convention, one.part, one.per) == ("matmul", "forward", "a sequence") for one in sequence)
 
 
 def test_mine_that_nobody_says_is_explained():
     """Forward matrix products and the scores of softmax as the run counts them: the nearest, and the line between."""
-    found = lc.conventions("gpt2")
-    products = found["palm"].counts.forward.flops
-    softmax = next(reason for reason in found["run"].reasons if reason.what == "softmax").amount.forward.flops
+    conventions = lc.conventions("gpt2")
+    products = conventions["palm"].counts.forward.flops
+    softmax = next(reason for reason in conventions["run"].reasons if reason.what == "softmax").amount.forward.flops
     mine = lc.conventions("gpt2", mine=products + softmax).mine
     assert not mine.matches
     assert mine.rest == 0

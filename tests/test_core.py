@@ -33,11 +33,12 @@ class Case:
         self.seeds = {f"d{name}": generator.standard_normal(v.shape) for name, v in self.outputs.items()}
         self.names = [*self.writer.inputs, *self.writer.weights]
         loss = sum((value * torch.tensor(self.seeds[f"d{n}"])).sum() for n, value in self.outputs.items())
-        found = [None] * len(self.names)
+        gradients = [None] * len(self.names)
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, [tensors[n] for n in self.names], allow_unused=True)
+            gradients = torch.autograd.grad(loss, [tensors[n] for n in self.names], allow_unused=True)
         self.gradients = {
-            n: np.zeros_like(self.arrays[n]) if g is None else g.numpy() for n, g in zip(self.names, found, strict=True)
+            n: np.zeros_like(self.arrays[n]) if g is None else g.numpy()
+            for n, g in zip(self.names, gradients, strict=True)
         }
 
     def step(self, derived, wrap=np.asarray):
@@ -72,7 +73,7 @@ def test_the_price_is_what_a_stranger_counts(random):
     derived = lc.derive(case.layer)
     assert counted == lc.price(derived.step, SIZES).flops, case.text
     passes = (derived.forward, derived.backward, derived.update)
-    assert counted == sum(lc.price(one, SIZES).flops for one in passes), case.text
+    assert counted == sum(lc.price(pass_, SIZES).flops for pass_ in passes), case.text
     # Line by line as well as in all: rows sum to the total, and a symbolic price becomes the same number.
     price = lc.price(derived.step, {})
     assert sum(row.flops.at(SIZES) for row in price.rows) == counted
@@ -84,19 +85,19 @@ def test_the_price_is_what_a_stranger_counts(random):
 @given(randoms)
 def test_only_what_the_wanted_gradients_need_is_made(random):
     case = Case(random)
-    wanted = [name for name in case.names if random.random() < 0.5]
-    derived = lc.derive(case.layer, wanted=wanted)
+    names = [name for name in case.names if random.random() < 0.5]
+    derived = lc.derive(case.layer, wanted=names)
     values, counted = tally_of(case.step, derived, counting)
     assert counted == lc.price(derived.step, SIZES).flops, case.text
     assert counted <= lc.price(lc.derive(case.layer).step, SIZES).flops
-    for name in wanted:
+    for name in names:
         if name in derived.gradients:
             found = np.asarray(values[derived.gradients[name]])
             np.testing.assert_allclose(found, case.gradients[name], 1e-7, 1e-8, err_msg=f"d{name} of\n{case.text}")
         else:
             assert not case.gradients[name].any(), f"{name} of\n{case.text}"
     made = {name for name in values if name.startswith("d")}
-    assert not any(f"d{name}" in made for name in case.names if name not in wanted)
+    assert not any(f"d{name}" in made for name in case.names if name not in names)
 
 
 @drawn
@@ -114,10 +115,10 @@ def test_the_explicit_jacobian_gives_the_same_gradients(random):
 @given(randoms)
 def test_live_takes_every_table(random):
     case = Case(random)
-    whole = lc.live(case.layer, SIZES)
-    assert whole.peak == max((moment.bytes for moment in whole.curve), default=0)
-    assert sum(held.bytes for held in whole.witnesses) == whole.peak
-    assert whole.kept_bytes <= whole.peak
+    alive = lc.live(case.layer, SIZES)
+    assert alive.peak == max((moment.bytes for moment in alive.curve), default=0)
+    assert sum(witness.bytes for witness in alive.witnesses) == alive.peak
+    assert alive.kept_bytes <= alive.peak
     # With no gradient wanted there is no second pass, so that nothing is kept for it.
     assert lc.live(lc.derive(case.layer, wanted=[]), SIZES).kept == ()
 

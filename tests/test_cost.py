@@ -50,9 +50,9 @@ def check(ledger: dict) -> None:
     for name, macro in ledger["macro_operations"].items():
         assert set(macro) == {"passes", *counts}
         assert all(type(value) is int for value in macro.values())
-        own = [row for row in ledger["rows"] if row["macro_operation"] == name]
-        assert {c: sum(row[c] for row in own) for c in counts} == {c: macro[c] for c in counts}
-        assert macro["passes"] or not own
+        rows = [row for row in ledger["rows"] if row["macro_operation"] == name]
+        assert {c: sum(row[c] for row in rows) for c in counts} == {c: macro[c] for c in counts}
+        assert macro["passes"] or not rows
     for count in counts:
         assert sum(macro[count] for macro in ledger["macro_operations"].values()) == ledger["total"][count]
     for row in ledger["rows"]:
@@ -149,13 +149,13 @@ def test_what_runs_has_the_maccs_of_its_matrix_products(model, procedure):
 
 
 def test_defaults():
-    found = lc.cost("gpt2")
-    assert (found.procedure, found.price_book, found.batch_size, found.seq_len) == ("bp", "run", 1, 1024)
-    assert (found.dtype, found.optimizer, found.target_len) == ("fp32", "adamw", None)
-    assert found.parameters == 124_439_808
+    ledger = lc.cost("gpt2")
+    assert (ledger.procedure, ledger.price_book, ledger.batch_size, ledger.seq_len) == ("bp", "run", 1, 1024)
+    assert (ledger.dtype, ledger.optimizer, ledger.target_len) == ("fp32", "adamw", None)
+    assert ledger.parameters == 124_439_808
     assert {lc.cost("gpt2", price_book=book).optimizer for book in ("paper", "paper-corrected")} == {"sgd"}
     assert lc.cost("gpt2", price_book="paper", optimizer="momentum").optimizer == "momentum"
-    assert "training" not in found.to_dict()
+    assert "training" not in ledger.to_dict()
     assert lc.cost("encoder-decoder", **TWO_SIDED).target_len == TWO_SIDED["seq_len"]
     assert lc.cost("encoder-decoder", target_len=9, **TWO_SIDED).target_len == 9
     with pytest.raises(lc.InputError, match="give --seq-len"):
@@ -168,14 +168,14 @@ def test_counts_are_proportional_to_the_batch():
 
 
 def test_a_training_run():
-    found = lc.cost("gpt2", batch_size=2, seq_len=100, tokens=10**9 + 1)
-    assert found.training == {
+    ledger = lc.cost("gpt2", batch_size=2, seq_len=100, tokens=10**9 + 1)
+    assert ledger.training == {
         "tokens": 10**9 + 1,
         "steps": 5_000_001,
-        "maccs": found.total.maccs * 5_000_001,
-        "flops": found.total.flops * 5_000_001,
+        "maccs": ledger.total.maccs * 5_000_001,
+        "flops": ledger.total.flops * 5_000_001,
     }
-    assert found.to_dict()["training"] == found.training
+    assert ledger.to_dict()["training"] == ledger.training
     assert lc.cost("gpt2", tokens="3e11").tokens == lc.cost("gpt2", tokens=3 * 10**11).tokens
 
 
@@ -228,19 +228,19 @@ def test_counts_are_exact_however_large(procedure, book, drawn):
     layers, width, inner, vocabulary, length, batch = drawn
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 1, "intermediate_size": inner}
     sizes |= {"vocab_size": vocabulary, "seq_len": length, "batch_size": batch}
-    found = lc.cost("encoder", procedure, book, **sizes)
-    check(found.to_dict())
-    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
-    assert all(len(line) <= 80 for line in str(found).splitlines())
+    ledger = lc.cost("encoder", procedure, book, **sizes)
+    check(ledger.to_dict())
+    assert json.loads(json.dumps(ledger.to_dict())) == ledger.to_dict()
+    assert all(len(line) <= 80 for line in str(ledger).splitlines())
 
 
 def test_the_matrix_product_book_at_the_largest_sizes():
     largest = 10**12
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), largest)
-    found = lc.cost("encoder", "bp", "matmul", num_hidden_layers=largest, seq_len=largest, batch_size=largest, **sizes)
+    ledger = lc.cost("encoder", "bp", "matmul", num_hidden_layers=largest, seq_len=largest, batch_size=largest, **sizes)
     # 6 products of B M times d f or d d each of the L layers, and 2 of B h M M d_k; the head B M d v; d_k is 1.
     forward = largest * largest**2 * (4 * largest**2 + 2 * largest**2) + 2 * largest**5 + largest**4
-    assert found.macro_operations["forward"][1].maccs == forward
+    assert ledger.macro_operations["forward"][1].maccs == forward
 
 
 @pytest.mark.parametrize("by", BY)
@@ -251,10 +251,10 @@ def test_the_command_prints_the_same_ledger(by, capsys):
 
 @pytest.mark.parametrize("by", BY)
 def test_csv_has_every_row_exactly(by):
-    found = lc.cost("gpt3-175b", batch_size=10**9, by=by)
-    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
-    assert sum(int(row["flops"]) for row in rows) == found.total.flops
-    assert len(rows) == len(found.rows)
+    ledger = lc.cost("gpt3-175b", batch_size=10**9, by=by)
+    rows = list(csv.DictReader(io.StringIO(ledger.show("csv"))))
+    assert sum(int(row["flops"]) for row in rows) == ledger.total.flops
+    assert len(rows) == len(ledger.rows)
 
 
 @pytest.mark.parametrize("by", BY)
@@ -270,10 +270,10 @@ def test_the_table_fits_its_width(model, batch, by, width):
 
 
 def test_the_table_says_when_it_is_rounded():
-    found = lc.cost("gpt3-175b", batch_size=10**12)
-    assert "Rounded to fit" in str(found)
-    assert "Rounded to fit" not in found.text(400)
-    assert f"{found.total.flops:,}" in found.text(400)
+    ledger = lc.cost("gpt3-175b", batch_size=10**12)
+    assert "Rounded to fit" in str(ledger)
+    assert "Rounded to fit" not in ledger.text(400)
+    assert f"{ledger.total.flops:,}" in ledger.text(400)
 
 
 @pytest.mark.parametrize(
@@ -343,33 +343,33 @@ class Balanced(HTMLParser):
 
 def test_html_is_a_small_self_contained_table(tmp_path):
     (tmp_path / "a<b>&.json").write_text('{"model_type": "gpt2"}')
-    found = lc.cost(str(tmp_path / "a<b>&.json"))
-    html = found._repr_html_()
+    ledger = lc.cost(str(tmp_path / "a<b>&.json"))
+    html = ledger._repr_html_()
     reader = Balanced()
     reader.feed(html)
     assert not reader.open
     assert "a<b>&.json" in reader.text
     assert "<b>" not in html
-    assert f"{found.total.flops:,}" in reader.text
+    assert f"{ledger.total.flops:,}" in reader.text
     assert "http" not in html
     assert "<script" not in html
     assert "<style" not in html
 
 
 def test_markdown_and_latex_have_every_row():
-    found = lc.cost("gpt2")
-    markdown = found.show("md")
-    assert sum(line.startswith("|") for line in markdown.splitlines()) == len(found.rows) + 3
-    latex = found.show("latex")
-    assert latex.count("\\\\\n") == len(found.rows) + 2
+    ledger = lc.cost("gpt2")
+    markdown = ledger.show("md")
+    assert sum(line.startswith("|") for line in markdown.splitlines()) == len(ledger.rows) + 3
+    latex = ledger.show("latex")
+    assert latex.count("\\\\\n") == len(ledger.rows) + 2
     assert "feed\\_forward" in latex
-    assert f"{found.total.flops:,}" in markdown
-    assert f"{found.total.flops:,}" in latex
+    assert f"{ledger.total.flops:,}" in markdown
+    assert f"{ledger.total.flops:,}" in latex
 
 
 def test_a_book_of_ones_own():
     mine = lc.Book("mine", "twice nothing", "here", "matrix")
-    found = lc.cost("gpt2", price_book=mine)
-    assert found.total == lc.cost("gpt2", price_book="matmul").total
-    assert found.price_book == "mine"
-    assert "price book: mine." in str(found)
+    ledger = lc.cost("gpt2", price_book=mine)
+    assert ledger.total == lc.cost("gpt2", price_book="matmul").total
+    assert ledger.price_book == "mine"
+    assert "price book: mine." in str(ledger)

@@ -22,43 +22,43 @@ LENGTH, PROMPT = 9, 4
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_and_what_follows_are_the_whole_forward_pass(name, new):
-    one = Generation(MODELS[name](), sizes_of(name), LENGTH, several=new > 1)
-    whole = one.at_once()
-    logits, cache = one.prompt(PROMPT)
-    np.testing.assert_allclose(logits, whole[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
+    generation = Generation(MODELS[name](), sizes_of(name), LENGTH, several=new > 1)
+    planned = generation.at_once()
+    logits, cache = generation.prompt(PROMPT)
+    np.testing.assert_allclose(logits, planned[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
     for at in range(PROMPT, LENGTH, new):
         now = min(new, LENGTH - at)
-        logits, cache = one.step(cache, at, now)
-        np.testing.assert_allclose(logits, whole[:, at : at + now], rtol=1e-12, atol=1e-12)
+        logits, cache = generation.step(cache, at, now)
+        np.testing.assert_allclose(logits, planned[:, at : at + now], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["multi-head", "sliding window", "latent", "encoder-decoder"])
 def test_every_value_of_the_cache_is_read(name):
-    one = Generation(MODELS[name](), sizes_of(name), LENGTH)
-    _, cache = one.prompt(PROMPT)
-    own, _ = one.step(cache, PROMPT, 1)
+    generation = Generation(MODELS[name](), sizes_of(name), LENGTH)
+    _, cache = generation.prompt(PROMPT)
+    own, _ = generation.step(cache, PROMPT, 1)
     rng = np.random.default_rng(2)
     for kept, value in cache.items():
-        other, _ = one.step({**cache, kept: value + rng.standard_normal(value.shape)}, PROMPT, 1)
+        other, _ = generation.step({**cache, kept: value + rng.standard_normal(value.shape)}, PROMPT, 1)
         assert np.abs(other - own).max() > 1e-6, kept
 
 
 def test_a_window_forgets_what_it_no_longer_sees():
     """Of a window of 3 the last 2 keys are kept: the third of the cache would be the fourth that the new token sees."""
-    one = Generation(MODELS["sliding window"](), SIZES, LENGTH)
-    _, cache = one.prompt(PROMPT)
+    generation = Generation(MODELS["sliding window"](), SIZES, LENGTH)
+    _, cache = generation.prompt(PROMPT)
     assert {value.shape[2] for value in cache.values()} == {2}
     full, _ = Generation(MODELS["grouped-query, rotary"](), SIZES, LENGTH).prompt(PROMPT)
-    windowed, _ = one.prompt(PROMPT)
+    windowed, _ = generation.prompt(PROMPT)
     assert np.abs(full - windowed).max() > 1e-3
 
 
 def test_prompts_of_unequal_length():
     """`last` says where each sequence ends: the logits are those of that position."""
-    one = Generation(MODELS["multi-head"](), SIZES, LENGTH)
-    table, at, last = one.tables.prefill, np.arange(LENGTH), np.array([2, 6])
-    logits = lc.run(table, one.given(table, at, at) | {"last": last}, one.counts)["P.L"]
-    np.testing.assert_allclose(logits, one.at_once()[np.arange(2), last], rtol=1e-12)
+    generation = Generation(MODELS["multi-head"](), SIZES, LENGTH)
+    table, at, last = generation.tables.prefill, np.arange(LENGTH), np.array([2, 6])
+    logits = lc.run(table, generation.given(table, at, at) | {"last": last}, generation.counts)["P.L"]
+    np.testing.assert_allclose(logits, generation.at_once()[np.arange(2), last], rtol=1e-12)
 
 
 def test_blocks_of_blocks():
@@ -71,13 +71,13 @@ def test_blocks_of_blocks():
     inner = ["  " + line for line in lines if line.startswith("    ")]
     after = [line for line in lines if not line.startswith("    ")]
     model = lc.layer(head + "\n".join(["    repeat n_pair carry X:", *inner, *after]))
-    one = Generation(model, SIZES, LENGTH)
-    assert [kept.axes[:3] for kept in one.tables.cache] == [("n_layer", "n_pair", "B")] * 2
-    whole = one.at_once()
-    logits, cache = one.prompt(PROMPT)
-    np.testing.assert_allclose(logits, whole[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
-    logits, cache = one.step(cache, PROMPT, 1)
-    np.testing.assert_allclose(logits[:, 0], whole[:, PROMPT], rtol=1e-12, atol=1e-12)
+    generation = Generation(model, SIZES, LENGTH)
+    assert [kept.axes[:3] for kept in generation.tables.cache] == [("n_layer", "n_pair", "B")] * 2
+    planned = generation.at_once()
+    logits, cache = generation.prompt(PROMPT)
+    np.testing.assert_allclose(logits, planned[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
+    logits, cache = generation.step(cache, PROMPT, 1)
+    np.testing.assert_allclose(logits[:, 0], planned[:, PROMPT], rtol=1e-12, atol=1e-12)
 
 
 def run_price(one, table, new, length):
@@ -88,15 +88,15 @@ def run_price(one, table, new, length):
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_operations_executed_are_the_run_price(name, several, monkeypatch):
-    one = Generation(MODELS[name](), sizes_of(name), LENGTH, several)
-    one.weights = {weight: counting(array) for weight, array in one.weights.items()}
-    given = one.given
-    monkeypatch.setattr(one, "given", lambda *at: {n: counting(a) for n, a in given(*at).items()})
-    (_, cache), executed = tally_of(one.prompt, PROMPT)
-    assert executed == run_price(one, one.tables.prefill, PROMPT, PROMPT)
+    generation = Generation(MODELS[name](), sizes_of(name), LENGTH, several)
+    generation.weights = {weight: counting(array) for weight, array in generation.weights.items()}
+    given = generation.given
+    monkeypatch.setattr(generation, "given", lambda *at: {n: counting(a) for n, a in given(*at).items()})
+    (_, cache), executed = tally_of(generation.prompt, PROMPT)
+    assert executed == run_price(generation, generation.tables.prefill, PROMPT, PROMPT)
     new = 2 if several else 1
-    _, executed = tally_of(one.step, cache, PROMPT, new)
-    assert executed == run_price(one, one.tables.decode, new, PROMPT)
+    _, executed = tally_of(generation.step, cache, PROMPT, new)
+    assert executed == run_price(generation, generation.tables.decode, new, PROMPT)
 
 
 # transformers' own models and caches.
@@ -140,8 +140,8 @@ GPT2_SIZES = {**SIZES, "d": 8, "h": 2, "k": 4, "f": 32}
 
 
 def gpt2_with_biases():
-    own = with_biases(shipped_layer("attention"), {f"W{letter}": f"b{letter}" for letter in "QKVO"})
-    return lc.layer(GPT2, layers={"attention": own, "head": with_transposed(shipped_layer("head"), "W")})
+    biased = with_biases(shipped_layer("attention"), {f"W{letter}": f"b{letter}" for letter in "QKVO"})
+    return lc.layer(GPT2, layers={"attention": biased, "head": with_transposed(shipped_layer("head"), "W")})
 
 
 def llama_like(kind, **keys):
@@ -226,15 +226,15 @@ def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
         else:
             weights[weight] = view(numpy_of(theirs[place]))
     assert set(weights) == set(model.table.weights)
-    one = Generation(model, sizes, LENGTH, weights=weights)
-    tokens = torch.tensor(one.tokens)
+    generation = Generation(model, sizes, LENGTH, weights=weights)
+    tokens = torch.tensor(generation.tokens)
     with torch.no_grad():
         found = module(input_ids=tokens[:, :PROMPT], use_cache=True)
-        logits, cache = one.prompt(PROMPT)
+        logits, cache = generation.prompt(PROMPT)
         np.testing.assert_allclose(logits, numpy_of(found.logits[:, -1]), rtol=1e-9, atol=1e-9)
         for at in range(PROMPT, LENGTH):
             found = module(input_ids=tokens[:, at : at + 1], past_key_values=found.past_key_values, use_cache=True)
-            logits, cache = one.step(cache, at, 1)
+            logits, cache = generation.step(cache, at, 1)
             np.testing.assert_allclose(logits, numpy_of(found.logits), rtol=1e-9, atol=1e-9)
     held = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
     assert sum(value.size for value in cache.values()) == held

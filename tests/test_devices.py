@@ -12,18 +12,18 @@ from learncost.hardware import grid
 
 def test_every_device_says_who_says_so():
     assert len(devices()) > 50
-    for name, found in devices().items():
-        assert found.name == name
-        assert found.source
-        assert found.confidence
+    for name, device in devices().items():
+        assert device.name == name
+        assert device.source
+        assert device.confidence
         # What was measured stays under the peak of the data sheet.
-        assert all(rate < found.peak_tflops[kind] for kind, rate in found.measured_tflops.items())
+        assert all(rate < device.peak_tflops[kind] for kind, rate in device.measured_tflops.items())
 
 
 def test_the_v100_of_the_papers():
     """Patterson et al. 2021, table 4: 125 TFLOPS/s, 300 W of design."""
-    found = lc.device("V100")
-    assert (found.name, found.peak_tflops["fp16"], found.tdp_w) == ("NVIDIA V100 SXM2", 125, 300)
+    device = lc.device("V100")
+    assert (device.name, device.peak_tflops["fp16"], device.tdp_w) == ("NVIDIA V100 SXM2", 125, 300)
 
 
 @pytest.mark.parametrize("name", ["nvidia h100 sxm", "H100 SXM", "h100-sxm", "H100_SXM"])
@@ -59,10 +59,10 @@ def test_a_device_as_pytorch_calls_it(name, own):
 
 
 def test_every_spelling_is_of_one_device():
-    spellings = [spelling for own in devices().values() for spelling in (own.name, *own.names)]
+    spellings = [spelling for device in devices().values() for spelling in (device.name, *device.names)]
     assert len(set(spellings)) == len(spellings)
-    for own in devices().values():
-        assert all(lc.device(spelling) is own for spelling in (own.name, *own.names)), own.name
+    for device in devices().values():
+        assert all(lc.device(spelling) is device for spelling in (device.name, *device.names)), device.name
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_unknown_devices(name, message):
 def test_a_device_of_ones_own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('name = "Mine"\npeak_tflops = { bf16 = 2.5 }\nmemory_gb = [8, 16]\ntdp_w = 35\n')
-    found = lc.device(str(path))
-    assert (found.name, found.peak_tflops, found.memory_gb, found.tdp_w) == ("Mine", {"bf16": 2.5}, (8, 16), 35)
-    assert found.source == "the file mine.toml"
+    device = lc.device(str(path))
+    assert (device.name, device.peak_tflops, device.memory_gb, device.tdp_w) == ("Mine", {"bf16": 2.5}, (8, 16), 35)
+    assert device.source == "the file mine.toml"
     as_json = tmp_path / "mine.json"
     as_json.write_text(json.dumps({"peak_tflops": {"bf16": 2.5}}))
     assert lc.device(str(as_json)).name == "mine"

@@ -88,8 +88,8 @@ def test_every_included_page_is_generated(pages: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("text", blocks("notation.md", "text"))
 def test_the_layers_on_the_page_of_the_notation(text: str) -> None:
-    found = lc.layer(text)
-    lc.derive(found)
+    layer = lc.layer(text)
+    lc.derive(layer)
 
 
 def test_the_emitted_attention_is_that_of_the_page(pages: dict[str, str]) -> None:

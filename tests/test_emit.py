@@ -42,9 +42,9 @@ def test_a_layer_forward_backward_and_update(name, backend):
     table = lc.derive(shipped_layer(name)).step
     sizes = small_sizes(table)
     arrays = random_arrays(table, sizes)
-    found = execute(table, backend, arrays, sizes)
-    assert found.keys() == set(table.outputs)
-    assert worst(found, expected(table, arrays, sizes))[1] < NEAR
+    executed = execute(table, backend, arrays, sizes)
+    assert executed.keys() == set(table.outputs)
+    assert worst(executed, expected(table, arrays, sizes))[1] < NEAR
 
 
 @pytest.mark.parametrize("name", LEARNING)

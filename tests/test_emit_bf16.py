@@ -42,7 +42,7 @@ class Products(dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]  
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         if function.overloadpacket.__name__ in PRODUCTS:
             operands = arguments[1] if isinstance(arguments[0], str) else arguments
-            self.types.append({one.dtype for one in operands})
+            self.types.append({operand.dtype for operand in operands})
         return function(*arguments, **(keywords or {}))
 
 
@@ -63,8 +63,8 @@ def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     found, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
     apart = []
     for _ in range(4):
-        one, two = found.step(_batch(), 0.01), other.step(_batch(), 0.01)
-        apart.append(abs(one - two) / two)
+        table, two = found.step(_batch(), 0.01), other.step(_batch(), 0.01)
+        apart.append(abs(table - two) / two)
     assert 0 < max(apart) < 1e-2  # bf16 has 2**-9; a mistake, such as a gradient that is missing, is far more
     for weight, array in other.weights.items():
         if weight.endswith("bK"):

@@ -53,9 +53,9 @@ def prepared(model, procedure, optimizer="sgd"):
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_a_step_is_the_one_that_is_defined(name, procedure, backend):
     table, sizes, arrays, values = prepared(build(MODELS[name]), procedure)
-    found = execute(table, backend, arrays, sizes)
-    assert found.keys() >= set(table.outputs)  # gradients and new weights; frozen ones come back as they were
-    assert worst(found, values)[1] < NEAR
+    executed = execute(table, backend, arrays, sizes)
+    assert executed.keys() >= set(table.outputs)  # gradients and new weights; frozen ones come back as they were
+    assert worst(executed, values)[1] < NEAR
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_a_step_on_jax(name, procedure):
 @pytest.mark.parametrize("name", ["gpt2", "encoder-decoder"])
 def test_optimizers_with_their_state(name, optimizer):
     table, sizes, arrays, values = prepared(build(MODELS[name]), "bp", optimizer)
-    found = execute(table, "numpy", arrays, sizes)
+    executed = execute(table, "numpy", arrays, sizes)
     state = {"momentum": ("V",), "adamw": ("M", "V")}[optimizer]
-    assert {f"{w}.{part}.new" for w in table.weights for part in state} <= found.keys()
-    assert worst(found, values)[1] < NEAR
+    assert {f"{w}.{part}.new" for w in table.weights for part in state} <= executed.keys()
+    assert worst(executed, values)[1] < NEAR
 
 
 def test_torch_compile_takes_a_model_whole():
@@ -153,10 +153,10 @@ def test_frozen_weights_come_back_as_they_were(asked):
     # A repeat whose turns differ is split, and names are marked with the turns.
     model = adapted(build(MODELS["gpt2-long"]), adaptation(**asked))
     table, sizes, arrays, values = prepared(model, "bp")
-    found = execute(table, "numpy", arrays, sizes)
+    executed = execute(table, "numpy", arrays, sizes)
     learned = {name for name in model.table.weights if f"{name}.new" in table.outputs}
     assert 0 < len(learned) < len(model.table.weights)
-    assert worst(found, values)[1] < NEAR
+    assert worst(executed, values)[1] < NEAR
     names = program(table).names
     assert len(set(names.values())) == len(names)
 
@@ -193,6 +193,6 @@ def test_the_same_on_a_tensor_of_another_type():
     table, sizes, arrays, _ = prepared(build(MODELS["gpt2"]), "bp")
     single = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
     for backend in ("numpy", "torch"):
-        found = execute(table, backend, single, sizes)
-        assert {array.dtype for array in found.values()} == {np.dtype("float32")}
+        executed = execute(table, backend, single, sizes)
+        assert {array.dtype for array in executed.values()} == {np.dtype("float32")}
     assert to_backend("torch", single["wte"]).dtype.is_floating_point

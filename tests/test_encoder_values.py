@@ -125,14 +125,14 @@ def compare(kind, architecture, keys, outputs=()):
     gradients = {name: numpy_of(p.grad) for name, p in parameters.items() if p.grad is not None}
     stacks = {w: gathered(w, places[w], arrays, table.axes[w], sizes) for w in table.weights}
     assert {id(parameters[n]) for names, _ in stacks.values() for n in names} == set(map(id, module.parameters()))
-    found = lc.run(table, {**ours, **{w: array for w, (_, array) in stacks.items()}, **seeds}, sizes)
+    values = lc.run(table, {**ours, **{w: array for w, (_, array) in stacks.items()}, **seeds}, sizes)
     if model.learns:
-        np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-9)
+        np.testing.assert_allclose(values["loss"], loss.item(), rtol=1e-9)
     for name, output in zip(table.outputs, outputs, strict=False):
-        np.testing.assert_allclose(found[name], numpy_of(result[output]), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(values[name], numpy_of(result[output]), rtol=1e-9, atol=1e-9)
     for weight in model.learning:
         _, gradient = gathered(weight, places[weight], gradients, table.axes[weight], sizes)
-        np.testing.assert_allclose(found[f"d{weight}"], gradient, rtol=1e-9, atol=1e-9, err_msg=weight)
+        np.testing.assert_allclose(values[f"d{weight}"], gradient, rtol=1e-9, atol=1e-9, err_msg=weight)
     return SimpleNamespace(model=model, module=module, gradients=gradients)
 
 
@@ -226,11 +226,13 @@ def test_switches_of_encoders(kind, keys):
     ],
 )
 def test_encoder_decoders(kind, architecture, keys):
-    found = compare(kind, architecture, keys)
+    comparison = compare(kind, architecture, keys)
     # What does not learn at transformers does not learn here: the sines of Whisper's encoder.
-    frozen = [name for name, parameter in found.module.named_parameters() if not parameter.requires_grad]
+    frozen = [name for name, parameter in comparison.module.named_parameters() if not parameter.requires_grad]
     assert frozen == (["model.encoder.embed_positions.weight"] if kind == "whisper" else [])
-    assert set(found.model.table.weights) - set(found.model.learning) == ({"encoder.wpe"} if frozen else set())
+    assert set(comparison.model.table.weights) - set(comparison.model.learning) == (
+        {"encoder.wpe"} if frozen else set()
+    )
 
 
 def test_vit():

@@ -263,8 +263,8 @@ def case(name):
     arrays = random_arrays(step, sizes)
     if name == "retention":
         arrays["g"] = 1 / (1 + np.exp(-arrays["g"]))  # a decay
-    made = lc.run(lower(step), {**arrays, **sizes})
-    return layer, derived, arrays, sizes, {**arrays, **made}
+    values = lc.run(lower(step), {**arrays, **sizes})
+    return layer, derived, arrays, sizes, {**arrays, **values}
 
 
 @pytest.mark.parametrize("name", NAMES)

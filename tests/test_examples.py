@@ -114,10 +114,10 @@ def test_the_two_trainings_stay_together_and_the_feedback_turns():
 
 def test_the_blog_counts_are_identities_of_polynomials():
     block = example("blog_block")
-    found = block.counts()
-    assert found["forward"] == {("b", "h", "h", "s"): 24, ("b", "h", "s", "s"): 4}
-    assert found["step"] == block.times(3, found["forward"])
-    assert found["recomputed"] == block.times(4, found["forward"])
+    counts = block.counts()
+    assert counts["forward"] == {("b", "h", "h", "s"): 24, ("b", "h", "s", "s"): 4}
+    assert counts["step"] == block.times(3, counts["forward"])
+    assert counts["recomputed"] == block.times(4, counts["forward"])
     assert block.parameters() == {("h", "h"): 12}
 
 
@@ -135,13 +135,13 @@ def test_the_block_equals_torch(keep):
         return functional.layer_norm(functional.gelu(attention @ w1) @ w2 * D3 + attention, (12,), g2, b2)
 
     seed = np.random.default_rng(1).standard_normal(given["x"].shape)
-    found = lc.run(block.BLOCK, {**given, "dxo": seed})
+    values = lc.run(block.BLOCK, {**given, "dxo": seed})
     result = foreign(**tensors)
-    np.testing.assert_allclose(found["xo"], result.detach().numpy(), 1e-12, 1e-12)
+    np.testing.assert_allclose(values["xo"], result.detach().numpy(), 1e-12, 1e-12)
     names = [name for name in given if name not in block.MASKS]
     gradients = torch.autograd.grad((result * torch.tensor(seed)).sum(), [tensors[n] for n in names])
     for name, gradient in zip(names, gradients, strict=True):
-        np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), 1e-10, 1e-12, err_msg=name)
+        np.testing.assert_allclose(values[f"d{name}"], gradient.numpy(), 1e-10, 1e-12, err_msg=name)
     with FlopCounterMode(display=False) as counter:
         foreign(**tensors)
     assert counter.get_total_flops() == lc.price(block.BLOCK, sizes, "matmul").flops

@@ -57,7 +57,7 @@ def test_published_in_billions(row):
 
 
 def test_every_preset_is_held_to_its_publication():
-    assert {one.name for one in presets() if one.family in TYPES} == {row["model"] for row in ROUNDED}
+    assert {preset.name for preset in presets() if preset.family in TYPES} == {row["model"] for row in ROUNDED}
 
 
 def test_active_parameters_by_hand():
@@ -80,11 +80,11 @@ def test_all_parameters_are_active_where_there_is_no_choice():
 
 
 def test_what_cost_says():
-    found = lc.cost("mixtral-8x7b", seq_len=128)
+    ledger = lc.cost("mixtral-8x7b", seq_len=128)
     total, active, _ = counts("mixtral-8x7b")
-    assert (found.parameters, found.active_parameters) == (total, active)
-    assert found.to_dict()["active_parameters"] == active
-    assert "46,702,792,704 parameters (12,879,925,248 active for a token)." in " ".join(str(found).split())
+    assert (ledger.parameters, ledger.active_parameters) == (total, active)
+    assert ledger.to_dict()["active_parameters"] == active
+    assert "46,702,792,704 parameters (12,879,925,248 active for a token)." in " ".join(str(ledger).split())
     assert "active" not in str(lc.cost("gpt2", seq_len=128))
 
 
@@ -95,13 +95,13 @@ def test_a_file_with_nothing_but_its_type(family):
     # This class has no default for the experts of a token, and its model cannot run without one.
     keys = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}
     config = transformers.AutoConfig.for_model(family, **keys)
-    short, whole = read({"model_type": family, **keys}), read(config.to_dict())
-    assert short.sizes == whole.sizes
+    short, entries = read({"model_type": family, **keys}), read(config.to_dict())
+    assert short.sizes == entries.sizes
     # transformers writes out which blocks have a window, and no window where none is used.
     implied = ("sliding_window", "layer_types")
-    assert all(whole.settings[name] == value for name, value in short.settings.items() if name not in implied)
-    assert build(short).table == build(whole).table
-    assert build(short).sizes == build(whole).sizes
+    assert all(entries.settings[name] == value for name, value in short.settings.items() if name not in implied)
+    assert build(short).table == build(entries).table
+    assert build(short).sizes == build(entries).sizes
     for name, size in short.sizes.items():
         if name == "head_dim":  # Qwen's two classes have none: the modules divide
             assert size == (getattr(config, name, None) or config.hidden_size // config.num_attention_heads)

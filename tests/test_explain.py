@@ -34,10 +34,10 @@ gpt2(tokens; wte) -> P
 @pytest.mark.parametrize("name", layers())
 @pytest.mark.parametrize("book", BOOKS)
 def test_lines_sum_to_the_formulas(name: str, book: str) -> None:
-    found, sums = explain(name, price_book=book), formulas(name, price_book=book)
+    explanation, sums = explain(name, price_book=book), formulas(name, price_book=book)
     rows = {row.macro_operation: row for row in sums.rows}
-    assert list(rows) == [part.macro_operation for part in found.parts]
-    for part in found.parts:
+    assert list(rows) == [part.macro_operation for part in explanation.parts]
+    for part in explanation.parts:
         assert part.maccs.terms == rows[part.macro_operation].maccs.terms
         assert part.flops.terms == rows[part.macro_operation].flops.terms
 
@@ -45,14 +45,14 @@ def test_lines_sum_to_the_formulas(name: str, book: str) -> None:
 @pytest.mark.parametrize("name", layers())
 @pytest.mark.parametrize("book", BOOKS)
 def test_every_format(name: str, book: str) -> None:
-    found = explain(name, price_book=book)
-    text = found.show("text")
+    explanation = explain(name, price_book=book)
+    text = explanation.show("text")
     assert max(map(len, text.splitlines())) <= 80
     assert f"Price book {book}:" in text
     for format in ("markdown", "latex"):
-        assert found.show(format).count("{") == found.show(format).count("}")
-    assert json.loads(found.show("json")) == found.to_dict()
-    lines = [line for line in found.markdown().splitlines() if line.startswith("|")]
+        assert explanation.show(format).count("{") == explanation.show(format).count("}")
+    assert json.loads(explanation.show("json")) == explanation.to_dict()
+    lines = [line for line in explanation.markdown().splitlines() if line.startswith("|")]
     assert {line.count("|") for line in lines} <= {4, 6}  # a bar in a formula would make one cell more
 
 
@@ -99,12 +99,12 @@ def test_values_from_inside_a_word_are_named() -> None:
 def test_a_repeat(tmp_path: Path) -> None:
     path = tmp_path / "gpt2.table"
     path.write_text(GPT2, encoding="utf-8")
-    found = explain(str(path), price_book="matmul")
-    text = found.show("text")
+    explanation = explain(str(path), price_book="matmul")
+    text = explanation.show("text")
     assert max(map(len, text.splitlines())) <= 80
     assert "repeat n_layer carry X->X.2:" in text
     assert "repeat n_layer backwards" in text
-    stacks = {kept.name: kept.readers for kept in found.kept if kept.name.endswith("*")}
+    stacks = {kept.name: kept.readers for kept in explanation.kept if kept.name.endswith("*")}
     assert stacks
     assert all(stacks.values())
 
@@ -132,12 +132,12 @@ def test_refusals(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", [word.name for word in entries()])
 def test_words_have_pages(word: str) -> None:
     """The lines of the body cost what `price` says of the word in a layer; the gradient is written out."""
-    found, own = explain(word), entry(word)
-    text = found.show("text")
+    explanation, own = explain(word), entry(word)
+    text = explanation.show("text")
     assert max(map(len, text.splitlines())) <= 80
-    assert json.loads(found.show("json")) == found.to_dict()
-    assert found.show("latex").count("{") == found.show("latex").count("}")
-    parts = {part.macro_operation: part for part in found.parts}
+    assert json.loads(explanation.show("json")) == explanation.to_dict()
+    assert explanation.show("latex").count("{") == explanation.show("latex").count("}")
+    parts = {part.macro_operation: part for part in explanation.parts}
     assert [step.text for step in parts["backward"].steps] == [
         str(replace(line.renamed({}, {"_": "B"}), tag=Tag())) for line in own.gradient
     ]
@@ -180,9 +180,9 @@ def test_a_model_is_a_model_and_its_layer_a_layer():
 
 
 def test_a_layer_itself_is_explained():
-    own = lc.layer("linear(X; W) -> Y\n  Y[B f] = X[B d] W[d f]\n")
-    assert "dW[d f] = dY[B f] X[B d]" in str(lc.explain(own))
-    assert lc.formulas(own).to_dict()["layer"] == "linear"
+    layer = lc.layer("linear(X; W) -> Y\n  Y[B f] = X[B d] W[d f]\n")
+    assert "dW[d f] = dY[B f] X[B d]" in str(lc.explain(layer))
+    assert lc.formulas(layer).to_dict()["layer"] == "linear"
     assert str(lc.explain(lc.layer("attention"))) == str(lc.explain("attention"))
     with pytest.raises(lc.InputError, match="given by its name, or as a layer, not 5"):
         lc.explain(5)

@@ -282,8 +282,8 @@ def test_a_file_with_its_type_alone_reads_as_the_defaults_of_transformers(family
 def test_what_transformers_writes_reads_as_the_short_file(family, seed):
     values = draw_configuration(family, seed)
     keys = {key: value for key, value in values.items() if key != "model_type"}
-    whole = transformers.AutoConfig.for_model(family, **keys).to_dict()
-    same(read(values), read(json.loads(json.dumps(whole))))
+    answer = transformers.AutoConfig.for_model(family, **keys).to_dict()
+    same(read(values), read(json.loads(json.dumps(answer))))
 
 
 def test_old_spellings_of_published_files():

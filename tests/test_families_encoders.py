@@ -218,8 +218,8 @@ def test_parameters_and_products(kind, architecture, draws):
         target = LENGTH if architecture.endswith("SequenceClassification") else TARGET
         length = None if kind == "vit" else LENGTH
         sizes = run_sizes(model, BATCH, length, target if model.two_sided else None)
-        whole = lc.derive(model.table, wanted=model.learning).step
-        ours = [lc.price(table, sizes, "matmul").flops for table in (model.table, whole)]
+        step = lc.derive(model.table, wanted=model.learning).step
+        ours = [lc.price(table, sizes, "matmul").flops for table in (model.table, step)]
         inputs, loss = inputs_of(model, kind, architecture, device)
         assert (*ours, 0) == flops_of(module, inputs, loss), keys
 
@@ -251,17 +251,17 @@ OURS_ALONE = {"image_width", "patch_width", "head_dim", "turns_of_a_group", "sco
 @pytest.mark.parametrize("kind", DRAWN)
 def test_defaults_are_those_of_the_configuration_class(kind):
     config = transformers.AutoConfig.for_model(kind)
-    found = read({"model_type": kind})
-    for size, value in found.sizes.items():
+    entries = read({"model_type": kind})
+    for size, value in entries.sizes.items():
         name = THEIRS.get(kind, {}).get(size, size)
         if hasattr(config, name) or size not in OURS_ALONE:
             assert getattr(config, name) == value, size
-    assert found.dropout == {name: getattr(config, name) for name in found.dropout}
+    assert entries.dropout == {name: getattr(config, name) for name in entries.dropout}
     epsilon = getattr(config, "layer_norm_eps", getattr(config, "layer_norm_epsilon", None))
-    assert epsilon in (None, found.layer_norm_epsilon)
-    assert found.settings["num_labels"] == config.num_labels
+    assert epsilon in (None, entries.layer_norm_epsilon)
+    assert entries.settings["num_labels"] == config.num_labels
     # A whole file names two labels, which asks for the classifier of a ViT.
-    assert found == read(config.to_dict() | {"architectures": [found.architecture]})
+    assert entries == read(config.to_dict() | {"architectures": [entries.architecture]})
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -272,8 +272,8 @@ def test_whole_files_mean_what_short_ones_do(kind):
         keys = DRAWN[kind](draw) | {"num_labels": draw.randrange(3, 6)}
         if kind == "t5":  # transformers 5 writes that the head is tied, whatever it was told
             keys["tie_word_embeddings"] = True
-        whole = transformers.AutoConfig.for_model(kind, **keys).to_dict()
-        assert read({"model_type": kind, **keys}) == read(whole)
+        answer = transformers.AutoConfig.for_model(kind, **keys).to_dict()
+        assert read({"model_type": kind, **keys}) == read(answer)
 
 
 @pytest.mark.parametrize(

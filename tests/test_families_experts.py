@@ -333,7 +333,7 @@ def test_loss_and_gradients(name):
     module = loud(module_of(values, PREFIX[values["model_type"]] + "ForCausalLM", "cpu"))
     tokens = np.random.default_rng(3).integers(1, values["vocab_size"], (BATCH, LENGTH))
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
-    found = places_of(values, model.table, module, stacks)
+    places = places_of(values, model.table, module, stacks)
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share}
@@ -342,12 +342,12 @@ def test_loss_and_gradients(name):
         if (stack := f"corrections_{kind[:-1]}" if kind else "corrections") in model.table.inputs:
             gates = [module.model.layers[i].mlp.gate for i in blocks]
             arrays[stack] = np.stack([numpy_of(gate.e_score_correction_bias) for gate in gates])
-    arrays |= {own: ours(*place) for own, place in found.items()}
+    arrays |= {own: ours(*place) for own, place in places.items()}
     sizes = {axis: size for axis, size in run_sizes(model, BATCH, LENGTH, None).items() if axis in "wtijqb"}
     result = lc.run(model.table, {**arrays, **sizes, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-9)
     loss.backward()
-    for own, (theirs, view, stacked) in found.items():
+    for own, (theirs, view, stacked) in places.items():
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in theirs]
         np.testing.assert_allclose(result[f"d{own}"], ours(gradients, view, stacked), rtol=1e-9, atol=1e-9, err_msg=own)
 
@@ -358,8 +358,8 @@ def test_five_steps_are_transformers_own(name):
     values, stacks = tiny(name)
     configuration = read(values)
     module = shaken(module_of(values, PREFIX[values["model_type"]] + "ForCausalLM", "cpu"))
-    found = places_of(values, build(configuration).table, module, stacks)
-    weights = {own: ours(*place).copy() for own, place in found.items()}
+    places = places_of(values, build(configuration).table, module, stacks)
+    weights = {own: ours(*place).copy() for own, place in places.items()}
     training = lc.Training(configuration, "bp", "adamw", learning_rate=0.01, weight_decay=0.1, weights=weights)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
     for step in range(5):
@@ -369,7 +369,7 @@ def test_five_steps_are_transformers_own(name):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    for own, place in found.items():
+    for own, place in places.items():
         np.testing.assert_allclose(training.weights[own], ours(*place), rtol=1e-7, atol=1e-9, err_msg=own)
 
 

@@ -152,9 +152,9 @@ def test_parameters_that_nothing_reads(name, keys, tied):
     sizes = {"d_model": 16} if family == "bart" else {} if family == "distilbert" else TINY
     values = {"model_type": family, **sizes, **keys, "tie_word_embeddings": tied}
     theirs = module_of(values, name)
-    found = lc.cost({**values, "architectures": [name]}, seq_len=5, price_book="matmul")
-    assert found.parameters == parameters_of(theirs), values
-    assert lc.cost(lc.from_module(theirs), seq_len=5, price_book="matmul").parameters == found.parameters
+    ledger = lc.cost({**values, "architectures": [name]}, seq_len=5, price_book="matmul")
+    assert ledger.parameters == parameters_of(theirs), values
+    assert lc.cost(lc.from_module(theirs), seq_len=5, price_book="matmul").parameters == ledger.parameters
 
 
 def test_two_sides_with_words_of_their_own():
@@ -167,8 +167,8 @@ def test_two_sides_with_words_of_their_own():
 def test_a_sweep_counts_what_nothing_reads():
     """As `cost` does, whatever is swept."""
     values = {"model_type": "bert", **TINY, "tie_word_embeddings": False, "architectures": ["BertForMaskedLM"]}
-    found = lc.sweep(values, vocab_size=[17, 30], seq_len=5, price_book="matmul")
-    assert list(found.parameters) == [lc.cost(values, vocab_size=v, seq_len=5).parameters for v in (17, 30)]
+    swept = lc.sweep(values, vocab_size=[17, 30], seq_len=5, price_book="matmul")
+    assert list(swept.parameters) == [lc.cost(values, vocab_size=v, seq_len=5).parameters for v in (17, 30)]
 
 
 @pytest.mark.parametrize("kind", ["c2p", "p2c"])
@@ -182,6 +182,6 @@ def test_a_shared_projection_that_no_term_reads(kind):
     tokens = ones(BATCH, LENGTH, device="cpu")
     module = module_of(values, values["architectures"][0], device="cpu")
     theirs = flops_of(module, {"input_ids": tokens, "labels": tokens}, lambda result: result.loss)
-    found = lc.cost(values, batch_size=BATCH, seq_len=LENGTH, price_book="matmul")
-    assert theirs[:2] == (found.macro_operations["forward"][1].flops, found.total.flops)
-    assert sum(parameter.numel() for parameter in module.parameters()) == found.parameters
+    ledger = lc.cost(values, batch_size=BATCH, seq_len=LENGTH, price_book="matmul")
+    assert theirs[:2] == (ledger.macro_operations["forward"][1].flops, ledger.total.flops)
+    assert sum(parameter.numel() for parameter in module.parameters()) == ledger.parameters

@@ -68,16 +68,16 @@ def arguments(value: object) -> list[str]:
 
 def choices(family: Family) -> list[str]:
     """The expressions that decide what a model's table is."""
-    called = called_in(family)
-    whens = [one.when for name, layer in family.layers.items() if name in called for one in layer.rewritings]
+    calls = called_in(family)
+    whens = [rewriting.when for name, layer in family.layers.items() if name in calls for rewriting in layer.rewritings]
     chosen = [family.slots[name].choose for name in sorted(slots_in(family))]
     return list(dict.fromkeys(text for text in (*chosen, *whens) if text))
 
 
 def expressions(family: Family) -> list[str]:
     """All expressions of a family."""
-    called = called_in(family)
-    rewritings = [one for name, layer in family.layers.items() if name in called for one in layer.rewritings]
+    calls = called_in(family)
+    rewritings = [rewriting for name, layer in family.layers.items() if name in calls for rewriting in layer.rewritings]
     own = [family.default, family.positions, family.limit, family.length, family.target_length, family.fixed]
     own += [
         family.unread,
@@ -88,7 +88,9 @@ def expressions(family: Family) -> list[str]:
         *family.nulls.values(),
         *choices(family),
     ]
-    return [text for text in (*own, *(text for one in rewritings for text in arguments(one.argument))) if text]
+    return [
+        text for text in (*own, *(text for rewriting in rewritings for text in arguments(rewriting.argument))) if text
+    ]
 
 
 def values_for(family: Family, name: str, text: str) -> list[dict[str, object]]:
@@ -101,7 +103,9 @@ def values_for(family: Family, name: str, text: str) -> list[dict[str, object]]:
     if name == "positions":
         return [one for inner in names(family.positions) for one in values_for(family, inner, family.positions)]
     if name in ("head", "pooler"):
-        return [{"architectures": [one.name]} for one in family.architectures if one.name] or [{}]
+        return [
+            {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
+        ] or [{}]
     if name in family.sizes:
         return [{}, {name: 24}, {name: 3}]
     if name not in family.settings:
@@ -114,7 +118,7 @@ def values_for(family: Family, name: str, text: str) -> list[dict[str, object]]:
     words = [word for words in (slot.texts for slot in family.slots.values() if slot.choose == text) for word in words]
     if isinstance(default, list):
         kinds = [[0], [0, 1] * (LAYERS // 2), [1] * LAYERS, *([word] * LAYERS for word in words)]
-        return [{name: []}, *({name: one} for one in kinds)]
+        return [{name: []}, *({name: kind} for kind in kinds)]
     return [{}, *({name: word} for word in dict.fromkeys((*re.findall(r"'(\w+)'", text), *words, "")))]
 
 
@@ -130,7 +134,9 @@ def configurations(family: Family) -> list[Configuration]:
     """The configurations that between them choose everything that can be chosen."""
     needed = {size: value for size, value in REQUIRED.items() if size in family.sizes and family.sizes[size] is None}
     common = needed | ({"num_hidden_layers": LAYERS} if "num_hidden_layers" in family.sizes else {})
-    said: list[dict[str, object]] = [{"architectures": [one.name]} for one in family.architectures if one.name] or [{}]
+    said: list[dict[str, object]] = [
+        {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
+    ] or [{}]
     said += [{size: 5} for size in family.optional]
     for text in choices(family):
         own = [values_for(family, name, text) for name in sorted(names(text))]
@@ -207,7 +213,7 @@ def read_in(family: Family) -> set[str]:
     """Sizes and settings that an expression or a repeat reads, or the code by its name."""
     counts = re.findall(r"repeat (\w+) ", "\n".join(texts(family)))
     lines = re.findall(r"\w+", "\n".join(texts(family)))  # what positions are made of is read by its name
-    return {one for text in expressions(family) for one in names(text)} | {*counts, *lines} | READ_ELSEWHERE.keys()
+    return {name for text in expressions(family) for name in names(text)} | {*counts, *lines} | READ_ELSEWHERE.keys()
 
 
 def called_in(family: Family) -> set[str]:
@@ -245,7 +251,7 @@ def test_every_entry_is_read(file):
     assert {name for names in entries(file, "made") for name in names.split()} <= made_by
     assert entries(file, "numbers") <= set().union(*map(read_in, families))
     assert entries(file, "layers") <= set().union(*map(called_in, families))
-    assert entries(file, "heads") <= {one.head for family in families for one in family.architectures}
+    assert entries(file, "heads") <= {architecture.head for family in families for architecture in family.architectures}
     nulls, nullable = entries(file, "nulls"), set(read_file(file).get("nullable", ()))
     assert nulls <= {size for family in families for size in family.sizes}
     assert nullable <= {setting for family in families for setting in family.settings}
@@ -283,7 +289,12 @@ def test_every_spelling_means_a_name_of_the_family(name):
 
 
 def test_every_rewriting_and_every_function_is_used_by_a_family():
-    made_ = {one.name for family in FAMILIES.values() for layer in family.layers.values() for one in layer.rewritings}
+    made_ = {
+        rewriting.name
+        for family in FAMILIES.values()
+        for layer in family.layers.values()
+        for rewriting in layer.rewritings
+    }
     assert made_ == set(REWRITINGS)
     written = "\n".join(text for family in FAMILIES.values() for text in expressions(family))
     assert {name for name in FUNCTIONS if f"{name}(" in written} == set(FUNCTIONS)

@@ -73,9 +73,9 @@ def test_gradients_are_those_of_an_autograd_function(procedure, family, in_float
     table = step(model, procedure)
     drawn = {name: table.values[name].of for name in table.inputs if table.values[name].role == "projection"}
     matrices = {name: arrays(fixed)[weight] for name, weight in drawn.items()}
-    found = lc.run(table, given | arrays(parameters) | matrices | {"dloss": 1.0})
+    values = lc.run(table, given | arrays(parameters) | matrices | {"dloss": 1.0})
     for name, gradient in arrays({name: p.grad for name, p in parameters.items() if p.grad is not None}).items():
-        np.testing.assert_allclose(found[f"d{name}"], gradient, 1e-10, 1e-12, err_msg=name)
+        np.testing.assert_allclose(values[f"d{name}"], gradient, 1e-10, 1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("procedure", FEEDBACK)

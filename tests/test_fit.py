@@ -138,32 +138,36 @@ def served(model, kind="fp32", length=32, target=None, **given):
     ("model", "sizes", "target"), [("gpt2", MODEL, None), ("t5-small", {}, 8), ("gemma-2-2b", {}, None)]
 )
 def test_inference_holds_all_weights_and_a_cache_of_every_token(model, sizes, target):
-    found = served(model, "bf16", 32, target, sizes=sizes)
-    _, last = found.passes
+    served_pass = served(model, "bf16", 32, target, sizes=sizes)
+    _, last = served_pass.passes
     lengths = {"seq_len": 32} if target is None else {"seq_len": 32, "target_len": 1}
     context = (target or 32) - 1
-    own = lc.cost(
+    ledger = lc.cost(
         model, "decode", context=context, dtype="bf16", **{**lengths, **({} if target else {"seq_len": 1}), **sizes}
     )
-    assert found.weights == 2 * lc.cost(model, seq_len=32, **sizes).parameters
+    assert served_pass.weights == 2 * lc.cost(model, seq_len=32, **sizes).parameters
     # What decode is given, and the place of its new token.
-    assert last.grown == 2 * own.cache.elements
-    given = live(last.table, last.sizes, "fp16", {"weight": 2, "index": 4}).witnesses
-    assert sum(held.bytes for held in given if held.name.endswith(".cache")) == own.cache.bytes
-    assert found.split()["cache"] == own.cache.bytes + last.grown
-    assert sum(found.split().values()) == found.peak() > found.weights + found.split()["cache"]
-    flash = replace(found, in_flash=True)
-    assert (flash.flash, flash.peak()) == (found.weights, found.peak() - found.weights)
+    assert last.grown == 2 * ledger.cache.elements
+    witnesses = live(last.table, last.sizes, "fp16", {"weight": 2, "index": 4}).witnesses
+    assert sum(held.bytes for held in witnesses if held.name.endswith(".cache")) == ledger.cache.bytes
+    assert served_pass.split()["cache"] == ledger.cache.bytes + last.grown
+    assert sum(served_pass.split().values()) == served_pass.peak() > served_pass.weights + served_pass.split()["cache"]
+    flash = replace(served_pass, in_flash=True)
+    assert (flash.flash, flash.peak()) == (served_pass.weights, served_pass.peak() - served_pass.weights)
 
 
 def test_the_batch_and_the_length_that_inference_finds_fit_and_no_more_do():
-    found = served("gpt2", length=128, sizes=MODEL)
-    for budget in (found.peak(), 2 * found.peak() + 77):
-        batch = found.largest(budget)
-        assert found.peak(batch) <= budget < found.peak(batch + 1)
-    assert found.largest(found.peak() - 1) == 0
-    length = found.longest(found.peak() - 1)
-    assert replace(found, seq_len=length).peak() < found.peak() <= replace(found, seq_len=length + 1).peak()
+    served_pass = served("gpt2", length=128, sizes=MODEL)
+    for budget in (served_pass.peak(), 2 * served_pass.peak() + 77):
+        batch = served_pass.largest(budget)
+        assert served_pass.peak(batch) <= budget < served_pass.peak(batch + 1)
+    assert served_pass.largest(served_pass.peak() - 1) == 0
+    length = served_pass.longest(served_pass.peak() - 1)
+    assert (
+        replace(served_pass, seq_len=length).peak()
+        < served_pass.peak()
+        <= replace(served_pass, seq_len=length + 1).peak()
+    )
 
 
 def test_inference_as_numpy_executes_it():
@@ -174,7 +178,7 @@ def test_inference_as_numpy_executes_it():
     shapes = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
     program = Emitted(table, sizes)
     tracemalloc.start()
-    given = {name: np.zeros(own, int if name in table.indices else "f4") for name, own in shapes.items()}
+    given = {name: np.zeros(shape, int if name in table.indices else "f4") for name, shape in shapes.items()}
     program(given)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -244,32 +248,32 @@ def test_why_autograd_was_not_taken_is_said_once():
 
 def test_several_lengths_are_one_table(capsys):
     asked = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
-    found = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **asked)
-    assert found.seq_lens == (8, 32, 4096)
-    for place, length in enumerate(found.seq_lens[:2]):
+    fit = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **asked)
+    assert fit.seq_lens == (8, 32, 4096)
+    for place, length in enumerate(fit.seq_lens[:2]):
         alone = {(row.procedure, row.plan): row.largest for row in lc.fit("gpt2", "2MB", seq_len=length, **asked).rows}
-        here = {(row.procedure, row.plan): row.batches[place] for row in found.rows}
+        here = {(row.procedure, row.plan): row.batches[place] for row in fit.rows}
         assert {key: here[key] for key in here.keys() & alone.keys()} == {
             key: alone[key] for key in here.keys() & alone
         }
         assert here.keys() & alone.keys()
-    assert {row.batches[2] for row in found.rows} == {None}  # the model has positions for 64
-    for row in found.rows:
+    assert {row.batches[2] for row in fit.rows} == {None}  # the model has positions for 64
+    for row in fit.rows:
         given = {**asked, "procedures": row.procedure, "plan": row.plan}
         assert lc.fit("gpt2", "2MB", seq_len=row.longest, **given).rows[0].fits
     words = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
     assert main([*words, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
-    shown = capsys.readouterr().out
-    assert "longest" in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    out = capsys.readouterr().out
+    assert "longest" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 NARROW = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 64}
 
 
 def test_without_frozen_weights_only_inference_is_quantized():
-    found = lc.fit("gpt2", "2MB", seq_len=8, precision="nf4", procedures="inference,bp", **NARROW)
-    assert {row.procedure for row in found.rows} == {"inference"}
-    assert "none is frozen" in " ".join(found.advice)
+    fit = lc.fit("gpt2", "2MB", seq_len=8, precision="nf4", procedures="inference,bp", **NARROW)
+    assert {row.procedure for row in fit.rows} == {"inference"}
+    assert "none is frozen" in " ".join(fit.advice)
     with pytest.raises(InputError, match="has no weights called 'nothing'"):
         lc.fit("gpt2", "2MB", seq_len=8, lora="nothing", **NARROW)

@@ -111,9 +111,9 @@ def test_all_advice_fits_when_it_is_tried(kind, capsys):
             assert main(["fit", model, "--ram", ram, *flags, *given, "--procedure", "inference,bp", "--json"]) == 0
             for text in json.loads(capsys.readouterr().out)["advice"]:
                 names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
-                own = re.search(r"With (--.*? it fits.*)\.", text)
-                for name in names[1].split(", ") if names and own else ():
-                    for change in re.split(r" or with |; with ", own[1].replace(" it fits", "").removesuffix(" too")):
+                match = re.search(r"With (--.*? it fits.*)\.", text)
+                for name in names[1].split(", ") if names and match else ():
+                    for change in re.split(r" or with |; with ", match[1].replace(" it fits", "").removesuffix(" too")):
                         call = ["fit", model, "--ram", ram, *_without(flags, change), *_without(given, change)]
                         assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
                         rows = json.loads(capsys.readouterr().out)["rows"]

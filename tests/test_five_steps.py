@@ -127,11 +127,11 @@ def seen(model, module, values):
             counts = [sizes[axis] for axis in table.axes[name][: pattern.count("{}")]]
             first = 1 if name.startswith("rest.") else 0
             turns = [pattern.format(*(i + first for i in at)) for at in product(*map(range, counts))]
-            found[name] = [parameters[one] for one in turns], view, counts
+            found[name] = [parameters[turn] for turn in turns], view, counts
     else:
         stacks = decoders.MODELS[kind][1] or {"": range(module.config.num_hidden_layers)}
         found = places_of(values, table.weights, parameters, stacks)
-        found = {name: ([parameters[one] for one in turns], *how) for name, (turns, *how) in found.items()}
+        found = {name: ([parameters[turn] for turn in turns], *how) for name, (turns, *how) in found.items()}
 
     def now():
         result = {}
@@ -187,20 +187,20 @@ SAMPLE = [(family, "adamw", "numpy") for family in ("vit", "whisper", "deberta",
     [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_losses_and_weights_are_those_of_transformers(family, optimizer, kind):
-    wanted = trained(family, optimizer)
+    training = trained(family, optimizer)
     if kind == "table":
         settings = {"learning_rate": RATE, "betas": BETAS, "weight_decay": DECAY}
-        own = lc.Training(wanted.configuration, "bp", optimizer, weights=wanted.before, **settings)
-        losses = [own.step(**each) for each in wanted.batches]
+        own = lc.Training(training.configuration, "bp", optimizer, weights=training.before, **settings)
+        losses = [own.step(**each) for each in training.batches]
     else:
         options = Options(engine=kind, dtype="fp64", optimizer=optimizer, beta_2=BETAS[1], weight_decay=DECAY)
-        own = engine(wanted.configuration, options)
-        own.load(wanted.before, {name: 0 * array for name, array in own.state.items()}, 0)
-        losses = [own.step(each, RATE) for each in wanted.batches]
+        own = engine(training.configuration, options)
+        own.load(training.before, {name: 0 * array for name, array in own.state.items()}, 0)
+        losses = [own.step(each, RATE) for each in training.batches]
         if kind == "torch" and compiler():
             assert ("kernels compiled" in own.says) == (family not in ON_OPERATORS), own.says
-    np.testing.assert_allclose(losses, wanted.losses, rtol=1e-9)
-    agree(own.weights, wanted.after, wanted.before, wanted.learns)
+    np.testing.assert_allclose(losses, training.losses, rtol=1e-9)
+    agree(own.weights, training.after, training.before, training.learns)
 
 
 def agree(found, wanted, before, learns):
@@ -308,7 +308,7 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
     layers = {"selective_scan": lc.layer((LAYERS / "selective_scan.table").read_text())}
     settings = {"learning_rate": RATE, "betas": BETAS, "weight_decay": DECAY}
     before = module.ours()
-    own = lc.LayerTraining(lc.layer(MAMBA, layers=layers), before, "bp", optimizer, **settings)
+    training = lc.LayerTraining(lc.layer(MAMBA, layers=layers), before, "bp", optimizer, **settings)
     update, draw = OPTIMIZERS[optimizer](module.parameters()), np.random.default_rng(2)
     for _ in range(STEPS):
         tokens, targets = draw.integers(0, 13, (2, B, M))
@@ -316,5 +316,5 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
         update.zero_grad()
         loss.backward()
         update.step()
-        assert own.step(tokens=tokens.T, targets=targets.T) == pytest.approx(loss.item(), rel=1e-9)
-    agree(own.weights, module.ours(), before, before)
+        assert training.step(tokens=tokens.T, targets=targets.T) == pytest.approx(loss.item(), rel=1e-9)
+    agree(training.weights, module.ours(), before, before)

@@ -77,10 +77,10 @@ def test_every_move_is_translated(side):
 def test_both_give_the_same():
     table = shipped_layer("latent_attention").table
     sizes = small_sizes(table)
-    arrays, seeds, wanted = sound_arrays(table, sizes), seeds_of(table, sizes), derive(table).gradients
-    (y, dx), (other, dother) = (one.autograd(table, arrays, seeds, wanted, sizes) for one in (torch_side, jax_side))
+    arrays, seeds, gradients = sound_arrays(table, sizes), seeds_of(table, sizes), derive(table).gradients
+    (y, dx), (other, dother) = (one.autograd(table, arrays, seeds, gradients, sizes) for one in (torch_side, jax_side))
     assert y.keys() == other.keys()
-    assert dx.keys() == dother.keys() == wanted.keys()
+    assert dx.keys() == dother.keys() == gradients.keys()
     for one, two in ((y, other), (dx, dother)):
         for name in one:
             assert two[name].dtype == np.float64

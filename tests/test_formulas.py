@@ -101,10 +101,10 @@ def test_embedding_is_that_of_the_ledger(book: str, procedure: str) -> None:
     flags = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "vocab_size": 7, "seq_len": 4}
     ledger = cost("encoder", procedure=procedure, price_book=book, batch_size=3, num_hidden_layers=1, **flags)
     rows = [row for row in ledger.rows if row.layer == "embedding"]
-    found = formulas("embedding", price_book=book, procedure=procedure).total
+    total = formulas("embedding", price_book=book, procedure=procedure).total
     sizes = {"B": 3, "M": 4, "d": 6, "v": 7}
-    assert found.maccs.at(sizes) == sum(row.maccs for row in rows)
-    assert found.flops.at(sizes) == sum(row.flops for row in rows)
+    assert total.maccs.at(sizes) == sum(row.maccs for row in rows)
+    assert total.flops.at(sizes) == sum(row.flops for row in rows)
 
 
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
@@ -239,8 +239,8 @@ def test_counts() -> None:
 
 
 def test_symbols_are_those_of_the_sizes() -> None:
-    known = {size.symbol for size in (*MODEL_SIZES, *RUN_SIZES)}
-    assert set(write.SYMBOLS.values()) <= known
+    symbols = {size.symbol for size in (*MODEL_SIZES, *RUN_SIZES)}
+    assert set(write.SYMBOLS.values()) <= symbols
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
@@ -331,12 +331,12 @@ def test_a_model_s_layer_is_its_own(model: str, asked: str) -> None:
     asked = "moe" if (model, asked) == ("mixtral-8x7b", "ffn") else asked
     lines, sums = explain(model, asked), formulas(model, asked)
     assert sums.layer
-    whole = cost(model)
+    ledger = cost(model)
     for part in lines.parts:
         own = [row for row in sums.rows if row.macro_operation == part.macro_operation]
         assert part.flops.terms == total(row.flops for row in own).terms
         rows = [
-            r for r in whole.rows if r.macro_operation == part.macro_operation and r.layer in sums.layer.split(", ")
+            r for r in ledger.rows if r.macro_operation == part.macro_operation and r.layer in sums.layer.split(", ")
         ]
         assert part.maccs.at(lines.sizes) == sum(row.maccs for row in rows)
     assert max(map(len, str(lines).splitlines())) <= 80

@@ -19,9 +19,13 @@ def tiny(kind="LlamaForCausalLM", **keys):
 
 def test_a_module_is_priced_as_its_config_is():
     module = tiny(tie_word_embeddings=True)
-    found = lc.from_module(module)
-    assert (found.name, found.architecture, found.tied) == ("LlamaForCausalLM", "LlamaForCausalLM", True)
-    cost = lc.cost(found, seq_len=7)
+    configuration = lc.from_module(module)
+    assert (configuration.name, configuration.architecture, configuration.tied) == (
+        "LlamaForCausalLM",
+        "LlamaForCausalLM",
+        True,
+    )
+    cost = lc.cost(configuration, seq_len=7)
     assert cost.parameters == sum(parameter.numel() for parameter in module.parameters())
     assert cost.source == "a live module"
     assert cost.total == lc.cost({"model_type": "llama", **LLAMA, "tie_word_embeddings": True}, seq_len=7).total
@@ -32,9 +36,9 @@ def test_the_class_is_the_architecture(kind):
     config = getattr(transformers, f"{kind.partition('L')[0].partition('For')[0].removesuffix('Model')}Config")()
     with torch.device("meta"):
         module = getattr(transformers, kind)(config)
-    found = lc.from_module(module)
-    assert found.architecture == kind
-    assert lc.cost(found).parameters == sum(parameter.numel() for parameter in module.parameters())
+    configuration = lc.from_module(module)
+    assert configuration.architecture == kind
+    assert lc.cost(configuration).parameters == sum(parameter.numel() for parameter in module.parameters())
 
 
 class Wrapped(torch.nn.Module):
@@ -111,11 +115,11 @@ def held_against_torch(module):
     forward = counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         loss.backward()
-    found = lc.cost(lc.from_module(module), price_book="matmul", batch_size=2, seq_len=5)
-    assert found.macro_operations["forward"][1].flops == forward
-    assert found.total.flops == forward + counter.get_total_flops()
-    assert found.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return found
+    ledger = lc.cost(lc.from_module(module), price_book="matmul", batch_size=2, seq_len=5)
+    assert ledger.macro_operations["forward"][1].flops == forward
+    assert ledger.total.flops == forward + counter.get_total_flops()
+    assert ledger.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return ledger
 
 
 def frozen(module, chosen):
@@ -144,8 +148,8 @@ PATTERNS = {
 def test_frozen_parameters_do_not_learn(family, pattern):
     module = frozen(module_on_meta(family), PATTERNS[pattern])
     if any(parameter.requires_grad for parameter in module.parameters()):
-        found = held_against_torch(module)
-        assert found.trained_parameters < found.parameters
+        comparison = held_against_torch(module)
+        assert comparison.trained_parameters < comparison.parameters
 
 
 class Path(torch.nn.Module):
@@ -180,8 +184,8 @@ def with_paths(module, ends, blocks=None, rank=3, alpha=12):
      ("phi3", ("qkv_proj", "gate_up_proj"))],
 )  # fmt: skip
 def test_a_model_adapted_by_peft_is_counted_as_it_is(family, ends, blocks):
-    found = held_against_torch(with_paths(module_on_meta(family), ends, blocks))
-    assert "LoRA of rank 3 and alpha 12 on" in found.trained
+    comparison = held_against_torch(with_paths(module_on_meta(family), ends, blocks))
+    assert "LoRA of rank 3 and alpha 12 on" in comparison.trained
 
 
 def test_paths_beside_what_learns():
@@ -219,22 +223,22 @@ def test_odd_names_of_parameters_learn_too(kind, keys, chosen, ends):
     with torch.device("meta"):
         module = getattr(transformers, kind)(config)
     module = frozen(module, chosen) if chosen else with_paths(module, ends)
-    found = lc.cost(lc.from_module(module), **({} if "ViT" in kind else {"seq_len": 5}))
-    assert found.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad) > 0
-    assert found.parameters == sum(p.numel() for p in module.parameters())
+    ledger = lc.cost(lc.from_module(module), **({} if "ViT" in kind else {"seq_len": 5}))
+    assert ledger.trained_parameters == sum(p.numel() for p in module.parameters() if p.requires_grad) > 0
+    assert ledger.parameters == sum(p.numel() for p in module.parameters())
 
 
 def test_what_does_not_follow_a_part_that_learns_says_so():
     adapted = lc.from_module(with_paths(module_on_meta("llama"), ("q_proj",)))
     part = lc.from_module(frozen(module_on_meta("llama"), of_blocks(3)))
-    whole = lc.from_module(module_on_meta("llama"))
+    configuration = lc.from_module(module_on_meta("llama"))
     for model in (adapted, part):
         for ask in (lc.rules, lc.Training, lc.emit):
             with pytest.raises(lc.InputError, match=r"frozen in part or adapted|learn as a whole"):
                 ask(model)
         with pytest.raises(lc.InputError, match="the live module says itself what learns"):
             lc.cost(model, train="head")
-    assert lc.cost(part, "decode", context=5).total == lc.cost(whole, "decode", context=5).total
+    assert lc.cost(part, "decode", context=5).total == lc.cost(configuration, "decode", context=5).total
     with pytest.raises(lc.InputError, match="frozen in part or adapted"):
         lc.cost(adapted, "decode", context=5)
 

@@ -9,8 +9,8 @@ LINEAR = lc.layer("linear(X; W) -> Y\n  Y[M f] = X[M d] W[d f]")
 
 
 def test_integer_arrays_do_not_overflow():
-    found = lc.price(LINEAR, {"M": np.array([10**6, 10**9]), "d": np.int64(10**6), "f": 10**6}).flops
-    assert found.tolist() == [2e18, 2e21]  # 2 M d f, beyond 64 bits in the second
+    flops = lc.price(LINEAR, {"M": np.array([10**6, 10**9]), "d": np.int64(10**6), "f": 10**6}).flops
+    assert flops.tolist() == [2e18, 2e21]  # 2 M d f, beyond 64 bits in the second
 
 
 def test_one_number_stays_exact():

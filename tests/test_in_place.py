@@ -213,10 +213,10 @@ own.step(m, own.load())
 numpy.savez("made.npz", loss=m.loss.numpy(), **{name: tensor.numpy() for name, tensor in given.items()})
 """
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
-    made = np.load(tmp_path / "made.npz")
-    assert float(made["loss"][0]) == pytest.approx(training.step(**_batch()), abs=1e-12)
+    loaded = np.load(tmp_path / "made.npz")
+    assert float(loaded["loss"][0]) == pytest.approx(training.step(**_batch()), abs=1e-12)
     for name, array in (training.weights | training.state).items():
-        np.testing.assert_allclose(made[name], array, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(loaded[name], array, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +298,11 @@ def test_a_kernel_for_all_lines_that_differ_in_names_and_sizes_alone(model: str,
     built = build(configure(model, small))
     table = planned(without_gradients(step(built, "bp", "adamw")), "flash,fused,head,at-once")
     program = placed(table, run_sizes(built, 2, 8, None))
-    called = [call for call in every_call(program.calls) if call.function]
-    assert {call.function.name for call in called} == {function.name for function in program.functions}
-    assert len(program.functions) <= most < len(called) - 8
+    calls = [call for call in every_call(program.calls) if call.function]
+    assert {call.function.name for call in calls} == {function.name for function in program.functions}
+    assert len(program.functions) <= most < len(calls) - 8
     # Every weight is updated by one function, whatever its shape: how many elements it has is an argument.
-    updates = [call for call in called if call.lines[0].tag.macro == "optimizer_step"]
+    updates = [call for call in calls if call.lines[0].tag.macro == "optimizer_step"]
     assert len({call.function.name for call in updates}) == 1
     assert {" ".join(call.function.sizes) for call in updates} > {"d", "v d"}
     assert "1200" in program.text

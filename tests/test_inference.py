@@ -66,11 +66,11 @@ def test_a_window_holds_no_more_however_long_the_context():
 def test_decoding_gpt2_by_hand(context):
     """2 FLOPs a weight of the matrices and a token, and for every key 4 d: those of QK and of PV. Bytes as elements."""
     d, layers, vocabulary = 768, 12, 50257
-    found = lc.cost("gpt2", "decode", "matmul", context=context, dtype="fp16", batch_size=3)
-    assert found.total.flops == 3 * (layers * (24 * d**2 + 4 * (context + 1) * d) + 2 * d * vocabulary)
+    ledger = lc.cost("gpt2", "decode", "matmul", context=context, dtype="fp16", batch_size=3)
+    assert ledger.total.flops == 3 * (layers * (24 * d**2 + 4 * (context + 1) * d) + 2 * d * vocabulary)
     # Kipply 2022, Transformer inference arithmetic: 2 x 2 x n_layers x n_heads x d_head bytes a token.
-    assert found.cache.elements * 2 == 2 * 2 * layers * 12 * 64
-    assert found.cache.bytes == 3 * context * 2 * 2 * layers * 12 * 64
+    assert ledger.cache.elements * 2 == 2 * 2 * layers * 12 * 64
+    assert ledger.cache.bytes == 3 * context * 2 * 2 * layers * 12 * 64
 
 
 def test_what_one_more_token_of_context_costs():
@@ -120,18 +120,18 @@ def test_prefill_is_the_forward_pass_with_one_position_of_the_head():
 def test_prefill_and_decode_by_rows_are_the_total():
     for procedure in ("prefill", "decode"):
         for by in ("layer", "macro-operation", "equation", "kind"):
-            found = lc.cost("transformer-base", procedure, seq_len=30, batch_size=2, by=by)
-            assert sum(row.flops for row in found.rows) == found.total.flops
-            assert {row.macro_operation for row in found.rows} == {"forward"}
+            ledger = lc.cost("transformer-base", procedure, seq_len=30, batch_size=2, by=by)
+            assert sum(row.flops for row in ledger.rows) == ledger.total.flops
+            assert {row.macro_operation for row in ledger.rows} == {"forward"}
 
 
 def test_a_decoder_beside_an_encoder_does_not_run_the_encoder():
-    found = lc.cost("transformer-base", "decode", seq_len=50, context=20)
-    assert {row.block for row in found.rows} == {"decoder", None}
-    assert (found.seq_len, found.target_len, found.context) == (50, 1, 20)
+    ledger = lc.cost("transformer-base", "decode", seq_len=50, context=20)
+    assert {row.block for row in ledger.rows} == {"decoder", None}
+    assert (ledger.seq_len, ledger.target_len, ledger.context) == (50, 1, 20)
     # Vaswani et al. 2017, base: 6 layers, d = 512; keys and values of the tokens, and of the encoder's.
-    assert found.cache.elements == found.cache.source == 6 * 2 * 512
-    assert found.cache.bytes == 4 * 6 * 2 * 512 * (20 + 50)
+    assert ledger.cache.elements == ledger.cache.source == 6 * 2 * 512
+    assert ledger.cache.bytes == 4 * 6 * 2 * 512 * (20 + 50)
 
 
 def test_new_tokens_of_a_step():
@@ -212,12 +212,12 @@ def test_several_new_tokens_need_a_softmax():
 
 def test_the_json(capsys):
     assert main(["cost", "gpt2", "--procedure", "decode", "--context", "100", "--dtype", "bf16", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["context"] == 100
-    assert found["cache"] == {"elements_per_token": 18432, "bytes_per_token": 36864, "bytes": 3686400}
-    assert found["last_position_only"] is False
-    assert "optimizer" not in found
-    assert found == lc.cost("gpt2", "decode", context=100, dtype="bf16").to_dict()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["context"] == 100
+    assert answer["cache"] == {"elements_per_token": 18432, "bytes_per_token": 36864, "bytes": 3686400}
+    assert answer["last_position_only"] is False
+    assert "optimizer" not in answer
+    assert answer == lc.cost("gpt2", "decode", context=100, dtype="bf16").to_dict()
     assert "cache" not in lc.cost("gpt2").to_dict()
     assert lc.cost("gpt2", "prefill").to_dict()["last_position_only"] is True
 
@@ -242,17 +242,17 @@ def test_gemma_2_whose_window_is_no_longer_than_the_text(tmp_path):
     layer, width = 2 * 4 * 256, 4
     (tmp_path / "config.json").write_text('{"model_type": "gemma2", "sliding_window": 4096}')
     model = str(tmp_path)
-    found = lc.cost(model, "decode", context=8000)
-    assert found.cache.elements == 26 * layer
-    assert found.cache.windows == ((4096, 13 * layer),)
-    assert found.cache.bytes == width * 13 * layer * (8000 + 4095)
+    ledger = lc.cost(model, "decode", context=8000)
+    assert ledger.cache.elements == 26 * layer
+    assert ledger.cache.windows == ((4096, 13 * layer),)
+    assert ledger.cache.bytes == width * 13 * layer * (8000 + 4095)
     for short in (lc.cost(model, "decode", context=100), lc.cost(model, "prefill", seq_len=100)):
         assert short.cache.windows == ()
         assert short.cache.bytes == width * 26 * layer * 100
     # The window takes keys away: 4001 of 8001 each, with 4 FLOPs for an element of each of the 8 heads of 256.
-    whole = lc.cost(model, "decode", "matmul", context=8000, sliding_window=8001).total.flops
+    flops = lc.cost(model, "decode", "matmul", context=8000, sliding_window=8001).total.flops
     windowed = lc.cost(model, "decode", "matmul", context=8000).total.flops
-    assert whole - windowed == 13 * (8001 - 4096) * 4 * 8 * 256
+    assert flops - windowed == 13 * (8001 - 4096) * 4 * 8 * 256
 
 
 def test_llama_3_8b(tmp_path):
@@ -260,9 +260,9 @@ def test_llama_3_8b(tmp_path):
     sizes = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
     sizes |= {"intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
-    found = lc.cost(str(tmp_path), "decode", context=8191, dtype="bf16", batch_size=2).to_dict()
-    assert found["cache"]["bytes_per_token"] == 131_072
-    assert found["cache"]["bytes"] == 2 * 8191 * 131_072
+    answer = lc.cost(str(tmp_path), "decode", context=8191, dtype="bf16", batch_size=2).to_dict()
+    assert answer["cache"]["bytes_per_token"] == 131_072
+    assert answer["cache"]["bytes"] == 2 * 8191 * 131_072
 
 
 def decoders():

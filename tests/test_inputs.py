@@ -48,13 +48,13 @@ def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
     sizes, architecture, answers = KINDS[family]
     configuration = configure({"model_type": family, "architectures": [architecture], **sizes})
     training = lc.Training(configuration, "bp", "sgd", learning_rate=0.1, seed=3)
-    given = random_data(training.model, 4, 6, 5, seed=1)
-    given[answers].flat[::3] = -1
+    data = random_data(training.model, 4, 6, 5, seed=1)
+    data[answers].flat[::3] = -1
     module = torch_model(configuration, dtype=torch.float64)
     with torch.no_grad():
         for name, parameter in module.weights().items():
             parameter.copy_(torch.from_numpy(training.weights[name]))
-    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in data.items()}
     logits = module(**{name: tensor for name, tensor in tensors.items() if name != answers})
     wanted = expected(architecture, logits, tensors[answers])
     wanted.backward()
@@ -65,7 +65,7 @@ def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
     before = dict(training.weights)
-    assert training.step(**given) == pytest.approx(wanted.item(), rel=1e-12)
+    assert training.step(**data) == pytest.approx(wanted.item(), rel=1e-12)
     for name, parameter in learned.items():
         np.testing.assert_allclose(parameter.grad.numpy(), gradients[name], rtol=1e-10, atol=1e-13)
         np.testing.assert_allclose(
@@ -77,9 +77,9 @@ def test_an_image_is_taken_as_it_lies_and_microbatches_share_the_whole_batch() -
     sizes, architecture, _ = KINDS["vit"]
     configuration = configure({"model_type": "vit", "architectures": [architecture], **sizes})
     whole, parts = (lc.Training(configuration, "bp", "sgd", seed=3, accumulate=n) for n in (1, 2))
-    given = random_data(whole.model, 4, 6, 5, seed=1)
-    flat = {"image": given["image"].reshape(4, 2, 8, 8), "labels": given["labels"] * np.array([1, 1, 1, -1])}
-    losses = whole.step(**(given | {"labels": flat["labels"]})), parts.step(**flat)
+    data = random_data(whole.model, 4, 6, 5, seed=1)
+    flat = {"image": data["image"].reshape(4, 2, 8, 8), "labels": data["labels"] * np.array([1, 1, 1, -1])}
+    losses = whole.step(**(data | {"labels": flat["labels"]})), parts.step(**flat)
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     for name, array in whole.weights.items():
         np.testing.assert_allclose(parts.weights[name], array, rtol=1e-10, atol=1e-14)

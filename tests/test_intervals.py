@@ -31,10 +31,10 @@ def test_nine_in_ten_of_the_sources_set_aside_are_inside(intervals):
     assert len(cases) > 400
     assert len({case.row.source for case in cases}) >= 30
     for some in (cases, whole):
-        found = intervals.coverage(some)
-        assert found.held >= NEEDED
-        assert found.held_of_sources >= NEEDED
-        assert found.width < 8  # the old one of 2.2 held four in ten
+        coverage = intervals.coverage(some)
+        assert coverage.held >= NEEDED
+        assert coverage.held_of_sources >= NEEDED
+        assert coverage.width < 8  # the old one of 2.2 held four in ten
 
 
 def test_the_page_has_what_the_benchmark_prints(intervals):
@@ -48,10 +48,10 @@ def test_the_page_has_what_the_benchmark_prints(intervals):
         "whole runs, so device-hours": [case for case in cases if "whole runs" in case.row.groups],
         "power": list(intervals.set_aside(powers())),
     }
-    for name, some in rows.items():
-        found = intervals.coverage(some)
-        shares = f"{100 * found.held:.1f} % | {100 * found.held_of_sources:.1f} %"
-        assert f"| {name} | {found.rows} | {found.sources} | {shares} | {found.width:.1f} |" in page
+    for name, row in rows.items():
+        coverage = intervals.coverage(row)
+        shares = f"{100 * coverage.held:.1f} % | {100 * coverage.held_of_sources:.1f} %"
+        assert f"| {name} | {coverage.rows} | {coverage.sources} | {shares} | {coverage.width:.1f} |" in page
 
 
 def test_the_benchmark_prints_coverage_and_width(intervals, capsys):
@@ -71,11 +71,11 @@ def test_no_interval_is_wider_than_the_percentiles_of_its_rows(name):
         (powers(), power_groups(device)),
     ):
         found = trusted(rows, asked)
-        own = [row.value for row in rows if found.group in row.groups]
-        assert (found.low, found.high) == pytest.approx(tuple(np.percentile(own, [2.5, 97.5])))
-        assert found.rows == len(own)
-        assert ("fewer than" in found.many) == (len(own) < FEWEST_ROWS)
-        assert str(len(own)) in found.many
+        values = [row.value for row in rows if found.group in row.groups]
+        assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
+        assert found.rows == len(values)
+        assert ("fewer than" in found.many) == (len(values) < FEWEST_ROWS)
+        assert str(len(values)) in found.many
     mfu = assumptions.mfu(device)
     assert 0 < mfu.low <= mfu.value <= mfu.high < 1
     assert "published numbers of" in mfu.source

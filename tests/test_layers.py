@@ -29,12 +29,12 @@ def compare(layer, given, result, names=None, extra=None):
     arrays = {name: tensor.detach().numpy() for name, tensor in given.items()} | (extra or {})
     seed = np.random.default_rng(7).standard_normal(tuple(result.shape))
     output = layer.table.outputs[0]
-    got = lc.run(layer, {**arrays, f"d{output}": seed})
-    np.testing.assert_allclose(got[output], result.detach().numpy(), rtol=1e-9, atol=1e-11)
+    values = lc.run(layer, {**arrays, f"d{output}": seed})
+    np.testing.assert_allclose(values[output], result.detach().numpy(), rtol=1e-9, atol=1e-11)
     names = list(names or given)
-    wanted = torch.autograd.grad((result * torch.tensor(seed)).sum(), [given[name] for name in names])
-    for name, gradient in zip(names, wanted, strict=True):
-        np.testing.assert_allclose(got[f"d{name}"], gradient.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
+    gradients = torch.autograd.grad((result * torch.tensor(seed)).sum(), [given[name] for name in names])
+    for name, gradient in zip(names, gradients, strict=True):
+        np.testing.assert_allclose(values[f"d{name}"], gradient.numpy(), rtol=1e-8, atol=1e-10, err_msg=name)
 
 
 def flat(weight):
@@ -171,7 +171,7 @@ def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
     derived = lc.derive(table, jacobian=jacobian)
     sizes = infer_sizes(table, arrays)
     seeds = seeds_of(table, sizes)
-    got = values_of(derived.step, {**arrays, **seeds}, sizes)
+    values = values_of(derived.step, {**arrays, **seeds}, sizes)
     x = {n: arrays[n][0] for n in ("XQ", "XK", "XV")}
     wq, wk, wv = (heads(arrays[n]) for n in ("WQ", "WK", "WV"))
     wo, df = arrays["WO"].reshape(H * K, D), seeds["dY"][0]
@@ -193,16 +193,16 @@ def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
     inputs = {"dXQ": printed.equation_31_32(dq, wq), "dXK": printed.equation_35_36(dk, wk)}
     inputs["dXV"] = printed.equation_25_26(dv, wv)
     equal = lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)  # noqa: E731
-    for key, wanted in by_head.items():
-        equal(got[key][0], np.stack(wanted, axis=1))
-    for key, wanted in scored.items():
-        equal(got[key][0], np.stack(wanted))
-    for key, wanted in weights.items():
-        equal(got[key], np.stack(wanted, axis=1))
-    for key, wanted in inputs.items():
-        equal(got[key][0], wanted)
-    equal(got["dWO"].reshape(H * K, D), printed.equation_23(attended, df))
-    equal(got["Y"][0], printed.equation_4(attended, wo))
+    for key, weight in by_head.items():
+        equal(values[key][0], np.stack(weight, axis=1))
+    for key, weight in scored.items():
+        equal(values[key][0], np.stack(weight))
+    for key, weight in weights.items():
+        equal(values[key], np.stack(weight, axis=1))
+    for key, weight in inputs.items():
+        equal(values[key][0], weight)
+    equal(values["dWO"].reshape(H * K, D), printed.equation_23(attended, df))
+    equal(values["Y"][0], printed.equation_4(attended, wo))
     numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
     expected = {"dA": "22", "dWO": "23", "dV": "24", "dXV": "25-26", "dWV": "27", "dP": "29", "dS": "29", "dR": "29"}
     expected |= {"dQ": "30", "dXQ": "31-32", "dWQ": "33", "dK": "34", "dXK": "35-36", "dWK": "37"}
@@ -221,7 +221,7 @@ def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
     derived = lc.derive(table, jacobian=jacobian)
     sizes = infer_sizes(table, arrays)
     seeds = seeds_of(table, sizes)
-    got = values_of(derived.step, {**arrays, **seeds}, sizes)
+    values = values_of(derived.step, {**arrays, **seeds}, sizes)
     x = (arrays["X"] + arrays.get("F", 0))[0]
     dy, z, g = seeds["dY"][0], printed.normalised(x, 1e-5), arrays["g"]
     normalisation = printed.normalisation_jacobian(x, 1e-5)
@@ -232,7 +232,7 @@ def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
     if jacobian:
         wanted[f"J{through[1:]}"] = normalisation[None]
     for key, value in wanted.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-8, atol=1e-11, err_msg=key)
+        np.testing.assert_allclose(values[key], value, rtol=1e-8, atol=1e-11, err_msg=key)
     numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
     assert {"dg": "41", "db": "42", "dZ": "43", through: "44"}.items() <= numbers.items()
 
@@ -244,13 +244,13 @@ def test_derived_lines_of_the_head_equal_the_printed_equations():
     target = np.eye(V)[[3, 0, 10]]
     derived = lc.derive(table)
     sizes = infer_sizes(table, arrays)
-    got = values_of(derived.step, {**arrays, "dP": -target[None]}, sizes)
+    values = values_of(derived.step, {**arrays, "dP": -target[None]}, sizes)
     s = printed.equation_45(arrays["X"][0], arrays["W"])
     dz = printed.output_error(s, target)
-    np.testing.assert_allclose(np.exp(got["P"][0]), s, rtol=1e-9)
-    np.testing.assert_allclose(got["dL"][0], dz, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(got["dX"][0], printed.equation_46(dz, arrays["W"]), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(got["dW"], printed.equation_47(arrays["X"][0], dz), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.exp(values["P"][0]), s, rtol=1e-9)
+    np.testing.assert_allclose(values["dL"][0], dz, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(values["dX"][0], printed.equation_46(dz, arrays["W"]), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(values["dW"], printed.equation_47(arrays["X"][0], dz), rtol=1e-9, atol=1e-12)
     numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
     assert {"dX": "46", "dW": "47"}.items() <= numbers.items()
 
@@ -260,13 +260,13 @@ def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations()
     shapes = {"X": (1, M, D), "W1": (D, F), "b1": F, "W2": (F, D), "b2": D}
     arrays = {n: generator.standard_normal(s) for n, s in shapes.items()}
     dy = generator.standard_normal((M, D))
-    got = lc.run(shipped_layer("feed_forward"), {**arrays, "dY": dy[None]})
+    values = lc.run(shipped_layer("feed_forward"), {**arrays, "dY": dy[None]})
     x, w1, b1, w2, b2 = arrays["X"][0], *(arrays[n] for n in ("W1", "b1", "W2", "b2"))
-    np.testing.assert_allclose(got["Y"][0], printed.equation_38(x, w1, b1, w2, b2), rtol=1e-9)
+    np.testing.assert_allclose(values["Y"][0], printed.equation_38(x, w1, b1, w2, b2), rtol=1e-9)
     wanted = printed.equation_38_backward(x, w1, b1, w2, dy)
     for ours, theirs in {"dW1": "w_1", "db1": "b_1", "dW2": "w_2", "db2": "b_2"}.items():
-        np.testing.assert_allclose(got[ours], wanted[theirs], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(got["dX"][0], wanted["x"], rtol=1e-9)
+        np.testing.assert_allclose(values[ours], wanted[theirs], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(values["dX"][0], wanted["x"], rtol=1e-9)
     tokens, e = generator.integers(0, V, (1, N)), generator.standard_normal((1, M, V))
     projected = lc.run(shipped_layer("error_projection"), {"tokens": tokens, "e": e})["F"][0]
     np.testing.assert_allclose(projected, printed.equation_48(np.eye(V)[tokens[0]], e[0]), rtol=1e-9)
@@ -312,10 +312,10 @@ def stepped(mark):
     generator, sizes = np.random.default_rng(0), {"B": 2, "d": 3, "f": 5, "n": 4}
     shapes = [[4, 3, 5], [4, 5, 3]]
     arrays = {name: generator.standard_normal(shape) for name, shape in zip(weights, shapes, strict=True)}
-    found = lc.run(layer, {"X": generator.standard_normal((2, 3)), "dX": np.ones((2, 3)), **arrays})
+    values = lc.run(layer, {"X": generator.standard_normal((2, 3)), "dX": np.ones((2, 3)), **arrays})
     halves = accumulated(without_gradients(step))
     rows = [(row.layer, row.macro_operation, str(row.maccs), str(row.flops)) for row in lc.price(step, sizes).rows]
-    read = (found["X"].tolist(), [found[f"d{name}"].tolist() for name in weights], rows, lc.live(step, sizes).peak)
+    read = (values["X"].tolist(), [values[f"d{name}"].tolist() for name in weights], rows, lc.live(step, sizes).peak)
     counts = [len(names) for names in (step.renewed, step.constants, halves.sums, halves.update.inputs)]
     return layer.table.weights == tuple(weights), read, counts
 

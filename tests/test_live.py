@@ -40,8 +40,8 @@ def test_a_block_of_gpt2_keeps_what_korthikanti_counts_without_the_dropout_masks
     live = lc.live(lc.derive(lc.layer(GPT2)), sizes, "fp16")
     block = [held for held in live.kept if held.axes[0] == "n_layer"]
     deviations = [held for held in block if held.axes == ("n_layer", "B", "M")]
-    assert sum(held.bytes for held in deviations) == 7 * 2 * 2 * s * b
-    rest = sum(held.bytes for held in block) - sum(held.bytes for held in deviations)
+    assert sum(deviation.bytes for deviation in deviations) == 7 * 2 * 2 * s * b
+    rest = sum(held.bytes for held in block) - sum(deviation.bytes for deviation in deviations)
     assert rest == 7 * (32 * s * b * h + 2 * a * s * s * b)
     # Outside the blocks: the last norm (its value and deviation), the head's input, the logarithms of probabilities
     # and the target's, and the inputs that the scatters and the loss read again.
@@ -73,7 +73,7 @@ def test_an_array_lives_from_its_line_to_its_last_reader():
     assert alive["dX"] == 4 * (given + 3 * value + 10)  # dY, Y (an output), dA, dX
     assert step.peak == max(alive.values())
     assert alive[step.peak_line] == step.peak
-    assert sum(held.bytes for held in step.witnesses) == step.peak
+    assert sum(witness.bytes for witness in step.witnesses) == step.peak
 
 
 def test_a_sum_of_one_term_is_the_same_array():

@@ -64,16 +64,16 @@ def test_rotary_angles_of_every_kind(family, kind, length):
     config = transformers.AutoConfig.for_model(**{**values, "rope_parameters": dict(rope)})
     module = transformers.AutoModel.from_config(config).rotary_emb
     cosine, sine = (one[0].numpy() for one in module(torch.zeros(1), torch.arange(length)[None]))
-    found = made_inputs(read(values), {"M": length})
+    inputs = made_inputs(read(values), {"M": length})
     if family == "gpt_oss":  # one for each pair
         cosine, sine = (np.concatenate([one, one], 1) for one in (cosine, sine))
     width = cosine.shape[1]
     sign = np.where(np.arange(width) < width // 2, -1, 1)
-    np.testing.assert_allclose(found["cosine"][:, :width], cosine, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found["sine"][:, :width], sign * sine, rtol=0, atol=1e-12)
-    assert (found["cosine"][:, width:] == 1).all()
-    assert (found["sine"][:, width:] == 0).all()
-    assert found["flip"].tolist() == [*np.roll(np.arange(width), width // 2), *range(width, 64)]
+    np.testing.assert_allclose(inputs["cosine"][:, :width], cosine, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(inputs["sine"][:, :width], sign * sine, rtol=0, atol=1e-12)
+    assert (inputs["cosine"][:, width:] == 1).all()
+    assert (inputs["sine"][:, width:] == 0).all()
+    assert inputs["flip"].tolist() == [*np.roll(np.arange(width), width // 2), *range(width, 64)]
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -87,49 +87,49 @@ def test_local_and_global_angles_of_gemma_3(new):
         values |= {"rope_parameters": config.rope_parameters}
     else:
         values |= {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
-    found = made_inputs(read(values), {"M": 40})
+    inputs = made_inputs(read(values), {"M": 40})
     for kind, prefix in (("full_attention", ""), ("sliding_attention", "local_")):
         cosine, _ = module(torch.zeros(1), torch.arange(40)[None], kind)
-        np.testing.assert_allclose(found[f"{prefix}cosine"], cosine[0].numpy(), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(inputs[f"{prefix}cosine"], cosine[0].numpy(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("heads", [*range(1, 18), 71, 112])
 def test_slopes_of_every_number_of_heads(heads):
     theirs = build_alibi_tensor(torch.ones(1, 3), heads, torch.float64)[:, 0, 1].numpy()
     values = {"model_type": "bloom", "hidden_size": 2 * heads, "n_head": heads, "n_layer": 1}
-    found = made_inputs(read(values), {"M": 3})
-    np.testing.assert_allclose(found["slope"][:, 0], theirs, rtol=1e-12)
-    assert found["distance"].tolist() == [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
+    inputs = made_inputs(read(values), {"M": 3})
+    np.testing.assert_allclose(inputs["slope"][:, 0], theirs, rtol=1e-12)
+    assert inputs["distance"].tolist() == [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
     keys = {"model_type": "mpt", "d_model": 2 * heads, "n_heads": heads, "n_layers": 1}
     for most in (8, 16):
-        found = made_inputs(read({**keys, "attn_config": {"alibi_bias_max": most}}), {"M": 3})
+        inputs = made_inputs(read({**keys, "attn_config": {"alibi_bias_max": most}}), {"M": 3})
         theirs = build_mpt_alibi_tensor(heads, 3, most)[:, 0].numpy()  # of the last query
-        np.testing.assert_allclose(found["slope"] * found["distance"][2], theirs, rtol=1e-12)
+        np.testing.assert_allclose(inputs["slope"] * inputs["distance"][2], theirs, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (32, 20), (8, 5), (7, 30), (64, 1000)])
 def test_buckets_of_all_distances(buckets, furthest):
     values = {"model_type": "t5", "relative_attention_num_buckets": buckets}
-    found = made_inputs(read({**values, "relative_attention_max_distance": furthest}), {"M": 300, "N": 200})
+    inputs = made_inputs(read({**values, "relative_attention_max_distance": furthest}), {"M": 300, "N": 200})
     for side, size in (("encoder", 200), ("decoder", 300)):
         far = torch.arange(size)[None] - torch.arange(size)[:, None]
         theirs = T5Attention._relative_position_bucket(far, side == "encoder", buckets, furthest)
-        assert (found[f"{side}.bucket"] == theirs.numpy()).all()
+        assert (inputs[f"{side}.bucket"] == theirs.numpy()).all()
 
 
 @pytest.mark.parametrize(("buckets", "most"), [(256, 512), (8, 20), (5, 300), (0, 40)])
 def test_rows_of_all_distances(buckets, most):
     length = 150
     keys = {"relative_attention": True, "pos_att_type": "c2p|p2c", "max_relative_positions": most, **SIZES}
-    found = made_inputs(read({"model_type": "deberta-v2", "position_buckets": buckets or -1, **keys}), {"M": length})
+    inputs = made_inputs(read({"model_type": "deberta-v2", "position_buckets": buckets or -1, **keys}), {"M": length})
     far = torch.arange(length)[:, None] - torch.arange(length)[None]
     span = buckets or most
     far = make_log_bucket_position(far, buckets, most) if buckets else far
-    assert (found["delta"] == torch.clamp(far.long() + span, 0, 2 * span - 1).numpy()).all()
-    assert found["rows"].tolist() == list(range(2 * span))
-    found = made_inputs(read({"model_type": "deberta", **keys}), {"M": 20})
+    assert (inputs["delta"] == torch.clamp(far.long() + span, 0, 2 * span - 1).numpy()).all()
+    assert inputs["rows"].tolist() == list(range(2 * span))
+    inputs = made_inputs(read({"model_type": "deberta", **keys}), {"M": 20})
     span = min(20, most)
-    assert found["rows"].tolist() == list(range(most - span, most + span))
+    assert inputs["rows"].tolist() == list(range(most - span, most + span))
 
 
 def test_a_preset_of_every_family_makes_what_their_tables_read():
@@ -138,7 +138,7 @@ def test_a_preset_of_every_family_makes_what_their_tables_read():
         configuration = configure(name)
         model = build(configuration)
         found = input_table(configuration)
-        left = set(model.table.inputs) - {found.header(one) for one in found.outputs}
+        left = set(model.table.inputs) - {found.header(output) for output in found.outputs}
         assert not {one.rpartition(".")[2] for one in left} & {
             "cosine", "sine", "flip", "local_cosine", "local_sine", "index", "S", "slope", "distance", "bucket",
             "rows", "delta",

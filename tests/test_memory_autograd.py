@@ -84,26 +84,26 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 ):
     sizes = {**sizes, "max_position_embeddings": length}
     configuration = configure(model, sizes)
-    found = lc.memory(
+    needs = lc.memory(
         configuration, procedure, batch, length, optimizer=optimizer, dtype=dtype, engine=engine, module="plain"
     )
     kind = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
     measured = most(lambda: train(configuration, batch, length, procedure, optimizer, engine, kind, device), device)
     # What is more are the optimizer's counters, the state of the random numbers that a checkpoint keeps, the loss and
     # what kernels have for themselves. On CUDA other kernels run, norms and attention among them.
-    assert abs(measured - found.peak) < (0.002 if device == "cpu" else 0.05) * measured
-    assert sum(found.split.values()) == found.peak == sum(held.bytes for held in found.witnesses)
+    assert abs(measured - needs.peak) < (0.002 if device == "cpu" else 0.05) * measured
+    assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
 
 
 def test_what_is_asked_on_the_command_line(capsys):
     given = ["gpt2", "--engine", "autograd", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
     assert main(["memory", *given]) in (0, None)
-    kept = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert main(["memory", *given, "--procedure", "recompute"]) in (0, None)
     again = capsys.readouterr().out
-    assert "by autograd (transformers)" in kept
-    assert "Predicted: the allocator's bytes" in kept
-    fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (kept, again)]
+    assert "by autograd (transformers)" in out
+    assert "Predicted: the allocator's bytes" in out
+    fitting = [int(text.split("fit ")[1].split(" ")[0].replace(",", "")) for text in (out, again)]
     assert fitting[0] < fitting[1]  # sequences that fit
     for batch, fits in ((fitting[0], True), (fitting[0] + 1, False)):
         peak = lc.memory("gpt2", "bp", batch, 128, optimizer="adamw", engine="autograd").peak
@@ -189,16 +189,16 @@ def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
     keys = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4}
     keys |= {"vocab_size": 50, "num_experts_per_tok": 2, "intermediate_size": 24}
     keys |= {"n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy"}
-    own = configure({"model_type": family, **keys})
-    found = lc.memory(own, seq_len=2, optimizer="adamw")
-    assert found.peak >= 4 * 4 * lc.cost(own, seq_len=2).parameters
+    configuration = configure({"model_type": family, **keys})
+    needs = lc.memory(configuration, seq_len=2, optimizer="adamw")
+    assert needs.peak >= 4 * 4 * lc.cost(configuration, seq_len=2).parameters
 
 
 def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatch):
     own = peaks()
     monkeypatch.setitem(own.SHAPES, "block", (2, 64, 100))
     case = "phi3", "block", "fp32", "plain", "fused"
-    given = own.batch_of
-    monkeypatch.setattr(own, "batch_of", lambda *asked: {**given(*asked), "use_cache": False})
+    batch_of = own.batch_of
+    monkeypatch.setattr(own, "batch_of", lambda *asked: {**batch_of(*asked), "use_cache": False})
     monkeypatch.setattr(own, "MODULE", "transformers-uncached")
     assert own.predicted(*case) == pytest.approx(most(lambda: own.train(*case)), rel=0.01)

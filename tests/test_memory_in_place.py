@@ -56,7 +56,7 @@ def test_the_predicted_peak_is_that_of_the_allocator(
         monkeypatch.setattr(in_place, "Kernels", Idle)
     elif compiler() is None:
         pytest.skip("there is no C compiler")
-    found = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
+    needs = lc.memory(model, procedure, batch, length, None, optimizer, 0, dtype, plan=plan, engine="torch", **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
     table = Step(run, procedure, precision_of(dtype), optimizer).whole()
     states = [name for name in table.inputs if f"{name}.new" in table.outputs]
@@ -69,12 +69,12 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 
     def train():
         tensors = {name: zeros(name) for name in (*table.weights, *states)}
-        arena = torch.zeros(found.split["arena"], dtype=torch.uint8)
+        arena = torch.zeros(needs.split["arena"], dtype=torch.uint8)
         own = in_place.InPlace(table, run.axes, dtype, tensors, arena)
         assert own.arena is arena  # it is large enough
         for _ in range(2):
             own(batch_of)
 
     # What is more are sums over all sequences of the rows of a position, and what the library takes for a product.
-    assert found.peak <= most(train) <= 1.02 * found.peak + (scratch() if dtype == "bf16" else 0)
-    assert sum(found.split.values()) == found.peak
+    assert needs.peak <= most(train) <= 1.02 * needs.peak + (scratch() if dtype == "bf16" else 0)
+    assert sum(needs.split.values()) == needs.peak

@@ -77,13 +77,13 @@ def most_of_a_step(table, sizes, dtype):
 )
 def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, optimizer, batch, length, dtype, plan):
     asked = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
-    found = lc.memory(model, procedure, batch, length, **asked, **sizes)
+    needs = lc.memory(model, procedure, batch, length, **asked, **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
     table = Step(run, procedure, precision_of(dtype), optimizer).whole()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
-    assert found.peak > 4 * MIB
-    assert abs(most_of_a_step(table, run.axes, dtype) - found.peak) < 64
-    assert sum(found.split.values()) == found.peak == sum(held.bytes for held in found.witnesses)
+    assert needs.peak > 4 * MIB
+    assert abs(most_of_a_step(table, run.axes, dtype) - needs.peak) < 64
+    assert sum(needs.split.values()) == needs.peak == sum(witness.bytes for witness in needs.witnesses)
 
 
 def operations():

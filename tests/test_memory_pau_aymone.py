@@ -68,7 +68,7 @@ def test_the_claim_of_the_abstract_by_the_authors_own_counting():
         [one(12, m, 784, 3072, 12, 50257) for m in range(1, 2049, 89)],
         [two(46, 100, 32, m, 4096, 16384, 32, 150_000) for m in range(1, 2049, 89)],
     ]
-    ranges = [(min(map(reduction, own)), max(map(reduction, own))) for own in models]
+    ranges = [(min(map(reduction, model)), max(map(reduction, model))) for model in models]
     assert [(round(low, 3), round(high, 3)) for low, high in ranges] == [(0.515, 0.591), (0.609, 0.67), (0.941, 0.945)]
     by_blocks = [reduction(one(blocks, 512, 768, 3072, 12, 30522)) for blocks in (1, 2, 4, 8, 16, 32, 64)]
     assert by_blocks == sorted(by_blocks)
@@ -125,7 +125,7 @@ def test_the_table_of_the_page(name, row):
     model, given = MODELS[name]
     sides = (100, tokens) if given.get("target_len") else (tokens, None)
     sizes = {key: size for key, size in {**BASE, **given}.items() if key != "target_len"}
-    found = {one.procedure: one for one in published_memory(model, *sides, **sizes).rows}
+    found = {row.procedure: row for row in published_memory(model, *sides, **sizes).rows}
     bp, recompute, mempepita = (found[procedure] for procedure in ("bp", "recompute", "mempepita"))
     shares = [
         mempepita.published / bp.published,
@@ -139,8 +139,8 @@ def test_the_table_of_the_page(name, row):
 
 def test_the_command(capsys):
     assert main(["conventions", "gpt3-small", "--memory", "--seq-len", "512", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["elements"][0]["published"] == 69_992_448  # 12 (10 M d + M f + M^2) + 2 M d
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["elements"][0]["published"] == 69_992_448  # 12 (10 M d + M f + M^2) + 2 M d
     assert main(["conventions", "gpt3-small", "--memory", "--seq-len", "512", "--format", "md"]) == 0
     assert "| bp | 69,992,448 | 100.0 % |" in capsys.readouterr().out
 

@@ -41,5 +41,5 @@ def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
 
 
 def test_microbatches_wait_for_the_optimizer():
-    found = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
-    assert "at-once" not in found.plan
+    needs = lc.memory("gpt2", batch_size=8, seq_len=128, plan="auto", accumulate=4)
+    assert "at-once" not in needs.plan

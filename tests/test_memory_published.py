@@ -57,14 +57,14 @@ DEEP = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 40, "v
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
     # Rajbhandari et al. 2020, ZeRO, section 3.1: 2 + 2 + K with K = 12 (fp32 weights, momentum and variance).
-    found = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, engine="table", **DEEP)
+    needs = lc.memory("gpt2", seq_len=1, optimizer="adamw", dtype=dtype, engine="table", **DEEP)
     parameters = lc.cost("gpt2", seq_len=1, **DEEP).parameters
-    parts = found.split
+    parts = needs.split
     assert parts["weights"] == 2 * parameters
     assert parts["master weights"] == 4 * parameters
     assert parts["optimizer state"] == 8 * parameters
     # Where the optimizer begins all gradients are there: then 16 bytes, and of activations next to nothing.
-    first = next(one for one in found.curve if one.macro_operation == "optimizer_step")
+    first = next(one for one in needs.curve if one.macro_operation == "optimizer_step")
     assert 16 * parameters <= first.bytes < 16.02 * parameters
 
 
@@ -84,9 +84,9 @@ def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
     ],
 )
 def test_what_optimizers_remember_of_a_parameter(optimizer, least, most):
-    found = lc.memory("gpt2", seq_len=8, optimizer=optimizer)
+    needs = lc.memory("gpt2", seq_len=8, optimizer=optimizer)
     parameters = lc.cost("gpt2", seq_len=8).parameters
-    assert least * parameters <= found.split["optimizer state"] <= most * parameters
+    assert least * parameters <= needs.split["optimizer state"] <= most * parameters
 
 
 def saved(layers):
@@ -108,9 +108,9 @@ def test_what_mempepita_saves_is_a_matter_of_depth():
 def test_a_budget_is_met_by_what_fits_and_by_no_more():
     sizes = {"seq_len": 64, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 500}
     sizes["engine"] = "table"
-    found = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
-    assert found.fits is not None
-    batch, length = found.fits["batch_size"], found.fits["seq_len"]
+    needs = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
+    assert needs.fits is not None
+    batch, length = needs.fits["batch_size"], needs.fits["seq_len"]
     for one, fits in ((batch, True), (batch + 1, False)):
         assert (lc.memory("gpt2", batch_size=one, **sizes).peak <= 40 * 10**6) is fits
     for one, fits in ((length, True), (length + 1, False)):
@@ -118,11 +118,11 @@ def test_a_budget_is_met_by_what_fits_and_by_no_more():
 
 
 def test_the_split_and_the_curve_belong_to_the_peak():
-    found = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16", accumulate=2)
-    assert sum(found.split.values()) == found.peak == max(one.bytes for one in found.curve)
-    assert found.moment.bytes == found.peak
-    beside = found.split["master weights"] + found.split["optimizer state"]
-    assert sum(one.bytes for one in found.witnesses) + beside == found.peak
+    needs = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16", accumulate=2)
+    assert sum(needs.split.values()) == needs.peak == max(one.bytes for one in needs.curve)
+    assert needs.moment.bytes == needs.peak
+    beside = needs.split["master weights"] + needs.split["optimizer state"]
+    assert sum(witness.bytes for witness in needs.witnesses) + beside == needs.peak
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_peaks_that_were_measured_on_one_gpu():
     printed = {"LitGPT, LoRA, 13 B": 6_553_600}  # trainable parameters, as its table has them
     for name, count in printed.items():
         step = runs[name].step
-        found = lc.cost(step["model"], lora=step["lora"], lora_rank=step["lora_rank"], seq_len=8)
-        assert found.trained_parameters == count
+        ledger = lc.cost(step["model"], lora=step["lora"], lora_rank=step["lora_rank"], seq_len=8)
+        assert ledger.trained_parameters == count
 
 
 def test_measured_peaks_are_shown(capsys):

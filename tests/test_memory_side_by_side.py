@@ -32,11 +32,11 @@ def test_the_screen_and_the_json(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "new weights and states: beside the old ones, not over the old ones" in said
     assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,numpy", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert list(told["engines"]) == ["table", "numpy"]
-    assert told["engines"]["numpy"]["peak"] == lc.memory("gpt2", seq_len=64, engine="numpy").peak
-    parts = told["differences"]["by_engine"]["numpy"]
-    peaks = [told["engines"][name]["peak"] for name in ("numpy", "table")]
+    answer = json.loads(capsys.readouterr().out)
+    assert list(answer["engines"]) == ["table", "numpy"]
+    assert answer["engines"]["numpy"]["peak"] == lc.memory("gpt2", seq_len=64, engine="numpy").peak
+    parts = answer["differences"]["by_engine"]["numpy"]
+    peaks = [answer["engines"][name]["peak"] for name in ("numpy", "table")]
     assert sum(part["bytes"] for part in parts) == peaks[0] - peaks[1]
 
 

@@ -174,19 +174,19 @@ def changed_word_lines(line):
 
 def changed_words():
     """Every word with one thing changed: a line of one of its tables, a default, its outside value, its kind."""
-    for own in entries():
+    for word in entries():
         for part in ("body", "gradient", "jacobian"):
-            lines = getattr(own, part)
+            lines = getattr(word, part)
             for at, line in enumerate(lines):
                 for changed in changed_word_lines(line):
-                    other = replace(own)
+                    other = replace(word)
                     other.__dict__[part] = (*lines[:at], changed, *lines[at + 1 :])
-                    yield own.name, f"{own.name} {part}: {changed} <- {line}", other
-        for at, number in enumerate(own.defaults):
-            numbers = (*own.defaults[:at], Literal(number.value * 1.1), *own.defaults[at + 1 :])
-            yield own.name, f"{own.name} default {number}", replace(own, defaults=numbers)
-        if own.outside:
-            yield own.name, f"{own.name} outside {own.outside}", replace(own, outside=0.0)
+                    yield word.name, f"{word.name} {part}: {changed} <- {line}", other
+        for at, number in enumerate(word.defaults):
+            numbers = (*word.defaults[:at], Literal(number.value * 1.1), *word.defaults[at + 1 :])
+            yield word.name, f"{word.name} default {number}", replace(word, defaults=numbers)
+        if word.outside:
+            yield word.name, f"{word.name} outside {word.outside}", replace(word, outside=0.0)
 
 
 SYMMETRIC = "it does not matter which of the two is which"
@@ -249,12 +249,12 @@ def word_survives(name, other, monkeypatch):
         return not fails(verify_word(other))
 
 
-@pytest.mark.parametrize("name", sampled((own.name for own in entries() if own.kind != "constant"), 6))
+@pytest.mark.parametrize("name", sampled((entry.name for entry in entries() if entry.kind != "constant"), 6))
 def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
     assert not fails(verify_word(entry(name)))
     changes = [(what, other) for own, what, other in changed_words() if own == name]
     survivors = [what for what, other in changes if word_survives(name, other, monkeypatch)]
-    assert sorted(survivors) == sorted(what for what in EQUIVALENT_WORDS if what.startswith(f"{name} "))
+    assert sorted(survivors) == sorted(word for word in EQUIVALENT_WORDS if word.startswith(f"{name} "))
 
 
 # Price rules.

@@ -23,7 +23,7 @@ def cases():
             continue
         marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
         axes = [
-            [dict(zip(_names(given), one if isinstance(given, tuple) else (one,), strict=True)) for one in values]
+            [dict(zip(_names(given), value if isinstance(given, tuple) else (value,), strict=True)) for value in values]
             for given, values in marks
         ]
         for chosen in product(*axes):

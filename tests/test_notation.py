@@ -315,8 +315,8 @@ def test_a_version_takes_no_name_that_something_has():
         ("X.2[a] = X[a] 2[]\n X[a] = X.2[a] 3[]", 12.0),
         ("X[a] = X[a] 3[]\n X.2[a] = X[a] 2[]", 18.0),
     ):
-        found = lc.run(lc.layer(f"t(X) -> Y\n {lines}\n Y[a] = X[a] X.2[a]"), {"X": [1.0], "dY": [1.0]})
-        assert (found["Y"].tolist(), found["dX"].tolist()) == ([result], [2 * result])
+        values = lc.run(lc.layer(f"t(X) -> Y\n {lines}\n Y[a] = X[a] X.2[a]"), {"X": [1.0], "dY": [1.0]})
+        assert (values["Y"].tolist(), values["dX"].tolist()) == ([result], [2 * result])
 
 
 def test_what_has_the_name_of_a_gradient_is_told_where_one_is_derived():

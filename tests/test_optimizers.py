@@ -39,10 +39,10 @@ def test_three_steps_are_those_of_pytorch(name):
 @pytest.mark.parametrize("name", TORCH)
 def test_what_it_costs_and_remembers(name):
     sizes = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 20, "seq_len": 4}
-    found = lc.cost("gpt2", optimizer=name, by="macro-operation", **sizes)
-    (step,) = (row for row in found.rows if row.macro_operation == "optimizer_step")
-    assert step.flops == FLOPS[name] * found.parameters
-    assert lc.memory("gpt2", optimizer=name, **sizes).split["optimizer state"] == 4 * STATES[name] * found.parameters
+    ledger = lc.cost("gpt2", optimizer=name, by="macro-operation", **sizes)
+    (step,) = (row for row in ledger.rows if row.macro_operation == "optimizer_step")
+    assert step.flops == FLOPS[name] * ledger.parameters
+    assert lc.memory("gpt2", optimizer=name, **sizes).split["optimizer state"] == 4 * STATES[name] * ledger.parameters
 
 
 def test_a_value_is_no_state_of_an_optimizer():

@@ -62,8 +62,8 @@ def cost_of(price: Price) -> Cost:
 
 def derived(layer: str) -> dict[str, object]:
     """The layer's tables by macro-operation, backward through explicit Jacobians, as the paper derives it."""
-    found = lc.derive(shipped_layer(layer), jacobian=True)
-    return {"forward": found.forward, "backward": found.backward, "weight_update": found.update}
+    derived = lc.derive(shipped_layer(layer), jacobian=True)
+    return {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}
 
 
 # Layers, one by one
@@ -565,8 +565,8 @@ def test_a_padding_mask_is_not_counted(family: str, procedure: str, book: str) -
 
 def outside(text: str, macro: str = "forward") -> tuple[object, object, bool]:
     """MACCs and FLOPs as text, and whether any row is marked."""
-    found = lc.derive(lc.layer(text), jacobian=True)
-    table = {"forward": found.forward, "backward": found.backward, "weight_update": found.update}[macro]
+    derived = lc.derive(lc.layer(text), jacobian=True)
+    table = {"forward": derived.forward, "backward": derived.backward, "weight_update": derived.update}[macro]
     price = lc.price(table, {}, "paper")
     return str(price.maccs), str(price.flops), any(row.outside_paper for row in price.rows)
 

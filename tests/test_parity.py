@@ -161,7 +161,7 @@ def far(found, reference):
 
 
 def initial(own):
-    return {key: np.array(one) for key, one in own.weights.items()}
+    return {key: np.array(weight) for key, weight in own.weights.items()}
 
 
 @pytest.mark.slow

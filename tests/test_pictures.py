@@ -68,7 +68,8 @@ def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model
     answer = lc.memory(model, **({"engine": "table"} | sizes))
     found = curve(answer)
     sums = [
-        sum(one.bytes for one in found.arrays if one.first <= place <= one.last) for place in range(len(found.lines))
+        sum(array.bytes for array in found.arrays if array.first <= place <= array.last)
+        for place in range(len(found.lines))
     ]
     assert sums == [line.bytes for line in found.lines] == [one.bytes for one in answer.curve]
     assert max(sums) == sums[found.peak_at] == found.peak == answer.peak
@@ -85,11 +86,11 @@ def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model
 def test_arrays_of_the_peak_are_the_witnesses_found_otherwise() -> None:
     answer = lc.memory("gpt2", engine="table", **SMALL)
     found = Counter[str]()
-    for one in curve(answer).alive(curve(answer).peak_at):
-        found[one.name] += one.bytes
+    for witness in curve(answer).alive(curve(answer).peak_at):
+        found[witness.name] += witness.bytes
     told = Counter[str]()
-    for one in answer.witnesses:
-        told[one.name.rstrip("*")] += one.bytes
+    for witness in answer.witnesses:
+        told[witness.name.rstrip("*")] += witness.bytes
     assert {name: size for name, size in found.items() if name != "optimizer state"} == dict(told)
 
 
@@ -125,23 +126,23 @@ def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None
 
 def test_brackets_say_how_often_lines_run() -> None:
     found = curve(lc.memory("t5-small", engine="table", seq_len=8, n_enc=2, n_dec=4))
-    assert [one.title for one in found.brackets] == [
+    assert [bracket.title for bracket in found.brackets] == [
         "one encoder block, runs 2 ×", "one block, runs 4 ×", "one block, runs 4 ×", "one encoder block, runs 2 ×"
     ]  # fmt: skip
-    for one in found.brackets:
-        assert {line.turns for line in found.lines[one.first : one.last + 1]} == {one.turns}
+    for bracket in found.brackets:
+        assert {line.turns for line in found.lines[bracket.first : bracket.last + 1]} == {bracket.turns}
     mixed = curve(lc.memory("gemma-3-1b", engine="table", seq_len=8))
-    assert {one.title.partition(" run ")[0] for one in mixed.brackets} == {"these lines"}  # six kinds in a turn
+    assert {bracket.title.partition(" run ")[0] for bracket in mixed.brackets} == {"these lines"}  # six kinds in a turn
 
 
 def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_is_read() -> None:
     found = curve(lc.memory("gpt2", engine="table", **SMALL))
     last = len(found.lines) - 1
-    weights = [one for one in found.arrays if one.kind == "weights"]
-    assert {(one.first, one.last) for one in weights} == {(0, last)}
-    assert sum(one.bytes for one in weights) == 4 * lc.cost("gpt2", **SMALL).parameters
+    weights = [array for array in found.arrays if array.kind == "weights"]
+    assert {(weight.first, weight.last) for weight in weights} == {(0, last)}
+    assert sum(weight.bytes for weight in weights) == 4 * lc.cost("gpt2", **SMALL).parameters
     head = [place for place, line in enumerate(found.lines) if line.layer == "head"]
-    (scores,) = [one for one in found.arrays if one.name == "P" and one.layer == "head"]
+    (scores,) = [array for array in found.arrays if array.name == "P" and array.layer == "head"]
     assert (scores.shape, scores.bytes) == ((1, 32, 50257), 4 * 32 * 50257)
     assert scores.first == head[1]
     assert found.lines[scores.last].macro_operation == "backward"
@@ -151,13 +152,13 @@ def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_i
 def test_a_roofline_has_every_second_and_every_operation_once(model: str) -> None:
     answer = lc.cost(model, by="equation", on="A100-SXM-40GB", seq_len=64)
     found = roofline(answer)
-    assert sum(one.seconds for one in found.points) + found.beside == pytest.approx(found.seconds, rel=1e-12)
+    assert sum(point.seconds for point in found.points) + found.beside == pytest.approx(found.seconds, rel=1e-12)
     assert found.seconds == lc.cost(model, on="A100-SXM-40GB", seq_len=64).timing.seconds
-    assert sum(one.flops for one in found.points) == answer.total.flops  # those inside of kernels too
-    for one in found.points:
-        roof = min(found.peak, one.intensity * found.roofs[0].bandwidth)
-        assert 0 <= one.speed <= roof * (1 + 1e-9)
-    inside = [name for one in found.points for name in one.inside]
+    assert sum(point.flops for point in found.points) == answer.total.flops  # those inside of kernels too
+    for point in found.points:
+        roof = min(found.peak, point.intensity * found.roofs[0].bandwidth)
+        assert 0 <= point.speed <= roof * (1 + 1e-9)
+    inside = [name for point in found.points for name in point.inside]
     guests = [row for row in answer.rows if row.seconds is None]
     assert sorted(inside) == sorted(f"{row.layer}.{row.line}" for row in guests)
     assert sum(found.limits.values()) + found.beside == pytest.approx(found.seconds, rel=1e-12)
@@ -174,13 +175,13 @@ def test_a_roofline_needs_lines_and_a_device() -> None:
 @pytest.mark.parametrize("part", ["whole", "forward"])
 def test_a_bridge_leads_from_any_book_to_any_other_to_the_unit(quantity: str, part: str) -> None:
     answer = lc.conventions("gpt2", seq_len=48)
-    books = [one.book.name for one in answer.conventions if one.counts]
+    books = [convention.book.name for convention in answer.conventions if convention.counts]
     for start, end in zip(books, [*books[1:], books[0]], strict=True):
         found = bridge(answer, start, end, quantity, part)
         told = [getattr(getattr(answer[name].counts, part), quantity) for name in (start, end)]
         assert [found.start.amount, found.end.amount] == told
-        assert found.start.amount + sum(one.amount for one in found.items) == found.end.amount
-        assert sum(one.amount for one in found.drawn) == sum(one.amount for one in found.items)
+        assert found.start.amount + sum(item.amount for item in found.items) == found.end.amount
+        assert sum(one.amount for one in found.drawn) == sum(item.amount for item in found.items)
         low, high = found.reach
         assert low <= min(told) <= max(told) <= high
     with pytest.raises(lc.InputError, match="no number of t5-small"):
@@ -202,10 +203,10 @@ def test_growth_is_what_the_command_says_at_other_sizes(along: str) -> None:
     assert found.here in found.places
     for place in {found.places[0], found.places[len(found.places) // 2], found.places[-1], found.here}:
         for own in found.series:
-            told = lc.cost("decoder", own.procedure, **(DECODER | flags(place))).total.flops
-            assert own.totals[found.places.index(place)] == told
+            flops = lc.cost("decoder", own.procedure, **(DECODER | flags(place))).total.flops
+            assert own.totals[found.places.index(place)] == flops
     bp, pepita = found.series
-    assert pepita.ratios == tuple(one / other for one, other in zip(pepita.totals, bp.totals, strict=True))
+    assert pepita.ratios == tuple(total / other for total, other in zip(pepita.totals, bp.totals, strict=True))
 
 
 def test_crossings_are_those_of_compare_and_lie_where_the_totals_cross() -> None:
@@ -225,21 +226,21 @@ def test_growth_of_a_model_with_several_kinds_of_blocks_has_the_depths_that_it_c
     found = growth(answer, "depth", places=[12, 13, 20])
     assert found.places == (13, 20)  # 12 are two turns of six, and nothing is left for the second repeat
     for place in found.places:
-        told = lc.cost("gemma-3-1b", seq_len=8, num_hidden_layers=place).total.flops
-        assert found.series[0].totals[found.places.index(place)] == told
+        flops = lc.cost("gemma-3-1b", seq_len=8, num_hidden_layers=place).total.flops
+        assert found.series[0].totals[found.places.index(place)] == flops
 
 
 def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
     answer = lc.compare("gpt2", **SMALL)
     peaks = {name: lc.memory("gpt2", name, engine="table", **SMALL) for name in answer.procedures}
     found = procedures(answer, peaks)
-    assert [one.name for one in found.procedures] == list(answer.procedures)
-    for one in found.procedures:
-        cost = lc.cost("gpt2", one.name, **SMALL)
-        assert sum(own.flops for own in one.passes) == one.flops == cost.total.flops
-        assert one.peak == lc.memory("gpt2", one.name, engine="table", **SMALL).peak
-        assert one.ratio["flops"] == one.flops / found.procedures[0].flops
-    assert {own.macro_operation for own in found.procedures[1].passes} >= {"recomputation"}
+    assert [procedure.name for procedure in found.procedures] == list(answer.procedures)
+    for procedure in found.procedures:
+        cost = lc.cost("gpt2", procedure.name, **SMALL)
+        assert sum(pass_.flops for pass_ in procedure.passes) == procedure.flops == cost.total.flops
+        assert procedure.peak == lc.memory("gpt2", procedure.name, engine="table", **SMALL).peak
+        assert procedure.ratio["flops"] == procedure.flops / found.procedures[0].flops
+    assert {pass_.macro_operation for pass_ in found.procedures[1].passes} >= {"recomputation"}
     assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops
 
 
@@ -294,9 +295,9 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
             assert image.text["Source"].startswith(f"learncost figure {kind}")
             assert image.text["Description"]
             assert image.convert("L").getextrema()[0] < 60
-    whole = json.loads(path.with_suffix(".json").read_text())
-    assert whole["command"].startswith(f"learncost figure {kind}")
-    assert whole["panels"]
+    answer = json.loads(path.with_suffix(".json").read_text())
+    assert answer["command"].startswith(f"learncost figure {kind}")
+    assert answer["panels"]
     with path.with_suffix(".csv").open() as table:
         assert len(list(csv.DictReader(table))) > 1
     assert not list(tmp_path.glob("*.partial"))
@@ -313,7 +314,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
             for columns in (1, 2):
                 figure = answer.plot(kind, columns)
                 figure.savefig(io.BytesIO(), format="png", dpi=72)
-                whole, boxes, away = figure.bbox, [], set()
+                bbox, boxes, away = figure.bbox, [], set()
                 for axis in (own for axes in figure.axes for own in (axes.xaxis, axes.yaxis)):
                     low, high = sorted(axis.get_view_interval())
                     away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
@@ -323,7 +324,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
                     box = text.get_window_extent()
                     if box.width < 1 or text.get_rotation():
                         continue
-                    inside = box.x0 >= -2 and box.x1 <= whole.x1 + 2 and box.y0 >= -2 and box.y1 <= whole.y1 + 2
+                    inside = box.x0 >= -2 and box.x1 <= bbox.x1 + 2 and box.y0 >= -2 and box.y1 <= bbox.y1 + 2
                     assert inside, (kind, columns, text.get_text())
                     boxes.append((text.get_text(), box.padded(-1.5)))
                 for place, (text, box) in enumerate(boxes):
@@ -371,12 +372,12 @@ def test_colours_stay_apart_in_grey() -> None:
 
 
 def test_answers_are_frames_with_whole_numbers() -> None:
-    found = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64)
-    for frame in (found.to_polars(), found.to_pandas()):
-        assert list(frame["maccs"]) == [row.maccs for row in found.rows]
-        assert sum(map(int, frame["flops"])) == found.total.flops > 2**63
+    ledger = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64)
+    for frame in (ledger.to_polars(), ledger.to_pandas()):
+        assert list(frame["maccs"]) == [row.maccs for row in ledger.rows]
+        assert sum(map(int, frame["flops"])) == ledger.total.flops > 2**63
     answer = lc.memory("gpt2", engine="table", seq_len=8)
-    assert list(answer.to_pandas()["bytes"]) == [one.bytes for one in answer.arrays]
+    assert list(answer.to_pandas()["bytes"]) == [array.bytes for array in answer.arrays]
     assert answer.to_polars().height == len(answer.arrays)
     sweep = lc.sweep("gpt2", seq_len=[128, 256])
     assert list(sweep.to_pandas()["flops"]) == list(sweep.to_polars()["flops"])

@@ -130,7 +130,7 @@ def test_values_and_gradients_are_those_of_pytorchs_functions(name):
     given = {n: torch.tensor(arrays[n], requires_grad=True) for n in "XWZ" if n in arrays}
     result = as_torch(name, given)
     gradients = torch.autograd.grad(result, [*given.values()], torch.tensor(arrays["dL"]))
-    expected = {"L": result} | {f"d{n}": one for n, one in zip(given, gradients, strict=True)}
+    expected = {"L": result} | {f"d{n}": gradient for n, gradient in zip(given, gradients, strict=True)}
     assert worst({n: found[n] for n in expected}, {n: v.detach() for n, v in expected.items()})[1] < 1e-12
 
 
@@ -166,11 +166,11 @@ def test_a_convolutional_network_learns_as_pytorchs():
     training = lc.LayerTraining(lc.layer(text), weights, dtype=np.float64, learning_rate=0.1)
     theirs = {name: torch.tensor(array, requires_grad=True) for name, array in weights.items()}
     for _ in range(3):
-        found = training.step(X=images, labels=labels, i=8, j=6, p=4, q=3, s=2, t=2)
+        table = training.step(X=images, labels=labels, i=8, j=6, p=4, q=3, s=2, t=2)
         x = functional.conv2d(torch.tensor(images), theirs["W1"], theirs["a1"], padding=1)
         x = functional.conv2d(functional.max_pool2d(x, 2).relu(), theirs["W2"], padding=1).mean((2, 3))
         loss = functional.nll_loss((x @ theirs["W3"]).log_softmax(1), torch.tensor(labels))
-        assert found == pytest.approx(-float(loss.detach()), rel=1e-12)
+        assert table == pytest.approx(-float(loss.detach()), rel=1e-12)
         gradients = torch.autograd.grad(-loss, [*theirs.values()])
         with torch.no_grad():
             for weight, gradient in zip(theirs.values(), gradients, strict=True):

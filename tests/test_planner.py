@@ -78,23 +78,23 @@ def test_gradients_never_lie_together_when_weights_are_updated_at_once():
 def test_what_stays_inside_of_a_kernel_takes_no_memory():
     table = lc.layer("f(X) -> Y\n A[b c] = exp(X[b c])\n D[b c] = tanh(A[b c])\n Y[b c] = log(D[b c])").table
     kernel = Kernel("all", ("b",))
-    one = replace(
+    changed = replace(
         table, lines=each_line(table.lines, lambda line: (replace(line, tag=replace(line.tag, kernel=kernel)),))
     )
     sizes = {"b": 5, "c": 7}
     # X, and two of A, D and Y; in a kernel X and Y, and a number in the stead of what it makes on the way.
     assert memory(table, sizes).peak == 4 * 3 * 35
-    assert memory(one, sizes).peak == 4 * 2 * 35
+    assert memory(changed, sizes).peak == 4 * 2 * 35
 
 
 def test_what_gpt2_keeps_under_the_plan_that_is_nearly_free():
     # Of a token and block: X, X.2, Q, K, V and A of width d, and U of width 4 d; no scores, nothing else of width 4 d.
     table, sizes = gpt2(8, 1024)
-    found = memory(planned(table, "flash,head,recompute=gelu+norm"), sizes)
-    blocks = [held for held in found.kept if held.axes[0] == "n_layer"]
-    assert {held.name.rstrip("*") for held in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
-    assert sum(held.bytes for held in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
-    assert not any({"B", "v"} <= set(held.axes) for held in found.kept)
+    needs = memory(planned(table, "flash,head,recompute=gelu+norm"), sizes)
+    blocks = [held for held in needs.kept if held.axes[0] == "n_layer"]
+    assert {block.name.rstrip("*") for block in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
+    assert sum(block.bytes for block in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
+    assert not any({"B", "v"} <= set(held.axes) for held in needs.kept)
 
 
 def test_the_python_of_the_page():

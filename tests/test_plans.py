@@ -245,9 +245,9 @@ def test_a_planned_step_is_emitted_as_it_is_defined(model, backend, optimizer):
     values = given(table, sizes)
     plain = results(table, values, sizes)
     jit = (lambda function, _: jax.jit(function)) if backend == "jax" else None
-    found = execute(planned(table, "head,at-once,recompute=gelu+silu+norm"), backend, values, sizes, jit)
-    assert found.keys() >= plain.keys()
-    assert worst({name: found[name] for name in plain}, plain)[1] < 1e-12
+    executed = execute(planned(table, "head,at-once,recompute=gelu+silu+norm"), backend, values, sizes, jit)
+    assert executed.keys() >= plain.keys()
+    assert worst({name: executed[name] for name in plain}, plain)[1] < 1e-12
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama-2-7b"])
@@ -303,11 +303,11 @@ def test_what_is_not_a_plan_is_refused_in_one_line(text, said):
 def test_the_commands_take_a_plan(capsys):
     text = "head,at-once,recompute=gelu+norm"
     table = planned(step(build(configure("gpt2")), "bp", "adamw"), text)
-    found = lc.cost("gpt2", batch_size=2, plan=text)
+    ledger = lc.cost("gpt2", batch_size=2, plan=text)
     sizes = run_sizes(build(configure("gpt2")), 2, None, None)
-    assert found.total.flops == lc.price(table, sizes, lc.book("run")).flops
-    assert found.to_dict()["plan"] == text
-    assert found.macro_operations["recomputation"][0] == 1
+    assert ledger.total.flops == lc.price(table, sizes, lc.book("run")).flops
+    assert ledger.to_dict()["plan"] == text
+    assert ledger.macro_operations["recomputation"][0] == 1
     assert "plan" not in lc.cost("gpt2").to_dict()
     beside = lc.compare("gpt2", "bp,pepita", plan="recompute=norm").costs["run"]
     assert [cost.macro_operations["recomputation"][1].flops > 0 for cost in beside.values()] == [True, False]

@@ -23,11 +23,11 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
     monkeypatch.setitem(PRECISIONS, row.name, row)
     assert row.name in FLAGS["precision"].choices  # which help names
     assert row.name in told(capsys, "list", "precisions")
-    found = lc.memory("gpt2", precision="mine", engine="table", **SMALL)
-    assert found.dtype == row.name
+    needs = lc.memory("gpt2", precision="mine", engine="table", **SMALL)
+    assert needs.dtype == row.name
     usual = lc.memory("gpt2", precision="bf16", engine="table", **SMALL)
-    assert 2 * found.split["optimizer state"] == usual.split["optimizer state"]
-    assert {key: found.split[key] for key in ("weights", "master weights")} == {
+    assert 2 * needs.split["optimizer state"] == usual.split["optimizer state"]
+    assert {key: needs.split[key] for key in ("weights", "master weights")} == {
         key: usual.split[key] for key in ("weights", "master weights")
     }
     assert lc.fit("gpt2", "64MB", "64MB", procedures="bp", precision=row.name, **SMALL).dtype == row.name
@@ -40,9 +40,9 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
 )
 def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
     """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
-    found = lc.memory("gpt2", precision=name, engine="table", seq_len=4, **SMALL)
+    needs = lc.memory("gpt2", precision=name, engine="table", seq_len=4, **SMALL)
     held = ("weights", "gradients", "master weights", "optimizer state")
-    assert sum(found.split[part] for part in held) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
+    assert sum(needs.split[part] for part in held) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
 
 
 def test_every_role_names_a_type_that_exists():
@@ -112,12 +112,14 @@ def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
 
 
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():
-    found = lc.memory("gpt2", precision="nf4", seq_len=16, engine="table", **LORA, **SMALL)
-    quantized = {name.removesuffix(".codes") for name in (held.name for held in found.witnesses) if "codes" in name}
+    needs = lc.memory("gpt2", precision="nf4", seq_len=16, engine="table", **LORA, **SMALL)
+    quantized = {
+        name.removesuffix(".codes") for name in (witness.name for witness in needs.witnesses) if "codes" in name
+    }
     assert quantized
-    alive = [held.name for held in found.witnesses]
+    alive = [witnesse.name for witnesse in needs.witnesses]
     assert not {name for name in alive if name.rstrip("*") in quantized and name.endswith("*")}
-    lines = [moment.line for moment in found.curve if moment.macro_operation == "recomputation"]
+    lines = [moment.line for moment in needs.curve if moment.macro_operation == "recomputation"]
     assert len(lines) == len(quantized) - 3  # the lowest block needs no gradient below its first product: q, k and v
 
 
@@ -127,8 +129,8 @@ def test_what_no_precision_can_store_is_said():
 
 
 def test_bytes_that_a_quantized_product_moves_are_those_of_its_types():
-    found = lc.cost("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
-    row = next(row for row in found.rows if row.layer == "dequantization" and row.macro_operation == "forward")
+    ledger = lc.cost("gpt2", precision="nf4", seq_len=16, **LORA, **SMALL)
+    row = next(row for row in ledger.rows if row.layer == "dequantization" and row.macro_operation == "forward")
     weights = SMALL["n_layer"] * 12 * SMALL["n_embd"] ** 2
     assert row.flops == weights  # one product a number: its level by its scale
     assert row.bytes == weights // 2 + 4 * weights // 64 + 2 * weights  # codes and scales read, bf16 written

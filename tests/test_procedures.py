@@ -265,8 +265,8 @@ def network(procedure, **settings):
     generator = np.random.default_rng(4)
     shapes = {"W1": (6, 5), "W2": (5, 7), "W3": (7, 3)}
     weights = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
-    found = lc.LayerTraining(lc.layer(NETWORK), weights, procedure, projected=("X",), **settings)
-    return found, {"X": generator.standard_normal((4, 6)), "targets": np.array([0, 2, -1, 1])}
+    training = lc.LayerTraining(lc.layer(NETWORK), weights, procedure, projected=("X",), **settings)
+    return training, {"X": generator.standard_normal((4, 6)), "targets": np.array([0, 2, -1, 1])}
 
 
 def sigmoid(x):
@@ -341,11 +341,11 @@ constants: pool share"""
 
 def test_a_layer_without_its_answers_is_refused():
     weights = {"W1": np.ones((6, 5)), "W2": np.ones((5, 7)), "W3": np.ones((7, 3))}
-    found = lc.LayerTraining(lc.layer(NETWORK.replace("constants: share", "share: share of targets")), weights)
+    training = lc.LayerTraining(lc.layer(NETWORK.replace("constants: share", "share: share of targets")), weights)
     with pytest.raises(lc.InputError, match=r"^targets\[B\] is missing among the arrays$"):
-        found.step(X=np.ones((2, 6)))
+        training.step(X=np.ones((2, 6)))
     with pytest.raises(lc.InputError, match=r"^the batch has no target$"):
-        found.step(X=np.ones((2, 6)), targets=np.full(2, -1))
+        training.step(X=np.ones((2, 6)), targets=np.full(2, -1))
 
 
 def test_what_is_not_there_is_not_projected_to():

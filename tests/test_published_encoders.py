@@ -64,6 +64,6 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_preset_names_its_source(kind):
-    found = [one for one in presets() if one.family == kind]
+    found = [preset for preset in presets() if preset.family == kind]
     assert found
     assert all("config.json" in one.source or "table" in one.source for one in found)

@@ -86,14 +86,14 @@ def _by_macro(found: dict) -> object:
     counts: dict[str, tuple[int, int]] = {}
     if macros is None:
         for row in found["rows"]:
-            own = counts.get(row["macro_operation"], (0, 0))
+            macro = counts.get(row["macro_operation"], (0, 0))
             new = [row[name]["value"] if isinstance(row[name], dict) else int(row[name]) for name in ("maccs", "flops")]
-            counts[row["macro_operation"]] = (own[0] + new[0], own[1] + new[1])
+            counts[row["macro_operation"]] = (macro[0] + new[0], macro[1] + new[1])
     else:
-        for name, own in macros.items():
-            keys = ("maccs_value", "flops_value") if "maccs_value" in own else ("maccs", "flops")
-            counts[name] = (own[keys[0]], own[keys[1]])
-    return {name: own for name, own in counts.items() if any(own)}
+        for name, macro in macros.items():
+            keys = ("maccs_value", "flops_value") if "maccs_value" in macro else ("maccs", "flops")
+            counts[name] = (macro[keys[0]], macro[keys[1]])
+    return {name: count for name, count in counts.items() if any(count)}
 
 
 def _first(found: dict) -> dict:
@@ -197,7 +197,10 @@ QUESTIONS: Mapping[str, tuple[Asked, ...]] = {
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("model", KINDS)
 def test_all_who_answer_say_the_same(model, question):
-    first, *others = (one.read(said(one.command, model, **lengths(model), **one.more)) for one in QUESTIONS[question])
+    first, *others = (
+        question.read(said(question.command, model, **lengths(model), **question.more))
+        for question in QUESTIONS[question]
+    )
     for other in others:
         assert other == first
 
@@ -238,26 +241,26 @@ def test_every_price_book_says_one_number_to_all(model):
     compared = lc.compare(model, "bp", **given)
     swept = lc.sweep(model, "bp", "run,paper,matmul", **given)
     for series in swept.series:
-        own = lc.cost(model, price_book=series.price_book, **given)
-        assert (series.maccs[0], series.flops[0]) == (own.total.maccs, own.total.flops) or not series.exact[0]
+        ledger = lc.cost(model, price_book=series.price_book, **given)
+        assert (series.maccs[0], series.flops[0]) == (ledger.total.maccs, ledger.total.flops) or not series.exact[0]
     for book, costs in compared.costs.items():
         assert costs["bp"].total == lc.cost(model, price_book=book, **given).total
-    for found in lc.conventions(model, **given).conventions:
-        if found.counts is None:
+    for convention in lc.conventions(model, **given).conventions:
+        if convention.counts is None:
             continue
-        own = lc.cost(model, price_book=found.book, **given)
-        flops = own.total.flops - own.macro_operations["optimizer_step"][1].flops
-        assert found.counts.whole.flops == flops, found.book.name
+        ledger = lc.cost(model, price_book=convention.book, **given)
+        flops = ledger.total.flops - ledger.macro_operations["optimizer_step"][1].flops
+        assert convention.counts.whole.flops == flops, convention.book.name
 
 
 @pytest.mark.parametrize("model", KINDS)
 def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
     given = {"plan": "at-once", **lengths(model)}
-    one = lc.memory(model, **given)
-    room = 2 * one.peak
+    needs = lc.memory(model, **given)
+    room = 2 * needs.peak
     (row,) = lc.fit(model, room, procedures="bp", **given).rows
     told = lc.memory(model, **given, budget=room)
-    assert (row.ram, row.largest, row.engine) == (one.peak, told.fits["batch_size"], one.engine)
+    assert (row.ram, row.largest, row.engine) == (needs.peak, told.fits["batch_size"], needs.engine)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +285,8 @@ def test_bytes_as_people_write_them(text, number):
 @pytest.mark.parametrize("number", [2.0, np.float32(2), np.int64(2), "2"])
 def test_a_whole_number_counts_however_it_is_written(number):
     sizes = {"num_hidden_layers": number, "batch_size": number, "seq_len": 8}
-    wanted = lc.cost("gpt2", num_hidden_layers=2, batch_size=2, seq_len=8).total
-    assert lc.cost("gpt2", tokens=number, **sizes).total == wanted
+    total = lc.cost("gpt2", num_hidden_layers=2, batch_size=2, seq_len=8).total
+    assert lc.cost("gpt2", tokens=number, **sizes).total == total
     assert lc.run_cost("gpt2", 300e9, ON, number, **sizes).figures["tokens"].value == 300 * 10**9
     assert lc.memory("gpt2", accumulate=number, budget=8e9, **sizes).budget == 8 * 10**9
     assert lc.fit("gpt2", np.float64(8e9), procedures="bp", seq_len=number).ram == 8 * 10**9

@@ -15,10 +15,10 @@ def test_the_python_runs():
 
 
 def test_the_layer_is_the_one_that_ships():
-    shown = re.search(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    assert shown is not None
+    match = re.search(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert match is not None
     file = resources.files("learncost.layers").joinpath("tables/attention.table")
-    assert shown[1].strip() == file.read_text(encoding="utf-8").strip()
+    assert match[1].strip() == file.read_text(encoding="utf-8").strip()
 
 
 def test_the_first_two_set_up_commands():

@@ -43,7 +43,7 @@ def test_everything_is_described(name):
     taken = set(reference.parameters(name))
     described = reference.described(name) if taken else {}
     assert taken - set(described) == set(), f"arguments of lc.{name} that nothing is said of"
-    named_here = {own for one in said.params if one.args[0] == "param" for own in one.arg_name.split(", ")}
+    named_here = {own for param in said.params if param.args[0] == "param" for own in param.arg_name.split(", ")}
     assert named_here <= taken or issubclass(thing, Exception), f"arguments that lc.{name} does not have"
     if is_dataclass(thing):
         assert set(reference.attributes(name)) == {field.name for field in fields(thing)}

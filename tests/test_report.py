@@ -69,8 +69,8 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
     if step.timing:
         assert shown["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
     if shown["peak"] is not None:
-        held = lc.memory(model, procedure, engine="table", precision=step.dtype, **{**given, **chosen})
-        assert int(shown["peak"]) == held.peak, chosen
+        needs = lc.memory(model, procedure, engine="table", precision=step.dtype, **{**given, **chosen})
+        assert int(shown["peak"]) == needs.peak, chosen
 
 
 def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int]:
@@ -133,13 +133,13 @@ def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(opened: W
     page.wait_for_function(f"document.getElementById('exactly').textContent.includes('{step.total.flops:,}')")
     assert "seq_len=256" in page.url
     page.select_option('[data-control="procedure"]', "pepita")
-    wanted = lc.cost("gpt2", "pepita", seq_len=256).total.flops
-    page.wait_for_function(f"document.getElementById('exactly').textContent.includes('{wanted:,}')")
+    flops = lc.cost("gpt2", "pepita", seq_len=256).total.flops
+    page.wait_for_function(f"document.getElementById('exactly').textContent.includes('{flops:,}')")
     address = page.url
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_selector("html[data-ready]")
-    assert f"{wanted:,} FLOPs" in page.text_content("#exactly")
+    assert f"{flops:,} FLOPs" in page.text_content("#exactly")
     assert "--seq-len 256" in page.text_content("footer")
     page.fill('[data-control="seq_len"]', "4096")
     page.press('[data-control="seq_len"]', "Enter")
@@ -256,15 +256,15 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
     begun = time.monotonic()
     assert main(["report", "gpt3-175b", "--on", DEVICE, "-o", str(path)]) == 0
     assert time.monotonic() - begun < 15  # 2 s on a quiet machine; the machine of the tests is shared
-    said = capsys.readouterr().out
-    assert said.startswith(f"{path}: ")
+    out = capsys.readouterr().out
+    assert out.startswith(f"{path}: ")
     html = path.read_text(encoding="utf-8")
     assert len(html.encode()) < 6_000_000
     assert "<script src" not in html
     assert "http-equiv" not in html
     assert "@import" not in html
-    given = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
-    assert [one["said"]["procedure"] for one in given["documents"]] == ["bp", "recompute", "pepita", "mempepita"]
+    answer = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
+    assert [one["said"]["procedure"] for one in answer["documents"]] == ["bp", "recompute", "pepita", "mempepita"]
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +276,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (["gpt2", "-o", str(tmp_path / "none" / "r.html")], "cannot write"),
     ):
         assert main(["report", *words]) == 2
-        found = capsys.readouterr()
-        assert found.err.count("\n") == 1
-        assert said in found.err, found.err
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1
+        assert said in printed.err, printed.err
     assert list(tmp_path.iterdir()) == []

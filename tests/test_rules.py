@@ -82,8 +82,8 @@ def test_gpt2():
 
 
 def test_the_crossing_is_where_the_two_terms_are_equal():
-    found = only(rules("gpt2"), "overtakes", "the whole").exact
-    length = round(found)
+    exact = only(rules("gpt2"), "overtakes", "the whole").exact
+    length = round(exact)
     sizes = {"seq_len": length, "max_position_embeddings": length}
     rows = lc.cost("gpt2", "bp", "matmul", by="kind", **sizes).rows
     kinds = {row.kind: row.flops for row in rows if row.macro_operation == "forward"}
@@ -92,8 +92,8 @@ def test_the_crossing_is_where_the_two_terms_are_equal():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_backward_is_twice_forward_for_products_only(model):
-    found = rules(model, **MODELS[model])["backward"].cases
-    exact = {(case.subject, case.price_book): case.exact for case in found}
+    cases = rules(model, **MODELS[model])["backward"].cases
+    exact = {(case.subject, case.price_book): case.exact for case in cases}
     assert exact["products with weights", "matmul"] == 2
     assert exact["products of attention", "matmul"] == 2
     assert exact["a convolution of width 3", "matmul"] == 2
@@ -106,8 +106,8 @@ def test_backward_is_twice_forward_for_products_only(model):
 
 def test_norm_through_the_jacobian():
     """(41) to (44) over (39) and (40): 11 d^2 + 2 d and 3 d FLOPs against 9 d, at d = 512."""
-    found = rules("transformer-base", seq_len=100)["backward"].cases
-    (case,) = [case for case in found if (case.subject, case.price_book) == ("add norm", "paper")]
+    cases = rules("transformer-base", seq_len=100)["backward"].cases
+    (case,) = [case for case in cases if (case.subject, case.price_book) == ("add norm", "paper")]
     assert case.exact == Fraction(11 * 512 + 2 + 3, 9)
 
 

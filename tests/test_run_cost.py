@@ -127,7 +127,7 @@ def test_llama_from_its_measured_rate():
 
     Table 15: 1,022,362 GPU-hours, 449 MWh, 173 t, the power being the design power of the devices alone.
     """
-    found = lc.run_cost(
+    run = lc.run_cost(
         "llama-1-65b",
         "1.4e12",
         "A100 SXM 80GB",
@@ -137,16 +137,16 @@ def test_llama_from_its_measured_rate():
         pue=1.1,
         carbon_intensity=0.385,
     )
-    assert round(found.days) == 21
-    assert found.figures["time"].label == "arithmetic"
-    assert found.figures["tokens_per_second"].label == "measured"
-    assert found.figures["device_hours"].value == pytest.approx(1_022_362, rel=2e-3)
-    assert found.energy_kwh == pytest.approx(449e3, rel=4e-3)
-    assert found.co2_kg == pytest.approx(173e3, rel=4e-3)
-    assert found.figures["energy"].label == "arithmetic"
+    assert round(run.days) == 21
+    assert run.figures["time"].label == "arithmetic"
+    assert run.figures["tokens_per_second"].label == "measured"
+    assert run.figures["device_hours"].value == pytest.approx(1_022_362, rel=2e-3)
+    assert run.energy_kwh == pytest.approx(449e3, rel=4e-3)
+    assert run.co2_kg == pytest.approx(173e3, rel=4e-3)
+    assert run.figures["energy"].label == "arithmetic"
     # 6 N + 12 L d T a token over 312 teraFLOP/s, N without the embedding, which is no product.
     per_token = 6 * (65_285_660_672 - 32_000 * 8192 - 161 * 8192) + 12 * 80 * 8192 * 2048
-    assert found.figures["mfu"].value == pytest.approx(per_token * 380 / 312e12)
+    assert run.figures["mfu"].value == pytest.approx(per_token * 380 / 312e12)
 
 
 def test_what_runs_again_is_hfu():
@@ -176,17 +176,17 @@ def test_steps_are_those_of_cost(tokens):
 
 def test_intervals_are_the_outermost():
     """Every factor at its worst and at its best, by hand: default MFU, PUE, power, and the world's grid."""
-    found = lc.run_cost("gpt2", 10**12, "RTX 4090")
-    at_one = found.flops / 165.2e12 / 86_400
+    run = lc.run_cost("gpt2", 10**12, "RTX 4090")
+    at_one = run.flops / 165.2e12 / 86_400
     device = lc.device("RTX 4090")
     mfu, pue, power = assumptions.mfu(device), assumptions.PUE, assumptions.power(device)
-    assert found.figures["time"].interval == pytest.approx((at_one / mfu.high, at_one / mfu.low))
-    low, high = found.figures["energy"].interval
+    assert run.figures["time"].interval == pytest.approx((at_one / mfu.high, at_one / mfu.low))
+    low, high = run.figures["energy"].interval
     assert low == pytest.approx(at_one / mfu.high * 24 * power.low / 1000 * pue.low)
     assert high == pytest.approx(at_one / mfu.low * 24 * power.high / 1000 * pue.high)
-    assert low < found.energy_kwh < high
-    assert found.figures["carbon_intensity"].label == "assumed"
-    for name, figure in found.figures.items():
+    assert low < run.energy_kwh < high
+    assert run.figures["carbon_intensity"].label == "assumed"
+    for name, figure in run.figures.items():
         assert (figure.interval is not None) == (figure.label in ("assumed", "modelled")), name
         assert figure.source, name
 
@@ -209,11 +209,11 @@ def test_the_default_intervals_hold_what_was_published():
 
 def test_the_host_is_told_apart_from_the_device():
     """The energy is that of the device with its host; the device alone stands beside it, PUE apart from both."""
-    found = lc.run_cost("gpt2", 10**9, "H100 SXM").figures
-    assert found["device_power"].value == 700
-    assert found["power"].value > 800
-    assert found["energy"].value == pytest.approx(
-        found["device_hours"].value * found["power"].value / 1000 * found["pue"].value
+    figures = lc.run_cost("gpt2", 10**9, "H100 SXM").figures
+    assert figures["device_power"].value == 700
+    assert figures["power"].value > 800
+    assert figures["energy"].value == pytest.approx(
+        figures["device_hours"].value * figures["power"].value / 1000 * figures["pue"].value
     )
     given = lc.run_cost("gpt2", 10**9, "H100 SXM", power=700).figures
     assert given["power"].value == 700
@@ -236,24 +236,24 @@ def test_products_of_figures():
 
 def test_the_country_and_its_year():
     """France in 2023: 56.039 g a kWh (Ember, by Our World in Data)."""
-    found = lc.run_cost("gpt2", 10**9, "V100", country="France", year="2023")
-    assert found.co2_kg == pytest.approx(found.energy_kwh * 0.056039)
-    assert found.figures["carbon_intensity"].label == "published"
+    run = lc.run_cost("gpt2", 10**9, "V100", country="France", year="2023")
+    assert run.co2_kg == pytest.approx(run.energy_kwh * 0.056039)
+    assert run.figures["carbon_intensity"].label == "published"
 
 
 def test_what_is_unknown_says_what_it_needs():
-    found = lc.run_cost("gpt2", 10**9, "Apple M2")
-    assert found.energy_kwh is None
-    assert "give --power" in found.unknown["energy"]
-    assert "energy            " in str(found)
-    assert found.price_usd is None
+    run = lc.run_cost("gpt2", 10**9, "Apple M2")
+    assert run.energy_kwh is None
+    assert "give --power" in run.unknown["energy"]
+    assert "energy            " in str(run)
+    assert run.price_usd is None
     assert lc.run_cost("gpt2", 10**9, "Apple M2", power=20).energy_kwh is not None
 
 
 def test_fine_tuning_costs_what_cost_says():
-    found = lc.run_cost("gpt2", 10**6, "V100", lora="c_attn", seq_len=128, price_book="run")
+    run = lc.run_cost("gpt2", 10**6, "V100", lora="c_attn", seq_len=128, price_book="run")
     step = lc.cost("gpt2", lora="c_attn", seq_len=128, optimizer="adamw")
-    assert found.flops == round(step.total.flops * 10**6 / 128)
+    assert run.flops == round(step.total.flops * 10**6 / 128)
 
 
 COMMAND = "run-cost gpt2 --tokens 1e9 --on V100"
@@ -261,11 +261,11 @@ COMMAND = "run-cost gpt2 --tokens 1e9 --on V100"
 
 def test_the_command_and_its_formats(capsys):
     assert main([*COMMAND.split(), "--devices", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     run = lc.run_cost("gpt2", 10**9, "V100", 8)
-    assert found == json.loads(json.dumps(run.to_dict()))
-    assert found["price_book"] == "matmul"
-    assert {figure["label"] for figure in found["figures"].values()} <= {
+    assert answer == json.loads(json.dumps(run.to_dict()))
+    assert answer["price_book"] == "matmul"
+    assert {figure["label"] for figure in answer["figures"].values()} <= {
         *("counted", "measured", "published", "given", "assumed", "modelled", "arithmetic")
     }
     assert main([*COMMAND.split(), "--format", "md"]) == 0

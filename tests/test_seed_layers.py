@@ -34,24 +34,24 @@ def check(layer, arrays, foreign):
     """Values and gradients against torch in float64, gradients against complex steps, the price against a count."""
     names = differentiable(layer)
     seeds = seeds_of(layer, lc.run(layer, arrays))
-    found = lc.run(layer, {**arrays, **seeds})
+    values = lc.run(layer, {**arrays, **seeds})
 
     tensors = {n: torch.tensor(a, requires_grad=n in names) for n, a in arrays.items()}
     results = foreign(**tensors)
     results = results if isinstance(results, tuple) else (results,)
     for name, result in zip(layer.table.outputs, results, strict=True):
-        np.testing.assert_allclose(found[name], result.detach().numpy(), 1e-11, 1e-12, err_msg=name)
+        np.testing.assert_allclose(values[name], result.detach().numpy(), 1e-11, 1e-12, err_msg=name)
     total = sum((r * torch.tensor(s)).sum() for r, s in zip(results, seeds.values(), strict=True))
     gradients = torch.autograd.grad(total, [tensors[n] for n in names])
     for name, gradient in zip(names, gradients, strict=True):
-        np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), 1e-10, 1e-11, err_msg=f"d{name}")
+        np.testing.assert_allclose(values[f"d{name}"], gradient.numpy(), 1e-10, 1e-11, err_msg=f"d{name}")
 
     for name in names:
         expected = complex_step(layer, arrays, seeds, name)
-        np.testing.assert_allclose(found[f"d{name}"], expected, 1e-10, 1e-11, err_msg=f"complex step, d{name}")
+        np.testing.assert_allclose(values[f"d{name}"], expected, 1e-10, 1e-11, err_msg=f"complex step, d{name}")
 
     check_count(layer, arrays, seeds)
-    return found
+    return values
 
 
 def complex_step(layer, arrays, seeds, name):
@@ -150,8 +150,8 @@ def test_in_jiang_attention_a_plays_the_keys_and_b_the_queries():
     rows = {f"X{name}": arrays["X"].T[None] for name in "QKV"}
     weights = {new: arrays[old].transpose(2, 0, 1) for new, old in zip(("WQ", "WK", "WV"), "BAC", strict=True)}
     weights["WO"] = arrays["WO"].transpose(1, 2, 0)
-    found = lc.run(shipped_layer("attention"), {**rows, **weights})
-    np.testing.assert_allclose(found["Y"][0].T, lc.run(shipped_layer("jiang_attention"), arrays)["Z"], 1e-12)
+    values = lc.run(shipped_layer("attention"), {**rows, **weights})
+    np.testing.assert_allclose(values["Y"][0].T, lc.run(shipped_layer("jiang_attention"), arrays)["Z"], 1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -193,11 +193,11 @@ def test_derived_backward_equals_the_printed_p_matrix_form(causal, packed):
         layer = lc.layer("\n".join(f"{line} where T' <= T" if causal and "T' T" in line else line for line in
                                    text.splitlines()))  # fmt: skip
         given = {"X": arrays["X"], "W": np.stack([arrays[n] for n in "ABC"]), "WO": arrays["WO"]}
-        found = lc.run(layer, {**given, "dZ": dZ})
-        gradients = {name: found["dW"][i] for i, name in enumerate("ABC")}
+        values = lc.run(layer, {**given, "dZ": dZ})
+        gradients = {name: values["dW"][i] for i, name in enumerate("ABC")}
     else:
-        found = lc.run(jiang("attention", causal), {**arrays, "dZ": dZ})
-        gradients = {name: found[f"d{name}"] for name in "ABC"}
+        values = lc.run(jiang("attention", causal), {**arrays, "dZ": dZ})
+        gradients = {name: values[f"d{name}"] for name in "ABC"}
     dX = np.zeros((D, M))
     for head in range(H):
         A, B_, C = (arrays[name][head] for name in "ABC")
@@ -207,8 +207,8 @@ def test_derived_backward_equals_the_printed_p_matrix_form(causal, packed):
         for i, name in enumerate("ABC"):
             np.testing.assert_allclose(gradients[name][head], dABC[i * K : (i + 1) * K], 1e-11, 1e-12)
             if packed:
-                np.testing.assert_allclose(found["dG"][i, head], P[i * K : (i + 1) * K], 1e-11, 1e-12)
-    np.testing.assert_allclose(found["dX"], dX, 1e-11, 1e-12)
+                np.testing.assert_allclose(values["dG"][i, head], P[i * K : (i + 1) * K], 1e-11, 1e-12)
+    np.testing.assert_allclose(values["dX"], dX, 1e-11, 1e-12)
 
 
 def test_the_packed_form_has_the_p_matrix_in_its_lines():
@@ -269,8 +269,8 @@ def test_disentangled_attention(heads):
 
 
 def test_disentangled_attention_costs_what_its_steps_cost():
-    found = lc.price(shipped_layer("disentangled_attention"), {"B": 1, "h": 1}, "matmul")
-    assert str(found.maccs) == "2 M^2 k + 3 M d k + 2 M k p + 2 d k p"
+    prices = lc.price(shipped_layer("disentangled_attention"), {"B": 1, "h": 1}, "matmul")
+    assert str(prices.maccs) == "2 M^2 k + 3 M d k + 2 M k p + 2 d k p"
 
 
 # The layers that attention is compared with.

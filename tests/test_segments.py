@@ -147,5 +147,5 @@ def test_segments_are_emitted_as_they_are_defined(model, backend, plan):
     table, sizes = table_of(model, **more), sizes_of(model, **more)
     values = given(table, sizes)
     plain = results(table, values, sizes)
-    found = execute(planned(table, plan), backend, values, sizes)
-    assert worst({name: found[name] for name in plain}, plain)[1] < 1e-12
+    executed = execute(planned(table, plan), backend, values, sizes)
+    assert worst({name: executed[name] for name in plain}, plain)[1] < 1e-12

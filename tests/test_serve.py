@@ -93,8 +93,8 @@ def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_ow
     found = client.post("/api/document?n-layer=2&seq-len=10", json=config)
     assert found.status_code == 200
     assert found.json()["asked"]["model"] == "config.json"
-    told = lc.cost(config, n_layer=2, seq_len=10)
-    assert int(found.json()["totals"]["flops"]) == told.total.flops
+    ledger = lc.cost(config, n_layer=2, seq_len=10)
+    assert int(found.json()["totals"]["flops"]) == ledger.total.flops
 
 
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
@@ -118,7 +118,7 @@ def test_fields_are_those_of_the_question(client):
     names = [flag.name for flag in flags_of(document) if flag.how != "flags"]
     assert [flag["name"] for flag in found["flags"]] == names
     assert all(flag["meaning"] for flag in found["flags"])
-    assert {own["name"] for own in found["choices"]["model"]} >= {own.name for own in presets()}
+    assert {own["name"] for own in found["choices"]["model"]} >= {preset.name for preset in presets()}
     for name in ("model", "procedure", "price_book", "on", "precision", "plan", "optimizer"):
         assert found["choices"][name]
     for own in found["choices"]["procedure"]:
@@ -433,8 +433,8 @@ def test_a_training_is_read_on_as_it_grows(watched):
     assert run["seconds"] == [0.5, 1.0, 1.5]
     assert [own["loss"] for own in run["validation"]] == [1.5] * 3
     assert (run["predicted"], run["measured"]) == (5, 7)
-    told = lc.cost(str(folder / "one" / "config.json"), batch_size=2, seq_len=8, optimizer="adamw").total.flops
-    assert int(run["flops_per_step"]) == told
+    flops = lc.cost(str(folder / "one" / "config.json"), batch_size=2, seq_len=8, optimizer="adamw").total.flops
+    assert int(run["flops_per_step"]) == flops
     assert client.get("/api/runs", params={"since": found["version"]}).json() == {
         "version": found["version"],
         "same": True,
@@ -467,12 +467,12 @@ def test_a_contest_is_a_curve_for_each_training(watched):
     out = folder / "contest.json"
     flags = ["digits", "--budget", "steps:3", "--seeds", "0,1", "--rates", "0.1", "--procedure", "bp,pepita"]
     assert main(["contest", *flags, "--out", str(out)]) == 0
-    told = json.loads(out.read_text())
+    answer = json.loads(out.read_text())
     runs = client.get("/api/runs").json()["runs"]
     assert [(run["procedure"], run["name"].rpartition(" ")[2]) for run in runs] == [
-        (result["procedure"], str(seed)) for result in told["results"] for seed in (0, 1)
+        (result["procedure"], str(seed)) for result in answer["results"] for seed in (0, 1)
     ]
-    every = [(result, training) for result in told["results"] for training in result["trainings"]]
+    every = [(result, training) for result in answer["results"] for training in result["trainings"]]
     for run, (result, training) in zip(runs, every, strict=True):
         assert run["loss"] == training["losses"]
         assert int(run["flops_per_step"]) == result["flops_per_step"]

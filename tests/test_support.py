@@ -42,8 +42,8 @@ def test_no_other_field_is_wrong_and_every_family_trains_on_every_engine() -> No
 
 def test_the_screen_counts_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "families", "--support", "--like", "vit"]) == 0
-    shown = capsys.readouterr().out
-    assert "vit" in shown
-    assert "no decoder to sample from" in " ".join(shown.split())
+    out = capsys.readouterr().out
+    assert "vit" in out
+    assert "no decoder to sample from" in " ".join(out.split())
     assert main(["list", "models", "--support"]) == 2
     assert "--support is of families" in capsys.readouterr().err

@@ -30,9 +30,9 @@ def check(found, model, count=12, seed=1, **settings):
     for _ in range(count):
         series, i = draw.choice(found.series), draw.randrange(found.configurations)
         row = {name: int(column[i]) for name, column in found.sizes.items()}
-        one = lc.cost(model, series.procedure, series.price_book, **row, **settings)
-        assert found.parameters[i] == one.parameters
-        part = one.total if series.macro_operation is None else one.macro_operations[series.macro_operation][1]
+        ledger = lc.cost(model, series.procedure, series.price_book, **row, **settings)
+        assert found.parameters[i] == ledger.parameters
+        part = ledger.total if series.macro_operation is None else ledger.macro_operations[series.macro_operation][1]
         assert (int(series.maccs[i]), int(series.flops[i])) == (part.maccs, part.flops), (row, series)
         assert series.exact[i]
 
@@ -43,39 +43,41 @@ def test_rows_are_those_of_cost(model, by):
     sizes = SIZES[model] | REST
     if model == "encoder-decoder":
         sizes |= {"target_len": [4, 9]}
-    found = sweep(model, "all", "all", by=by, **sizes)
-    assert found.configurations == np.prod([len(value) for value in sizes.values()])
-    assert len(found.series) == 4 * len(BOOKS) * (6 if by == "macro-operation" else 1)
-    check(found, model, count=40)
+    swept = sweep(model, "all", "all", by=by, **sizes)
+    assert swept.configurations == np.prod([len(value) for value in sizes.values()])
+    assert len(swept.series) == 4 * len(BOOKS) * (6 if by == "macro-operation" else 1)
+    check(swept, model, count=40)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "gpt3-13b", "transformer-base", "gpt3-jiang"])
 def test_presets_keep_what_follows_from_a_size(model):
-    found = sweep(model, "all", "run,paper", hidden_size=[480, 960], vocab_size=[10, 21], seq_len=[3, 8])
-    check(found, model)
-    assert ("head_dim" in found.sizes) == (model != "gpt3-13b")
+    rows_swept = sweep(model, "all", "run,paper", hidden_size=[480, 960], vocab_size=[10, 21], seq_len=[3, 8])
+    check(rows_swept, model)
+    assert ("head_dim" in rows_swept.sizes) == (model != "gpt3-13b")
 
 
 @pytest.mark.parametrize("model", ["bert-base", "distilbert-base"])
 def test_masked_language_models(model):
     name = {"bert-base": "BertForMaskedLM", "distilbert-base": "DistilBertForMaskedLM"}[model]
-    found = sweep(model, "all", "run,paper", architecture=name, hidden_size=[24, 36], seq_len=[3, 8], vocab_size=[9, 7])
-    check(found, model, architecture=name)
+    rows_swept = sweep(
+        model, "all", "run,paper", architecture=name, hidden_size=[24, 36], seq_len=[3, 8], vocab_size=[9, 7]
+    )
+    check(rows_swept, model, architecture=name)
     check(sweep(model, "bp,recompute", "run,paper", seq_len=[3, 8]), model)
     with pytest.raises(lc.InputError):
         sweep(model, "pepita", seq_len=[3, 8])
 
 
 def test_spellings_settings_and_single_values():
-    found = sweep("gpt2", n_embd=[36, 72], n_layer=2, N=[4, 6], activation="relu", dropout=0.1, optimizer="adamw")
-    assert list(found.sizes)[:2] == ["batch_size", "seq_len"]
-    check(found, "gpt2", activation="relu", dropout=0.1, optimizer="adamw")
+    rows_swept = sweep("gpt2", n_embd=[36, 72], n_layer=2, N=[4, 6], activation="relu", dropout=0.1, optimizer="adamw")
+    assert list(rows_swept.sizes)[:2] == ["batch_size", "seq_len"]
+    check(rows_swept, "gpt2", activation="relu", dropout=0.1, optimizer="adamw")
 
 
 def test_arrays_side_by_side():
     draw = np.random.default_rng(3)
     count = 1000
-    found = sweep(
+    rows_swept = sweep(
         "gpt2",
         "all",
         "run,paper",
@@ -86,30 +88,30 @@ def test_arrays_side_by_side():
         num_hidden_layers=draw.integers(1, 50, count),
         vocab_size=draw.integers(1, 60000, count),
     )
-    assert found.configurations == count
-    check(found, "gpt2", count=40)
+    assert rows_swept.configurations == count
+    check(rows_swept, "gpt2", count=40)
 
 
 def test_the_last_size_varies_fastest():
-    found = sweep("gpt2", hidden_size=[12, 24], seq_len=range(1, 4))
-    assert found.sizes["seq_len"].tolist() == [1, 2, 3, 1, 2, 3]
-    assert found.sizes["hidden_size"].tolist() == [12] * 3 + [24] * 3
-    assert found.sizes["intermediate_size"].tolist() == [48] * 3 + [96] * 3
+    rows_swept = sweep("gpt2", hidden_size=[12, 24], seq_len=range(1, 4))
+    assert rows_swept.sizes["seq_len"].tolist() == [1, 2, 3, 1, 2, 3]
+    assert rows_swept.sizes["hidden_size"].tolist() == [12] * 3 + [24] * 3
+    assert rows_swept.sizes["intermediate_size"].tolist() == [48] * 3 + [96] * 3
 
 
 def test_default_length_follows_the_positions():
-    found = sweep("gpt2", max_position_embeddings=[16, 32])
-    assert found.sizes["seq_len"].tolist() == [16, 32]
-    check(found, "gpt2", count=4)
+    rows_swept = sweep("gpt2", max_position_embeddings=[16, 32])
+    assert rows_swept.sizes["seq_len"].tolist() == [16, 32]
+    check(rows_swept, "gpt2", count=4)
 
 
 def test_counts_from_2_to_the_53_are_marked():
-    found = sweep("gpt2", "bp", "run", batch_size=[1, 10**5, 10**9])
+    rows_swept = sweep("gpt2", "bp", "run", batch_size=[1, 10**5, 10**9])
     exact = [lc.cost("gpt2", batch_size=size).total.flops for size in (1, 10**5, 10**9)]
-    assert found.series[0].exact.tolist() == [count < 2**53 for count in exact] == [True, False, False]
-    assert found.inexact == 2
-    np.testing.assert_allclose(found.series[0].flops, np.array(exact, dtype=float), rtol=1e-14)
-    assert notes(found, None) == ["rows with counts from 2^53 on, which may be rounded (exact is false): 2"]
+    assert rows_swept.series[0].exact.tolist() == [count < 2**53 for count in exact] == [True, False, False]
+    assert rows_swept.inexact == 2
+    np.testing.assert_allclose(rows_swept.series[0].flops, np.array(exact, dtype=float), rtol=1e-14)
+    assert notes(rows_swept, None) == ["rows with counts from 2^53 on, which may be rounded (exact is false): 2"]
 
 
 def test_exact_up_to_the_limit():
@@ -118,9 +120,9 @@ def test_exact_up_to_the_limit():
         middle = (low + high) // 2
         fits = lc.cost("gpt2", batch_size=middle, seq_len=3).total.flops < 2**53
         low, high = (middle, high) if fits else (low, middle)
-    found = sweep("gpt2", batch_size=[low, high], seq_len=3)
-    assert found.series[0].exact.tolist() == [True, False]
-    assert int(found.series[0].flops[0]) == lc.cost("gpt2", batch_size=low, seq_len=3).total.flops
+    rows_swept = sweep("gpt2", batch_size=[low, high], seq_len=3)
+    assert rows_swept.series[0].exact.tolist() == [True, False]
+    assert int(rows_swept.series[0].flops[0]) == lc.cost("gpt2", batch_size=low, seq_len=3).total.flops
 
 
 REFUSED = [
@@ -165,19 +167,19 @@ def test_missing_sizes_are_named():
 
 
 def test_all_is_what_the_model_can_be_trained_by(capsys):
-    found = sweep("bert-base", "all", seq_len=[8])
-    assert [series.procedure for series in found.series] == ["bp", "recompute"]
-    assert "left out: pepita and mempepita; bert-base has no output to learn from" in found.left_out
+    rows_swept = sweep("bert-base", "all", seq_len=[8])
+    assert [series.procedure for series in rows_swept.series] == ["bp", "recompute"]
+    assert "left out: pepita and mempepita; bert-base has no output to learn from" in rows_swept.left_out
     command("bert-base", procedure="all", seq_len="8")
-    assert found.left_out in capsys.readouterr().err
+    assert rows_swept.left_out in capsys.readouterr().err
     assert sweep("gpt2", "all", seq_len=[8]).left_out == ""
 
 
 def test_invalid_combinations_can_be_left_out():
-    found = sweep("gpt2", hidden_size=range(12, 40), seq_len=[8, 2000], skip_invalid=True)
-    assert found.sizes["hidden_size"].tolist() == [12, 24, 36]
-    assert found.dropped == 28 * 2 - 3
-    check(found, "gpt2", count=3)
+    rows_swept = sweep("gpt2", hidden_size=range(12, 40), seq_len=[8, 2000], skip_invalid=True)
+    assert rows_swept.sizes["hidden_size"].tolist() == [12, 24, 36]
+    assert rows_swept.dropped == 28 * 2 - 3
+    check(rows_swept, "gpt2", count=3)
 
 
 def test_ranges_are_pythons():
@@ -191,12 +193,12 @@ def test_ranges_are_pythons():
 def test_csv_is_what_the_columns_hold(with_polars, monkeypatch):
     if not with_polars:
         monkeypatch.setattr(columns, "find_spec", lambda name: None)
-    found = sweep("gpt2", "bp,pepita", "run,paper", hidden_size=[24, 36], batch_size=[1, 10**9])
+    rows_swept = sweep("gpt2", "bp,pepita", "run,paper", hidden_size=[24, 36], batch_size=[1, 10**9])
     text = io.StringIO()
-    found.write_csv(text)
+    rows_swept.write_csv(text)
     rows = list(csv.DictReader(io.StringIO(text.getvalue())))
-    assert len(rows) == len(found) == 4 * 4
-    for row, procedure, maccs in zip(rows, found.columns["procedure"], found.columns["maccs"], strict=True):
+    assert len(rows) == len(rows_swept) == 4 * 4
+    for row, procedure, maccs in zip(rows, rows_swept.columns["procedure"], rows_swept.columns["maccs"], strict=True):
         assert row["procedure"] == procedure
         assert float(row["maccs"]) == maccs
         assert row["exact"] == ("true" if row["batch_size"] == "1" else "false")
@@ -206,12 +208,12 @@ def test_csv_is_what_the_columns_hold(with_polars, monkeypatch):
 
 def test_files_are_complete_or_absent(tmp_path, monkeypatch):
     polars = pytest.importorskip("polars")
-    found = sweep("gpt2", "all", "run", hidden_size=[24, 36], seq_len=range(1, 9))
+    rows_swept = sweep("gpt2", "all", "run", hidden_size=[24, 36], seq_len=range(1, 9))
     for name, read in (("a.csv", polars.read_csv), ("a.parquet", polars.read_parquet)):
-        found.write(tmp_path / name)
+        rows_swept.write(tmp_path / name)
         frame = read(tmp_path / name)
-        assert frame["flops"].to_list() == found.columns["flops"].tolist()
-        assert frame["procedure"].to_list() == found.columns["procedure"].tolist()
+        assert frame["flops"].to_list() == rows_swept.columns["flops"].tolist()
+        assert frame["procedure"].to_list() == rows_swept.columns["procedure"].tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.parquet"]
 
     def broken(*_):
@@ -222,11 +224,11 @@ def test_files_are_complete_or_absent(tmp_path, monkeypatch):
 
     monkeypatch.setattr(columns, "frame", full)
     with pytest.raises(lc.InputError, match="No space left"):
-        found.write(tmp_path / "b.parquet")
+        rows_swept.write(tmp_path / "b.parquet")
     before = (tmp_path / "a.csv").read_bytes()
     monkeypatch.setattr(columns, "write_csv", broken)
     with pytest.raises(lc.InputError, match="No space left"):
-        found.write(tmp_path / "a.csv")
+        rows_swept.write(tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -259,14 +261,14 @@ def test_the_command_writes_csv(capsys, tmp_path):
 
 
 def test_a_dictionary_of_columns():
-    found = sweep("gpt2", hidden_size=[24, 36]).to_dict()
-    assert found["flops"] == [lc.cost("gpt2", hidden_size=size).total.flops for size in (24, 36)]
-    assert found["fixed"]["vocab_size"] == 50257
+    answer = sweep("gpt2", hidden_size=[24, 36]).to_dict()
+    assert answer["flops"] == [lc.cost("gpt2", hidden_size=size).total.flops for size in (24, 36)]
+    assert answer["fixed"]["vocab_size"] == 50257
 
 
 @pytest.mark.parametrize("book", ["run", "paper"])
 def test_a_million_configurations(book):
-    found = sweep(
+    rows_swept = sweep(
         "gpt2",
         "all",
         book,
@@ -276,5 +278,5 @@ def test_a_million_configurations(book):
         num_hidden_layers=range(1, 101),
         vocab_size=range(1000, 2000, 100),
     )
-    assert found.configurations == 10**6
-    check(found, "gpt2")
+    assert rows_swept.configurations == 10**6
+    check(rows_swept, "gpt2")

@@ -69,10 +69,10 @@ def test_another_name_of_an_array_is_no_work():
 
 def test_orientations_are_those_of_a_linear_layer():
     # Y = X W: both as they lie; dX = dY W': the second turned; dW = X' dY: the first.
-    found = lc.derive(lc.layer(PRODUCT)).step
-    rows = price(found, SIZES, book("run")).rows
+    step = lc.derive(lc.layer(PRODUCT)).step
+    rows = price(step, SIZES, book("run")).rows
     ways = {rows[work.rows[0]].line: work.products[0] for work in works(rows, SIZES, "fp32", True)}
-    shapes = {name: (own.orientation, own.batch, own.m, own.n, own.k) for name, own in ways.items()}
+    shapes = {name: (way.orientation, way.batch, way.m, way.n, way.k) for name, way in ways.items()}
     assert shapes == {"Y": ("NN", 1, 16, 32, 16), "dX": ("NT", 1, 16, 16, 32), "dW": ("TN", 1, 16, 32, 16)}
 
 
@@ -85,7 +85,7 @@ def test_products_are_those_that_the_matmul_book_counts(kind, plan):
         "num_key_value_heads": 2, "intermediate_size": 40, "max_position_embeddings": 16, "vocab_size": 50,
     }  # fmt: skip
     rows, sizes = model_rows(keys, plan)
-    counted = sum(work.turns * own.flops for work in works(rows, sizes, "fp32", True) for own in work.products)
+    counted = sum(work.turns * product.flops for work in works(rows, sizes, "fp32", True) for product in work.products)
     assert counted == lc.cost(configure(keys), "bp", "matmul", batch_size=2, seq_len=16, plan=plan).total.flops
 
 
@@ -99,7 +99,7 @@ def test_flash_computes_the_visible_share_of_its_blocks():
         most = rows[work.rows[0]].source.tag.kernel.blocks[1]
         ends = range(most, 129, most)
         assert work.share == pytest.approx(sum(ends) / len(ends) / 128)
-        assert {own.batch for own in work.products} == {2 * 2 * len(ends)}  # sequences, heads, blocks
+        assert {product.batch for product in work.products} == {2 * 2 * len(ends)}  # sequences, heads, blocks
 
 
 def test_adamw_moves_twenty_eight_bytes_a_parameter():
@@ -131,17 +131,17 @@ def test_more_work_takes_longer_and_a_faster_device_less(plan):
 
 def test_the_interval_is_around_the_time():
     rows, sizes = model_rows()
-    found = time(rows, sizes, flat(low=0.5, high=3.0, step=1.0))
-    assert (found.low, found.high) == (0.5 * found.total, 3 * found.total)
-    assert found.total == pytest.approx(1 + sum(found.bounds.values()))
+    predicted = time(rows, sizes, flat(low=0.5, high=3.0, step=1.0))
+    assert (predicted.low, predicted.high) == (0.5 * predicted.total, 3 * predicted.total)
+    assert predicted.total == pytest.approx(1 + sum(predicted.bounds.values()))
 
 
 def test_what_was_touched_lately_comes_from_the_cache():
     # X and b were touched a step ago, which is 4 (256 + 16 + 256 + 256 + 256) bytes; U just before, with 4 x 528 since.
     rates = flat(operators=False)
     rates = replace(rates, bandwidth=Curve((3000.0, 3001.0), (1e9, 1e3)))
-    found = time(rows_of(TWO), SIZES, rates)
-    assert [part.memory for part in found.parts] == pytest.approx([2_112 / 1e3, 1_024 / 1e9 + 1_024 / 1e3])
+    predicted = time(rows_of(TWO), SIZES, rates)
+    assert [part.memory for part in predicted.parts] == pytest.approx([2_112 / 1e3, 1_024 / 1e9 + 1_024 / 1e3])
 
 
 def test_large_results_lie_in_new_memory():

@@ -14,10 +14,10 @@ from timings import flat, model_rows
 @pytest.mark.parametrize("by", ["layer", "macro-operation", "equation", "kind"])
 def test_rows_add_up_to_the_time_of_the_step(by):
     rows, sizes = model_rows({"model_type": "gpt2", "n_positions": 32}, length=32)
-    whole = time(rows, sizes, flat(launch=1e-6))
-    found = lc.cost("gpt2", seq_len=32, n_positions=32, batch_size=2, optimizer="adamw", by=by, on=flat(launch=1e-6))
-    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(whole.total)
-    assert found.timing.seconds == pytest.approx(whole.total)
+    predicted = time(rows, sizes, flat(launch=1e-6))
+    ledger = lc.cost("gpt2", seq_len=32, n_positions=32, batch_size=2, optimizer="adamw", by=by, on=flat(launch=1e-6))
+    assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(predicted.total)
+    assert ledger.timing.seconds == pytest.approx(predicted.total)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def test_rows_add_up_to_the_time_of_the_step(by):
 )
 def test_models_of_every_kind_have_a_time(model):
     length = 197 if model.startswith("vit") else 64
-    found = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
-    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
-    assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
+    ledger = lc.cost(model, seq_len=length, on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
+    assert {row.bound for row in ledger.rows if row.seconds} <= {"compute", "memory", "launch"}
     # No faster than its peak and the book of matrix products allow.
     floor = lc.cost(model, price_book="matmul", seq_len=length).total.flops / 989e12
-    assert found.timing.seconds > floor
+    assert ledger.timing.seconds > floor
 
 
 def test_a_large_product_on_a_published_device_attains_what_its_source_measured():
@@ -63,23 +63,23 @@ def test_no_line_is_faster_than_the_device(model, by):
     operations a second are done than at the peak: those of the line, and those of all of its kernel."""
     peak = 989e12
     for plan in {None, KINDS[model]}:
-        found = lc.cost(model, on="H100-SXM", by=by, plan=plan, seq_len=197 if model == "vit-b-16" else 256)
-        assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
-        for row in found.rows:
+        ledger = lc.cost(model, on="H100-SXM", by=by, plan=plan, seq_len=197 if model == "vit-b-16" else 256)
+        assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
+        for row in ledger.rows:
             if row.seconds is None:
                 assert row.time.inside
                 assert (row.time.flops, row.time.bytes) == (0, 0)
             elif row.flops:
                 assert row.flops / row.seconds <= peak, row
                 assert row.time.flops / row.seconds <= peak, row
-        whole = sum(row.time.flops for row in found.rows)
+        whole = sum(row.time.flops for row in ledger.rows)
         if plan is None:  # flash computes the blocks that are visible only
-            assert whole == pytest.approx(found.total.flops, rel=1e-6)
+            assert whole == pytest.approx(ledger.total.flops, rel=1e-6)
 
 
 def test_a_line_inside_a_kernel_says_which(capsys):
-    found = lc.cost("gpt2", on="H100-SXM", by="equation", seq_len=64)
-    rows = {(row.layer, row.macro_operation, row.line): row for row in found.rows}
+    ledger = lc.cost("gpt2", on="H100-SXM", by="equation", seq_len=64)
+    rows = {(row.layer, row.macro_operation, row.line): row for row in ledger.rows}
     product, bias = rows["attention", "forward", "Q.linear"], rows["attention", "forward", "Q"]
     assert bias.seconds is None
     assert bias.time.inside == ("attention.Q.linear",)
@@ -101,10 +101,10 @@ def test_a_line_inside_a_kernel_says_which(capsys):
 
 
 def test_energy_is_time_times_power(capsys):
-    found = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
-    low, usual, high = found.timing.joules
+    ledger = lc.cost("gpt2", on=lc.rates("H100-SXM", "bf16"), dtype="bf16")
+    low, usual, high = ledger.timing.joules
     watts = lc.run_cost("gpt2", 10**9, "H100-SXM").figures["power"].value  # the device with its host: one answer
-    assert usual == pytest.approx(watts * found.timing.seconds)
+    assert usual == pytest.approx(watts * ledger.timing.seconds)
     assert low < usual < high
     assert main(["cost", "gpt2", "--on", "H100-SXM", "--dtype", "bf16", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -125,12 +125,12 @@ def test_every_format_has_the_columns(form, capsys):
 def test_a_device_by_its_name_in_python_as_on_the_command_line(capsys):
     """The same seconds by a name, a `Device`, rates; in the type that training runs in, where none is named."""
     for name, dtype in (("A100-SXM-40GB", "bf16"), ("NVIDIA A100-SXM4-40GB", "bf16"), ("Tesla T4", "fp16")):
-        found = lc.cost("gpt2", seq_len=64, on=name)
-        assert found.dtype == dtype
+        ledger = lc.cost("gpt2", seq_len=64, on=name)
+        assert ledger.dtype == dtype
         same = [lc.device(name), lc.rates(name), lc.rates(name, dtype)]
-        assert {lc.cost("gpt2", seq_len=64, on=on).timing.seconds for on in same} == {found.timing.seconds}
+        assert {lc.cost("gpt2", seq_len=64, on=on).timing.seconds for on in same} == {ledger.timing.seconds}
         assert main(["cost", "gpt2", "--seq-len", "64", "--on", name, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["time"] == found.timing.to_dict()
+        assert json.loads(capsys.readouterr().out)["time"] == ledger.timing.to_dict()
     for on in ("nosuch", 3, ["V100"], "nosuch.json", ""):
         with pytest.raises(lc.InputError):
             lc.cost("gpt2", on=on)
@@ -171,15 +171,15 @@ def test_bad_input_is_one_line(flags, said, capsys, monkeypatch, tmp_path):
 )
 def test_inference_has_a_time(model, procedure):
     lengths = {"seq_len": 64} if procedure == "prefill" or model == "t5-small" else {"context": 63}
-    found = lc.cost(model, procedure, dtype="bf16", on=lc.rates("H100-SXM", "bf16"), **lengths)
-    assert sum(row.seconds or 0 for row in found.rows) == pytest.approx(found.timing.seconds)
-    assert {row.bound for row in found.rows if row.seconds} <= {"compute", "memory", "launch"}
-    low, usual, high = found.timing.joules
+    ledger = lc.cost(model, procedure, dtype="bf16", on=lc.rates("H100-SXM", "bf16"), **lengths)
+    assert sum(row.seconds or 0 for row in ledger.rows) == pytest.approx(ledger.timing.seconds)
+    assert {row.bound for row in ledger.rows if row.seconds} <= {"compute", "memory", "launch"}
+    low, usual, high = ledger.timing.joules
     assert low < usual < high
     watts = lc.run_cost("gpt2", 10**9, "H100-SXM").figures["power"].value  # the device with its host: one answer
-    assert usual == pytest.approx(watts * found.timing.seconds)
+    assert usual == pytest.approx(watts * ledger.timing.seconds)
     floor = lc.cost(model, procedure, "matmul", **lengths).total.flops / 989e12
-    assert found.timing.seconds > floor
+    assert ledger.timing.seconds > floor
 
 
 def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
@@ -197,8 +197,8 @@ def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
 
 
 def test_a_long_prompt_is_bound_by_its_products():
-    found = lc.cost("llama-3-8b", "prefill", seq_len=2048, dtype="bf16", by="kind", on=lc.rates("H100-SXM", "bf16"))
-    (linear,) = (row for row in found.rows if row.kind == "linear")
+    ledger = lc.cost("llama-3-8b", "prefill", seq_len=2048, dtype="bf16", by="kind", on=lc.rates("H100-SXM", "bf16"))
+    (linear,) = (row for row in ledger.rows if row.kind == "linear")
     assert linear.bound == "compute"
     # No faster than the best product that the device's source measured: 794.5 TFLOP/s.
-    assert found.timing.seconds > linear.seconds > linear.flops / 794.5e12
+    assert ledger.timing.seconds > linear.seconds > linear.flops / 794.5e12

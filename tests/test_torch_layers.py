@@ -37,11 +37,11 @@ class Reference(torch.nn.Module):
                     parameter.zero_()  # the paper's attention has no biases
 
     def forward(self, tokens: list, sines: list, padded: list, causal: bool) -> object:
-        values = [table(own) for table, own in zip(self.embeddings, tokens, strict=True)]
+        values = [table(token) for table, token in zip(self.embeddings, tokens, strict=True)]
         if self.positions:
             values = [v + table.weight[: v.shape[1]] for v, table in zip(values, self.positions, strict=True)]
         else:
-            values = [value + own for value, own in zip(values, sines, strict=True)]
+            values = [value + sine for value, sine in zip(values, sines, strict=True)]
         x, memory = values[0], None
         mask = partial(torch.triu, diagonal=1)
         for layer in self.layers:
@@ -85,7 +85,7 @@ def arrays_of(module: Reference, two_sided: bool, grad: bool = False) -> dict[st
     """Weights (or their gradients) by our names; the blocks of one side are stacked."""
     sides = ("encoder.", "decoder.") if two_sided else ("",)
     tables = {"wte": module.embeddings, "wpe": module.positions}
-    found = {f"{s}{name}": t.weight for name, own in tables.items() for s, t in zip(sides, own, strict=False)}
+    found = {f"{s}{name}": t.weight for name, table in tables.items() for s, t in zip(sides, table, strict=False)}
     found["head.W"] = module.head.weight.T if not grad else module.head.weight
     result = {name: (p.grad if grad else p.detach()).numpy() for name, p in found.items()}
     if grad:
@@ -122,7 +122,7 @@ def test_generic_models(family: str, learned: int, padding: bool) -> None:
 
     padded = [torch.tensor(~own) if padding else None for own in real]
     causal = family == "decoder"
-    scores = module([torch.tensor(own) for own in tokens], [torch.tensor(own) for own in sines], padded, causal)
+    scores = module([torch.tensor(token) for token in tokens], [torch.tensor(sine) for sine in sines], padded, causal)
     loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.tensor(targets).flatten())
     loss.backward()
 
@@ -142,8 +142,8 @@ def given(
     """What our table takes in."""
     two_sided = len(tokens) == 2
     arrays = arrays_of(module, two_sided)
-    for side, own, sine in zip(("encoder.", "decoder.") if two_sided else ("",), tokens, sines, strict=True):
-        arrays |= {f"{side}tokens": own, f"{side}S": sine, f"{side}index": np.arange(own.shape[1])}
+    for side, token, sine in zip(("encoder.", "decoder.") if two_sided else ("",), tokens, sines, strict=True):
+        arrays |= {f"{side}tokens": token, f"{side}S": sine, f"{side}index": np.arange(token.shape[1])}
     share = np.where(targets >= 0, -1 / (targets >= 0).sum(), 0.0)
     arrays |= {"targets": np.maximum(targets, 0), "share": share, "dloss": np.ones(())}
     for name in model.masks:  # every block's attention is given the mask of its keys, the cross-attention the encoder's

@@ -43,14 +43,14 @@ def module_of(name, dtype=torch.float64):
     table = shipped_layer(name).table
     sizes = small_sizes(table)
     arrays = {key: torch.tensor(array) for key, array in sound_arrays(table, sizes).items()}
-    arrays = {key: one.to(dtype) if one.is_floating_point() else one for key, one in arrays.items()}
+    arrays = {key: array.to(dtype) if array.is_floating_point() else array for key, array in arrays.items()}
     stands = {axis.rstrip("'") for key in table.inputs for axis in table.axes[key]}
     own = {axis.rstrip("'") for key in table.weights for axis in table.axes[key]}
-    found = lt.layer(name, dtype=dtype, **{a: s for a, s in sizes.items() if a in own or a not in stands})
+    layer = lt.layer(name, dtype=dtype, **{a: s for a, s in sizes.items() if a in own or a not in stands})
     with torch.no_grad():
-        for key, parameter in found.weights().items():
+        for key, parameter in layer.weights().items():
             parameter.copy_(arrays[key])
-    return found, {key: arrays[key] for key in table.inputs}
+    return layer, {key: arrays[key] for key in table.inputs}
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -88,9 +88,11 @@ def test_nothing_is_derived_for_what_requires_no_gradient():
 
 def test_of_several_outputs_some():
     module, inputs = module_of("recurrent")
-    whole = torch.autograd.grad(sum(one.sum() * k for one, k in zip(module(**inputs), (1, 0), strict=True)), module.U)
+    gradients = torch.autograd.grad(
+        sum(one.sum() * k for one, k in zip(module(**inputs), (1, 0), strict=True)), module.U
+    )
     one, _ = module(**inputs)
-    assert torch.equal(torch.autograd.grad(one.sum(), module.U)[0], whole[0])
+    assert torch.equal(torch.autograd.grad(one.sum(), module.U)[0], gradients[0])
 
 
 def test_a_second_derivative_is_refused_in_one_line():
@@ -134,13 +136,13 @@ def test_a_model_is_the_engines():
     # The loss of the same weights and batch in NumPy's engine, whose steps other tests hold to autograd.
     found = gpt2(dtype=torch.float64)
     own = engine(found.configuration, Options(engine="numpy", dtype="fp64", learning_rate=1e-3))
-    own.load({name: one.detach().numpy() for name, one in found.weights().items()}, own.state, 0)
+    own.load({name: weight.detach().numpy() for name, weight in found.weights().items()}, own.state, 0)
     given, targets = batch()
     targets[0, :3] = -1  # no target there
     assert found(given, targets).item() == pytest.approx(
         own.loss({"tokens": given.numpy(), "targets": targets.numpy()}), abs=1e-12
     )
-    weights = {name: one.detach().numpy() for name, one in found.weights().items()}
+    weights = {name: weight.detach().numpy() for name, weight in found.weights().items()}
     updates = lc.Training(found.configuration, weights=weights).updates(given.numpy(), targets.numpy())
     found(given, targets).backward()
     for name, parameter in found.weights().items():
@@ -157,7 +159,7 @@ def test_other_models_and_padding(model):
     sizes |= {"architecture": "BertForMaskedLM"} if model.startswith("bert") else {}
     found = lt.model(model, dtype=torch.float64, **sizes)
     training = lc.Training(
-        found.configuration, weights={name: one.detach().numpy() for name, one in found.weights().items()}
+        found.configuration, weights={name: weight.detach().numpy() for name, weight in found.weights().items()}
     )
     given, targets = batch()
     more = {"encoder_tokens": tokens(seed=1)} if model == "encoder-decoder" else {}

@@ -66,9 +66,9 @@ def check_events(found):
             continue
         assert event["dur"] >= 0
         threads[event["pid"], event["tid"]].append(event)
-    for own in threads.values():
+    for thread in threads.values():
         around = []
-        for event in own:  # in the order in which they begin, a slice before those inside of it
+        for event in thread:  # in the order in which they begin, a slice before those inside of it
             start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
             while around and start >= around[-1] and not (start == end == around[-1]):
                 around.pop()
@@ -82,17 +82,17 @@ def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_le
     found, given = asked(model, more)
     check_events(found)
     cost = lc.cost(model, **given)
-    assert sum(one.facts["flops"] for one in lines(found)) == cost.total.flops
-    assert sum(one.facts["maccs"] for one in lines(found)) == cost.total.maccs
-    assert sum(one.facts["bytes"] for one in lines(found)) == sum(row.bytes for row in cost.rows)
-    assert all(one.length == one.facts["flops"] for one in lines(found))  # a nanosecond stands for one
+    assert sum(line.facts["flops"] for line in lines(found)) == cost.total.flops
+    assert sum(line.facts["maccs"] for line in lines(found)) == cost.total.maccs
+    assert sum(line.facts["bytes"] for line in lines(found)) == sum(row.bytes for row in cost.rows)
+    assert all(line.length == line.facts["flops"] for line in lines(found))  # a nanosecond stands for one
     assert "no device" in found.timeline.facts["length"]
     by_pass = Counter()
-    for one in lines(found):
-        by_pass[one.category] += one.facts["flops"]
-    assert by_pass == {name: own.flops for name, (_, own) in cost.macro_operations.items() if own.flops} | {
-        name: 0 for name in by_pass if not cost.macro_operations[name][1].flops
-    }
+    for line in lines(found):
+        by_pass[line.category] += line.facts["flops"]
+    assert by_pass == {
+        name: operation.flops for name, (_, operation) in cost.macro_operations.items() if operation.flops
+    } | {name: 0 for name in by_pass if not cost.macro_operations[name][1].flops}
 
 
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
@@ -102,13 +102,13 @@ def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
     step = lc.cost(model, by="equation", **given)
     seconds = step.timing.seconds
     assert math.isclose(
-        sum(one.facts["seconds"] for one in lines(found)) + step.timing.time.step, seconds, rel_tol=1e-9
+        sum(line.facts["seconds"] for line in lines(found)) + step.timing.time.step, seconds, rel_tol=1e-9
     )
-    whole = sum(own.length for own in found.timeline.processes[0].slices)
+    whole = sum(slice_.length for slice_ in found.timeline.processes[0].slices)
     assert abs(whole - seconds * 1e9) <= 1  # of all slices together, in nanoseconds
-    assert all(abs(one.length - one.facts["seconds"] * 1e9) <= 1 for one in lines(found))
+    assert all(abs(line.length - line.facts["seconds"] * 1e9) <= 1 for line in lines(found))
     kernels = [own for own in found.timeline.processes[0].walk() if own.kind == "kernel"]
-    assert all(len(own.parts) > 1 for own in kernels)
+    assert all(len(kernel.parts) > 1 for kernel in kernels)
     assert found.timeline.facts["length"] == "seconds, modelled"
 
 
@@ -116,7 +116,7 @@ def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
 def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
     found, given = asked(model, more)
     (counter,) = found.timeline.processes[0].counters
-    levels = [one.facts["memory"] for one in lines(found)]
+    levels = [line.facts["memory"] for line in lines(found)]
     assert max(levels) == max(value for _, value in counter.values)
     if given.get("procedure") in ("decode", "prefill"):
         return
@@ -145,9 +145,9 @@ def test_lines_stand_in_layers_of_blocks_of_passes():
     found, _ = asked("gpt2", {})
     forward, both, last = found.timeline.processes[0].slices
     assert (forward.name, both.name, last.name) == ("forward", "backward, weight update", "optimizer step")
-    block = next(own for own in forward.parts if own.name == "block 1")
-    assert [own.name for own in block.parts] == ["norm", "attention", "residual", "norm", "feed_forward", "residual"]
-    scores = next(own for own in block.parts[1].parts if own.name == "R")
+    block = next(part for part in forward.parts if part.name == "block 1")
+    assert [part.name for part in block.parts] == ["norm", "attention", "residual", "norm", "feed_forward", "residual"]
+    scores = next(part for part in block.parts[1].parts if part.name == "R")
     # 2 M N d: the scores of all heads
     assert (scores.facts["flops"], scores.facts["equation"]) == (2 * 32 * 32 * 768, "3")
 
@@ -161,7 +161,7 @@ def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
     for on in (None, ON):
         found, given = asked("gpt2", {"on": on})
         assert {own.name for own in found.timeline.processes[0].walk() if own.kind == "turn"} == {"3 turns"}
-        assert sum(one.facts["flops"] for one in lines(found)) == lc.cost("gpt2", **given).total.flops
+        assert sum(line.facts["flops"] for line in lines(found)) == lc.cost("gpt2", **given).total.flops
         check_events(found)
 
 
@@ -190,24 +190,28 @@ def test_perfetto_reads_what_the_json_says(kind, timed):
     model, more = kind
     found, _ = asked(model, more | ({"on": ON} if timed else {}))
     packets = parsed(found.to_bytes(".pftrace")).packet
-    described = {one.track_descriptor.uuid: one.track_descriptor for one in packets if one.HasField("track_descriptor")}
+    described = {
+        packet.track_descriptor.uuid: packet.track_descriptor
+        for packet in packets
+        if packet.HasField("track_descriptor")
+    }
     assert {own.parent_uuid for own in described.values()} <= {0, *described}
     around, slices, counted, times = defaultdict(list), [], [], defaultdict(int)
-    for one in packets:
-        if not one.HasField("track_event"):
+    for packet in packets:
+        if not packet.HasField("track_event"):
             continue
-        event = one.track_event
+        event = packet.track_event
         assert event.track_uuid in described
-        assert one.timestamp >= times[event.track_uuid]
-        times[event.track_uuid] = one.timestamp
+        assert packet.timestamp >= times[event.track_uuid]
+        times[event.track_uuid] = packet.timestamp
         if event.type == perfetto.TrackEvent.TYPE_SLICE_BEGIN:
-            around[event.track_uuid].append((one.timestamp, event))
+            around[event.track_uuid].append((packet.timestamp, event))
         elif event.type == perfetto.TrackEvent.TYPE_SLICE_END:
             start, begun = around[event.track_uuid].pop()
-            slices.append((begun.name, list(begun.categories), start, one.timestamp))
+            slices.append((begun.name, list(begun.categories), start, packet.timestamp))
         else:
             assert event.type == perfetto.TrackEvent.TYPE_COUNTER
-            counted.append((one.timestamp, event.counter_value))
+            counted.append((packet.timestamp, event.counter_value))
     assert not any(around.values())
     events = found.to_dict()["traceEvents"]
     told = [
@@ -215,7 +219,7 @@ def test_perfetto_reads_what_the_json_says(kind, timed):
         for event in events
         if event["ph"] == "X"
     ]
-    assert sorted(own for own in slices if own[0] != "about this trace") == sorted(told)
+    assert sorted(slice_ for slice_ in slices if slice_[0] != "about this trace") == sorted(told)
     assert counted == [(round(e["ts"] * 1000), *e["args"].values()) for e in events if e["ph"] == "C"]
 
 
@@ -223,17 +227,17 @@ def test_perfetto_has_all_facts_of_a_slice():
     found, _ = asked("gpt2", {"on": ON})
     packets = parsed(found.to_bytes(".pftrace")).packet
     kinds = {"int_value": int, "double_value": float, "string_value": str}
-    for one in packets:
-        if one.track_event.name == "about this trace":
-            own = {each.name: each.string_value for each in one.track_event.debug_annotations}
+    for packet in packets:
+        if packet.track_event.name == "about this trace":
+            own = {each.name: each.string_value for each in packet.track_event.debug_annotations}
             assert own == found.timeline.facts
-    event = next(one.track_event for one in packets if one.track_event.name == "R")
-    told = next(one for one in lines(found) if one.name == "R").facts
+    event = next(packet.track_event for packet in packets if packet.track_event.name == "R")
+    facts = next(line for line in lines(found) if line.name == "R").facts
     for each in event.debug_annotations[1:]:
         field = each.WhichOneof("value")
-        assert getattr(each, field) == told[each.name]
-        assert isinstance(told[each.name], kinds[field])
-    assert len(event.debug_annotations) == len(told) + 1
+        assert getattr(each, field) == facts[each.name]
+        assert isinstance(facts[each.name], kinds[field])
+    assert len(event.debug_annotations) == len(facts) + 1
 
 
 # The command.
@@ -243,9 +247,9 @@ def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys)
     for name in ("trace.json", "trace.pftrace"):
         path = tmp_path / name
         assert main(["trace", "gpt2", "--n-layer", "1", "--seq-len", "8", "--on", ON, "-o", str(path)]) == 0
-        shown = capsys.readouterr().out
-        assert str(path) in shown.replace("\n", "")
-        assert "perfetto" in shown
+        out = capsys.readouterr().out
+        assert str(path) in out.replace("\n", "")
+        assert "perfetto" in out
     found = lc.trace("gpt2", n_layer=1, seq_len=8, on=ON)
     assert json.loads((tmp_path / "trace.json").read_text()) == found.to_dict()
     assert (tmp_path / "trace.pftrace").read_bytes() == found.to_bytes(".pftrace")
@@ -296,9 +300,9 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     given = {"engine": engine, "batch_size": 4, "seq_len": 16, "steps": 4, "out": run, "trace": 2}
     result = lc.train(text, **given, **sizes, **more)
     assert "traced 2 steps" in capsys.readouterr().err
-    found = json.loads((run / "trace.json").read_text())
-    assert "seconds, measured" in found["otherData"]["length"]
-    events = [event for event in found["traceEvents"] if event["ph"] == "X"]
+    answer = json.loads((run / "trace.json").read_text())
+    assert "seconds, measured" in answer["otherData"]["length"]
+    events = [event for event in answer["traceEvents"] if event["ph"] == "X"]
     steps = [event for event in events if event["args"]["kind"] == "step"]
     assert [event["name"] for event in steps] == ["step 2", "step 3"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -315,7 +319,7 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     names = [event["name"] for event in own]
     assert any(name.startswith("attn_Q") for name in names)
     assert any(event["args"].get("equation") == "45" for event in own)
-    counters = {event["name"]: event["args"]["bytes"] for event in found["traceEvents"] if event["ph"] == "C"}
+    counters = {event["name"]: event["args"]["bytes"] for event in answer["traceEvents"] if event["ph"] == "C"}
     assert counters["memory of the process, measured"] > 10**6
     assert counters["weights, state and step, predicted"] == result.last.predicted
     parsed((run / "trace.pftrace").read_bytes())
@@ -325,10 +329,10 @@ def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_p
     monkeypatch.setattr("learncost.pictures.measured.HERE", ON)
     run = tmp_path / "run"
     lc.train(text, engine="numpy", num_hidden_layers=1, batch_size=2, seq_len=8, steps=2, out=run, trace=1)
-    found = json.loads((run / "trace.json").read_text())
-    names = [event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"]
+    answer = json.loads((run / "trace.json").read_text())
+    names = [event["args"]["name"] for event in answer["traceEvents"] if event["name"] == "process_name"]
     assert len(names) == 2
-    beside = [event for event in found["traceEvents"] if event["ph"] == "X" and event["pid"] == 2]
+    beside = [event for event in answer["traceEvents"] if event["ph"] == "X" and event["pid"] == 2]
     seconds = lc.cost(str(run / "config.json"), batch_size=2, seq_len=8, on=ON, dtype="fp32").timing.seconds
     told = sum(event["args"]["seconds"] for event in beside if event["args"]["kind"] == "line")
     assert math.isclose(told, seconds, rel_tol=1e-9)
@@ -336,14 +340,14 @@ def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_p
 
 def test_tracing_leaves_the_numbers_as_they_are(text, tmp_path):
     given = {"engine": "numpy", "num_hidden_layers": 1, "batch_size": 2, "seq_len": 8, "steps": 4}
-    one = lc.train(text, **given, out=tmp_path / "one")
+    result = lc.train(text, **given, out=tmp_path / "one")
     two = lc.train(text, **given, out=tmp_path / "two", trace=2)
-    assert one.last.loss == two.last.loss
+    assert result.last.loss == two.last.loss
     assert not (tmp_path / "one" / "trace.json").exists()
     resumed = lc.train(resume=tmp_path / "one", steps=6, trace=1)
     assert resumed.steps == 6
-    found = json.loads((tmp_path / "one" / "trace.json").read_text())
-    assert [e["name"] for e in found["traceEvents"] if e["ph"] == "X" and e["args"]["kind"] == "step"] == ["step 6"]
+    answer = json.loads((tmp_path / "one" / "trace.json").read_text())
+    assert [e["name"] for e in answer["traceEvents"] if e["ph"] == "X" and e["args"]["kind"] == "step"] == ["step 6"]
 
 
 @pytest.mark.parametrize("several", ["-1", "1001", "x"])

@@ -64,11 +64,11 @@ def test_numpy_takes_what_is_predicted(procedure, text, tmp_path):
     report = Silent()
     start(how, tmp_path / "run", report)
     step, last = report.steps[-2:]
-    found = lc.memory(
+    needs = lc.memory(
         str(tmp_path / "run"), procedure=procedure, batch_size=16, seq_len=64, optimizer="adamw", engine="numpy"
     )
     # The step of a training has scalars and the share of each target, which the table of a price does not need.
-    assert step.predicted == pytest.approx(found.peak, rel=0.01)
+    assert step.predicted == pytest.approx(needs.peak, rel=0.01)
     assert last.process > last.memory
     assert last.memory < last.predicted + 12e6  # pages of libraries that are first touched here, samples
 
@@ -255,24 +255,24 @@ def split(tokens):
 def test_a_single_document_is_cut(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
     corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
-    found = corpus.load(tmp_path, "")
-    assert bytes(found.training.tolist()) == b"0123456789" * 9 + b"0"  # 101 tokens, a tenth of them validate
-    assert found.validation.tolist() == [*b"123456789", 256]
+    loaded = corpus.load(tmp_path, "")
+    assert bytes(loaded.training.tolist()) == b"0123456789" * 9 + b"0"  # 101 tokens, a tenth of them validate
+    assert loaded.validation.tolist() == [*b"123456789", 256]
 
 
 def test_batches_depend_on_seed_and_step_alone(tmp_path):
     (tmp_path / "a.txt").write_text("".join(chr(33 + n % 90) for n in range(5000)))
     corpus.prepare([str(tmp_path / "a.txt")], Bytes(), 0.1, tmp_path)
-    found = corpus.load(tmp_path, "")
-    rows = found.windows(3, 8, seed=5, step=7)
+    loaded = corpus.load(tmp_path, "")
+    rows = loaded.windows(3, 8, seed=5, step=7)
     assert rows.shape == (3, 9)
     assert np.array_equal(rows, corpus.load(tmp_path, "").windows(3, 8, seed=5, step=7))
-    others = [found.windows(3, 8, seed, step) for seed, step in ((5, 8), (6, 7))]
+    others = [loaded.windows(3, 8, seed, step) for seed, step in ((5, 8), (6, 7))]
     assert not any(np.array_equal(rows, other) for other in others)
     # Every place can be drawn, the first and the last too.
-    firsts = {int(token) for step in range(400) for token in found.windows(64, 4488, 0, step)[:, 0]}
-    assert len(found.training) - 4488 == 13
-    assert firsts == set(found.training[:13].tolist())
+    firsts = {int(token) for step in range(400) for token in loaded.windows(64, 4488, 0, step)[:, 0]}
+    assert len(loaded.training) - 4488 == 13
+    assert firsts == set(loaded.training[:13].tolist())
 
 
 # Going on
@@ -371,9 +371,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(text, tmp_path):
 def refused(*arguments, capsys):
     """The one line with which the command is refused."""
     assert main([str(argument) for argument in arguments]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("learncost: ")]
-    assert len(said) == 1
-    return said[0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("learncost: ")]
+    assert len(lines) == 1
+    return lines[0]
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit of the size of files")
@@ -404,9 +404,9 @@ def test_no_space_left(room, text, tmp_path):
 
 def test_no_folder_can_be_made(text, tmp_path, capsys):
     (tmp_path / "file").touch()
-    said = refused("train", text, "--out", tmp_path / "file" / "run", "--steps", 1, *TINY, capsys=capsys)
+    message = refused("train", text, "--out", tmp_path / "file" / "run", "--steps", 1, *TINY, capsys=capsys)
     file = tmp_path / "file"
-    assert said == f"learncost: cannot write {file / 'run'}: {file} is a file, not a folder; move it away"
+    assert message == f"learncost: cannot write {file / 'run'}: {file} is a file, not a folder; move it away"
 
 
 @pytest.mark.parametrize(
@@ -428,10 +428,10 @@ def test_why_a_checkpoint_cannot_be_written(number, reason, advice, text, tmp_pa
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("os.replace", refuse)
-    said = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
+    message = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
     then = f"{advice}, then " if advice else ""
     again = f"the checkpoint of step 2 is kept: {then}learncost train --resume {run}"
-    assert said.endswith(f": {reason}; {again}"), said
+    assert message.endswith(f": {reason}; {again}"), message
 
 
 def test_names_of_runs_are_taken_at_once(tmp_path, text, monkeypatch, capsys):
@@ -454,8 +454,8 @@ def test_two_trainings_in_one_folder(text, tmp_path, capsys):
     other = subprocess.Popen([sys.executable, "-c", code, run], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "held\n"
-        said = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
-        assert said == f"learncost: another training is at work in {run}: wait for it, or give another --out"
+        message = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
+        assert message == f"learncost: another training is at work in {run}: wait for it, or give another --out"
     finally:
         other.kill()
         other.wait()
@@ -488,8 +488,8 @@ def test_the_last_lines_are_as_narrow_as_the_terminal_and_have_three_digits():
 def test_a_folder_that_is_read_only(text, tmp_path, capsys):
     start(options(text, steps=2), tmp_path / "run", Silent())
     (tmp_path / "run").chmod(0o500)
-    said = refused("train", "--resume", tmp_path / "run", "--steps", 4, capsys=capsys)
-    assert "Permission denied" in said
+    message = refused("train", "--resume", tmp_path / "run", "--steps", 4, capsys=capsys)
+    assert "Permission denied" in message
 
 
 def spoiled(name, change):
@@ -555,8 +555,8 @@ def test_a_damaged_run_is_refused(name, change, text, tmp_path, capsys):
     start(options(text, steps=2), run, Silent())
     change(run / name)
     before = {path: path.read_bytes() for path in run.iterdir()}
-    said = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
-    assert name in said
+    message = refused("train", "--resume", run, "--steps", 4, capsys=capsys)
+    assert name in message
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
@@ -565,8 +565,8 @@ def test_files_of_two_runs_are_not_mixed(text, tmp_path, capsys):
         start(options(text, steps=2, seed=seed), tmp_path / f"run-{seed}", Silent())
     name = "optimizer-2.safetensors"
     (tmp_path / "run-0" / name).write_bytes((tmp_path / "run-1" / name).read_bytes())
-    said = refused("train", "--resume", tmp_path / "run-0", "--steps", 4, capsys=capsys)
-    assert f"{name} is of another run than model.safetensors" in said
+    message = refused("train", "--resume", tmp_path / "run-0", "--steps", 4, capsys=capsys)
+    assert f"{name} is of another run than model.safetensors" in message
 
 
 def test_without_the_metrics_it_goes_on(text, tmp_path):
@@ -581,19 +581,19 @@ def test_weights_that_are_no_numbers_are_not_saved(text, tmp_path):
     before = weights_of(tmp_path / "run")
     folder = Folder(tmp_path / "run")
     model = build(folder.configuration())
-    found = folder.load(model)
-    name = min(found.state)
-    broken = {**found.state, name: np.full_like(found.state[name], np.inf)}
+    loaded = folder.load(model)
+    name = min(loaded.state)
+    broken = {**loaded.state, name: np.full_like(loaded.state[name], np.inf)}
     with pytest.raises(InputError, match=f"^step 3: {name} holds numbers that are not finite; give a smaller --learn"):
-        folder.save(model, found.weights, broken, 3, 2)
+        folder.save(model, loaded.weights, broken, 3, 2)
     assert all(np.array_equal(array, before[name]) for name, array in weights_of(tmp_path / "run").items())
 
 
 def test_a_run_is_not_written_over(text, tmp_path, capsys):
     run = tmp_path / "run"
     start(options(text, steps=2), run, Silent())
-    said = refused("train", text, "--out", run, capsys=capsys)
-    assert said.endswith(f"holds a run already: learncost train --resume {run} continues it, or give another --out")
+    message = refused("train", text, "--out", run, capsys=capsys)
+    assert message.endswith(f"holds a run already: learncost train --resume {run} continues it, or give another --out")
     assert refused("train", text, "--out", text, capsys=capsys).endswith("is not empty and no run: give another --out")
 
 
@@ -632,8 +632,8 @@ def test_what_is_refused(flags, said, text, tmp_path, capsys, monkeypatch):
 
 def test_too_little_text(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("short")
-    said = refused("train", tmp_path / "a.txt", "--out", tmp_path / "run", *TINY, capsys=capsys)
-    assert "too few for sequences of 16" in said
+    message = refused("train", tmp_path / "a.txt", "--out", tmp_path / "run", *TINY, capsys=capsys)
+    assert "too few for sequences of 16" in message
     (tmp_path / "b").write_bytes(b"\0")
     assert "there is no text" in refused("train", tmp_path / "b", "--out", tmp_path / "two", *TINY, capsys=capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b"]  # nothing was made
@@ -658,5 +658,5 @@ def test_a_loss_that_is_no_number_ends_it(text, tmp_path):
 
 def test_without_the_package_safetensors(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    said = refused("train", text, "--out", tmp_path / "run", capsys=capsys)
-    assert said == "learncost: training needs the package safetensors: pip install 'learncost[train]'"
+    message = refused("train", text, "--out", tmp_path / "run", capsys=capsys)
+    assert message == "learncost: training needs the package safetensors: pip install 'learncost[train]'"

@@ -55,8 +55,8 @@ def test_a_run_takes_what_memory_says(procedure: str, text: Path, tmp_path: Path
     plan, taken = _run(text, tmp_path / "run", budget, procedure)
     vocabulary = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     more = {**SIZES, "vocab_size": vocabulary, "batch_size": 4, "seq_len": 64, "engine": "torch", "mode": "stable"}
-    told = lc.memory("gpt2", procedure, budget=budget, **more)
-    assert (told.plan, told.peak) == (plan, taken)
+    needs = lc.memory("gpt2", procedure, budget=budget, **more)
+    assert (needs.plan, needs.peak) == (plan, taken)
 
 
 @pytest.mark.parametrize(

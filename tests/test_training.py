@@ -187,8 +187,8 @@ def test_float32_stays_float32(model, procedure):
 
 
 def test_initial_weights_follow_from_the_table():
-    found = lc.Training("gpt2", **sizes("gpt2", hidden_size=40, vocab_size=90))
-    for name, array in found.weights.items():
+    training = lc.Training("gpt2", **sizes("gpt2", hidden_size=40, vocab_size=90))
+    for name, array in training.weights.items():
         last = name.rpartition(".")[2]
         if last == "g":
             assert (array == 1).all()
@@ -198,8 +198,8 @@ def test_initial_weights_follow_from_the_table():
             assert np.std(array) == pytest.approx(0.02, rel=0.2), name
     again = lc.Training("gpt2", **sizes("gpt2", hidden_size=40, vocab_size=90))
     other = lc.Training("gpt2", seed=1, **sizes("gpt2", hidden_size=40, vocab_size=90))
-    assert all(np.array_equal(array, again.weights[name]) for name, array in found.weights.items())
-    assert not np.array_equal(found.weights["wte"], other.weights["wte"])
+    assert all(np.array_equal(array, again.weights[name]) for name, array in training.weights.items())
+    assert not np.array_equal(training.weights["wte"], other.weights["wte"])
     copied = lc.Training("gpt2", weights=other.weights, **sizes("gpt2", hidden_size=40, vocab_size=90))
     assert all(np.array_equal(array, other.weights[name]) for name, array in copied.weights.items())
     layer = lc.layer("dense(X; W b) -> Y\n U[B f] = X[B d] W[d f]\n Y[B f] = U[B f] + b[f]")

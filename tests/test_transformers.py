@@ -134,10 +134,10 @@ def places(family: str, h: int) -> dict[str, tuple[str, View]]:
         return gpt(h, {"wte": "wte", "wpe": "wpe"})
     if family == "openai-gpt":
         return gpt(h, {"wte": "tokens_embed", "wpe": "positions_embed"})
-    found = bert(h, BERT_NAMES if family == "bert" else DISTILBERT_NAMES)
+    configuration = bert(h, BERT_NAMES if family == "bert" else DISTILBERT_NAMES)
     if family == "distilbert":
-        found["head.W"] = ("vocab_projector.weight", turned)
-    return found
+        configuration["head.W"] = ("vocab_projector.weight", turned)
+    return configuration
 
 
 def ours(model: Model, theirs: dict[str, Array]) -> dict[str, Array]:
@@ -282,8 +282,8 @@ def test_parameters_of_random_models(family: str, architecture: str) -> None:
         model, module = pair(family, architecture, random.Random(f"{architecture} {seed}"))
         names = {name: parameter.numel() for name, parameter in module.named_parameters()}
         unread = names[UNREAD_BIAS] if UNTIED_BIAS in names else 0
-        found = lc.cost(model.configuration, seq_len=3)
-        assert (found.parameters, found.trained_parameters) == (sum(names.values()), sum(names.values()) - unread)
+        ledger = lc.cost(model.configuration, seq_len=3)
+        assert (ledger.parameters, ledger.trained_parameters) == (sum(names.values()), sum(names.values()) - unread)
 
 
 # Published numbers of parameters, as keras-hub states them for its presets of these checkpoints (tied weights counted

@@ -286,13 +286,13 @@ def test_a_repeat_within_shares_what_the_lines_around_it_read():
       X[d] = H[d] W[d]"""
     generator = np.random.default_rng(0)
     x, v, w, seed = (generator.standard_normal(shape) for shape in (4, (2, 4), (2, 3, 4), 4))
-    found = lc.run(lc.layer(text), {"X": x, "V": v, "W": w, "dX": seed}, {"n": 2})
+    values = lc.run(lc.layer(text), {"X": x, "V": v, "W": w, "dX": seed}, {"n": 2})
     # Of each inner loop the last turn's W alone is seen.
     expected = x * v[0] ** 3 * w[0, 2] * v[1] ** 3 * w[1, 2]
-    np.testing.assert_allclose(found["X"], expected)
-    np.testing.assert_allclose(found["dV"], seed * 3 * expected / v)
-    np.testing.assert_allclose(found["dW"][:, 2], seed * expected / w[:, 2])
-    assert not found["dW"][:, :2].any()
+    np.testing.assert_allclose(values["X"], expected)
+    np.testing.assert_allclose(values["dV"], seed * 3 * expected / v)
+    np.testing.assert_allclose(values["dW"][:, 2], seed * expected / w[:, 2])
+    assert not values["dW"][:, :2].any()
 
 
 def test_what_is_zero_in_a_stack_is_zero_in_its_slices():

@@ -229,9 +229,9 @@ def test_a_file_in_the_notation(more: list[str], tmp_path: Path, capsys: pytest.
     path = tmp_path / "mine.table"
     path.write_text("mine(X; W) -> Y\n  Y[B e] = X[B d] W[d e]\n", encoding="utf-8")
     assert main(["verify", str(path), *more]) == 0
-    found = capsys.readouterr().out
-    assert "mine" in found
-    assert "comparisons passed" in found
+    out = capsys.readouterr().out
+    assert "mine" in out
+    assert "comparisons passed" in out
     assert main(["cost", str(path)]) == 2
     assert "is a layer, no model" in capsys.readouterr().err
 

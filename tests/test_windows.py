@@ -143,11 +143,11 @@ def test_a_window_without_a_sound_size_is_refused(sizes, message):
 @pytest.mark.parametrize("window", [1, 2, 3, M, M + 3])
 def test_attention_under_a_window_is_attention_to_what_a_mask_shows(kind, window):
     arrays = drawn(kind)
-    found = lc.run(self_attention(shipped_layer(kind), window="w"), {**arrays, "w": window})
+    values = lc.run(self_attention(shipped_layer(kind), window="w"), {**arrays, "w": window})
     wanted = lc.run(
         self_attention(with_visible(shipped_layer(kind)), causal=False), {**arrays, "visible": banded(M, window)}
     )
-    same(found, {name: wanted[name] for name in ("Y", *(f"d{name}" for name in arrays if name != "dY"))})
+    same(values, {name: wanted[name] for name in ("Y", *(f"d{name}" for name in arrays if name != "dY"))})
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -157,9 +157,9 @@ def test_the_widest_window_is_causal_and_the_narrowest_looks_at_itself_alone(kin
     same(lc.run(windowed, {**arrays, "w": M}), lc.run(self_attention(shipped_layer(kind)), arrays))
     V = np.einsum("bmd,dhk->bmhk", arrays["X"], arrays["w.WV"])
     alone = np.einsum("bmhk,hkd->bmd" if kind == "attention" else "bmhk,hgkd->bmd", V, arrays["w.WO"])
-    found = lc.run(windowed, {**arrays, "w": 1})
-    np.testing.assert_allclose(found["Y"], alone, 1e-12)
-    assert not found["dw.WQ"].any()  # a softmax of one number is 1, whatever the number
+    values = lc.run(windowed, {**arrays, "w": 1})
+    np.testing.assert_allclose(values["Y"], alone, 1e-12)
+    assert not values["dw.WQ"].any()  # a softmax of one number is 1, whatever the number
 
 
 def capped():

@@ -92,13 +92,13 @@ def test_words_and_their_gradients_are_those_of_pytorch(backend):
     """All in one layer, every one with inputs of its own."""
     lines, inputs, wanted = [], [], []
     for at, (right, function) in enumerate(WORDS.items()):
-        own = sorted((name for name in "AP" if f"{name}[" in right), key=right.index)
+        ordered = sorted((name for name in "AP" if f"{name}[" in right), key=right.index)
         axes = "[B d]" if "[d](" not in right and "[B d](" not in right else "[]" if "[B d](" in right else "[B]"
-        for name in own:
+        for name in ordered:
             right = right.replace(f"{name}[", f"{name}{at}[")
-        inputs += [f"{name}{at}" for name in own]
+        inputs += [f"{name}{at}" for name in ordered]
         lines.append(f"Y{at}{axes} = {right}")
-        wanted.append((function, [f"{name}{at}" for name in own]))
+        wanted.append((function, [f"{name}{at}" for name in ordered]))
     text = f"words({' '.join(inputs)}) -> {' '.join(f'Y{at}' for at in range(len(lines)))}\n" + "\n".join(lines)
     given = drawn(**dict.fromkeys(inputs, "Bd"))
     given = {name: abs(array) + 0.1 if name[0] == "P" else array for name, array in given.items()}

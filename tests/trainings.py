@@ -53,8 +53,8 @@ def training(model, procedure="bp", optimizer="sgd", bare=False, more=None, **se
     more = dict(more or {})
     if bare:
         more["architecture"] = "BertModel"
-    found = Training(model, procedure, optimizer, **settings, **sizes(model, **more))
-    for name, array in found.weights.items():
+    training = Training(model, procedure, optimizer, **settings, **sizes(model, **more))
+    for name, array in training.weights.items():
         generator = np.random.default_rng([settings.get("seed", 0), len(name), array.size])
-        found.weights[name] = (array + 0.3 * generator.standard_normal(array.shape)).astype(found.dtype)
-    return found
+        training.weights[name] = (array + 0.3 * generator.standard_normal(array.shape)).astype(training.dtype)
+    return training

@@ -34,5 +34,5 @@ def _inlined(table: Table) -> Table:
         names = {carry.start: carry.initial for carry in line.carry} | {carry.end: carry.final for carry in line.carry}
         names |= dict(line.each)
         values |= {name: value for name, value in line.values.items() if name not in names}
-        lines += [own.renamed(names) for own in line.lines if isinstance(own, Line)]
+        lines += [line.renamed(names) for line in line.lines if isinstance(line, Line)]
     return replace(table, lines=tuple(lines), values=values)

@@ -259,34 +259,34 @@ class Writer:
 
     def word(self):
         kind = self.random.choice((*POINTWISE, *POSITIVE, *PAIRS, "select", *ALONG, *ALONG))
-        one = self.read(self.value())
+        entries = self.read(self.value())
         if self.random.random() < 0.1:
-            one = self.gathered(one)
-        axes = list(one.loops)
+            entries = self.gathered(entries)
+        axes = list(entries.loops)
         if kind in ALONG:
-            self.along(kind, one)
+            self.along(kind, entries)
             return
         self.random.shuffle(axes)
         if kind == "exp":  # keeps numbers small
-            one = self.small(one)
-            axes = list(one.loops)
+            entries = self.small(entries)
+            axes = list(entries.loops)
         if kind in POSITIVE or kind == "divide":
-            bottom = self.positive(one if kind in POSITIVE else self.read(self.value()))
-            operands = [bottom] if kind in POSITIVE else [one, bottom]
+            bottom = self.positive(entries if kind in POSITIVE else self.read(self.value()))
+            operands = [bottom] if kind in POSITIVE else [entries, bottom]
             axes = list(dict.fromkeys(a for t in operands for a in t.loops))
             self.put(kind, tuple(axes), operands)
         elif kind in ("maximum", "select"):
             two = self.read(self.value())
-            axes = list(dict.fromkeys((*one.loops, *two.loops)))
+            axes = list(dict.fromkeys((*entries.loops, *two.loops)))
             if kind == "maximum":
-                self.put(kind, tuple(axes), [one, two])
+                self.put(kind, tuple(axes), [entries, two])
             else:
-                test = self.put("less", tuple(axes), [one, two])
+                test = self.put("less", tuple(axes), [entries, two])
                 self.unread.remove(test)
-                self.put(kind, tuple(axes), [Factor(test, tuple(axes)), two, one])
+                self.put(kind, tuple(axes), [Factor(test, tuple(axes)), two, entries])
                 del self.values[test]
         else:
-            self.put(kind, tuple(axes), [one])
+            self.put(kind, tuple(axes), [entries])
 
     def small(self, one):
         name = self.put("tanh", one.loops, [one])
@@ -361,9 +361,9 @@ class Writer:
             outputs.append(self.random.choice([m for m in made if m not in outputs] or [outputs[0]]))
         outputs = list(dict.fromkeys(outputs))
         if self.random.random() < 0.3:  # a scalar loss
-            one = self.read(outputs.pop())
-            share = self.given(one.loops)
-            outputs.append(self.put("product", (), [one, Factor(share, one.loops)]))
+            entries = self.read(outputs.pop())
+            share = self.given(entries.loops)
+            outputs.append(self.put("product", (), [entries, Factor(share, entries.loops)]))
         outside = {n for s in self.program if isinstance(s, Statement) for t in s.right for n in names_in(t)}
         for loop in self.program:
             if isinstance(

@@ -79,8 +79,8 @@ class Work:
     def lines(self) -> list[Line]:
         """All of them, one after the other: the model is read once."""
         every = enumerate(lines(self.subject) if self.subject.is_model else others(), self.subject.place * 7)
-        own = [pair for at, pair in every if at % self.part[1] == self.part[0]]
-        return [tried(row, line, self.subject.name, self.subject.usual, self.screens) for row, line in own]
+        pairs = [pair for at, pair in every if at % self.part[1] == self.part[0]]
+        return [tried(row, line, self.subject.name, self.subject.usual, self.screens) for row, line in pairs]
 
 
 def done(work: Work) -> tuple[str, list[Line]]:
@@ -151,8 +151,8 @@ def main() -> int:
     only = set(filter(None, given.only.split(",")))
     first, every = (int(number) for number in given.part.split("/"))
     part = (first % every, every)
-    models = [own for own in subjects() if not only or {own.name, own.family} & only]
-    work = [Work(own, given.screens, part) for own in models if own.usual or not given.usual]
+    models = [subject for subject in subjects() if not only or {subject.name, subject.family} & only]
+    work = [Work(model, given.screens, part) for model in models if model.usual or not given.usual]
     work += [] if only or given.usual else [Work(Subject(), given.screens, part)]
     signal.signal(signal.SIGTERM, _end)
     start = time.monotonic()

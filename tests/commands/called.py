@@ -48,17 +48,17 @@ def call(line: str) -> Called:
     try:
         with redirect_stdout(out), redirect_stderr(err):
             code = main(shlex.split(line))
-        said = out.getvalue()
+        printed = out.getvalue()
     except KeyboardInterrupt:
         raise
     except _TooLongError:
-        said = f"more than {MOST_SECONDS:g} seconds of the processor"
+        printed = f"more than {MOST_SECONDS:g} seconds of the processor"
     except BaseException:
-        said = traceback.format_exc()
+        printed = traceback.format_exc()
     finally:
         _limit(0)
         sys.stdin = typed
-    return Called(line, code, said, err.getvalue(), time.process_time() - start)
+    return Called(line, code, printed, err.getvalue(), time.process_time() - start)
 
 
 def _limit(seconds: float) -> None:

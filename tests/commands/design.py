@@ -50,7 +50,7 @@ def covering(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
         ((i, a), (j, b)): None for i, j in combinations(places, 2) for a in options[i] for b in options[j]
     }  # a dict, whose order is that of the options
     if len(options) < 2:
-        return [(value,) for own in options for value in own]
+        return [(value,) for option in options for value in option]
     rows = []
     while missing:
         row = dict(next(iter(missing)))

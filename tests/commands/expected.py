@@ -40,7 +40,7 @@ def _families() -> Mapping[str, str]:
 
 @cache
 def _committed() -> Mapping[str, frozenset[str]]:
-    return {row: frozenset(who) for row, who in json.loads(ANSWERS.read_text(encoding="utf-8")).items()}
+    return {row: frozenset(load) for row, load in json.loads(ANSWERS.read_text(encoding="utf-8")).items()}
 
 
 def forget() -> None:

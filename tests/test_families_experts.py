@@ -352,27 +352,6 @@ def test_loss_and_gradients(name):
         np.testing.assert_allclose(result[f"d{own}"], ours(gradients, view, stacked), rtol=1e-9, atol=1e-9, err_msg=own)
 
 
-@pytest.mark.parametrize("name", sampled(list(MODELS), 3))
-def test_five_steps_are_transformers_own(name):
-    """The training chooses experts anew at every step: losses and all weights, under AdamW with decoupled decay."""
-    values, stacks = tiny(name)
-    configuration = read(values)
-    module = shaken(module_of(values, PREFIX[values["model_type"]] + "ForCausalLM", "cpu"))
-    places = places_of(values, build(configuration).table, module, stacks)
-    weights = {own: ours(*place).copy() for own, place in places.items()}
-    training = lc.Training(configuration, "bp", "adamw", learning_rate=0.01, weight_decay=0.1, weights=weights)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
-    for step in range(5):
-        tokens = np.random.default_rng(step).integers(1, values["vocab_size"], (BATCH, LENGTH))
-        loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
-        assert training.step(tokens) == pytest.approx(loss.item(), rel=1e-9)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    for own, place in places.items():
-        np.testing.assert_allclose(training.weights[own], ours(*place), rtol=1e-7, atol=1e-9, err_msg=own)
-
-
 def test_clamps_matter_where_gpt_oss_is_compared(monkeypatch):
     kind = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts
     seen = []

@@ -40,6 +40,13 @@ OPTIMIZERS = {
 
 LM = "ForCausalLM"
 GPT2 = {"vocab_size": 13, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 8}
+
+
+def kind_of(name):
+    """The model type; a name may say behind a comma what is special."""
+    return name.partition(",")[0]
+
+
 MODELS = {
     "vit": ("ViTForImageClassification", encoders.VIT | {"num_labels": 3}),
     "whisper": ("WhisperForConditionalGeneration", encoders.WHISPER),
@@ -57,10 +64,7 @@ MODELS = {
     "llama": ("LlamaForCausalLM", decoders.WIDE),
     "gemma3_text": ("Gemma3ForCausalLM", decoders.MODELS["gemma3_text"][0]),
     "mpt": ("MptForCausalLM", decoders.MODELS["mpt"][0]),
-    "mixtral": ("MixtralForCausalLM", experts.tiny("mixtral")[0]),
-    "qwen2_moe": ("Qwen2MoeForCausalLM", experts.tiny("qwen2_moe")[0]),
-    "gpt_oss": ("GptOssForCausalLM", experts.tiny("gpt_oss")[0]),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", experts.tiny("deepseek_v3")[0]),
+    **{name: (f"{experts.PREFIX[kind_of(name)]}{LM}", experts.tiny(name)[0]) for name in experts.MODELS},
 }
 ENGINES = ("table", "numpy", "torch", "jax")
 
@@ -113,12 +117,12 @@ def batch(model, architecture, config, draw):
     return own, theirs
 
 
-def seen(model, module, values):
+def seen(family, model, module, values):
     """A function that gives all weights of the module as ours."""
     kind, table, sizes = values["model_type"], model.table, model.sizes
     parameters = dict(module.named_parameters(remove_duplicate=False))  # a tied one goes by both names
     if kind in experts.PREFIX:
-        found = experts.places_of(values, table, module, experts.MODELS[kind][1])
+        found = experts.places_of(values, table, module, experts.MODELS[family][1])
     elif kind in PLACES or kind == "gpt2":
         places = PLACES[kind](values["architectures"][0]) if kind in PLACES else gpt_places("gpt2", 3)
         found = {}
@@ -150,7 +154,7 @@ def seen(model, module, values):
 def trained(family, optimizer):
     """Five steps at transformers: our configuration, weights before and after, batches, the loss before every step."""
     architecture, keys = MODELS[family]
-    values = {**keys, "model_type": family, "architectures": [architecture]}
+    values = {**keys, "model_type": kind_of(family), "architectures": [architecture]}
     configuration = read(values)
     model = build(configuration)
     draw = np.random.default_rng(5)
@@ -161,7 +165,7 @@ def trained(family, optimizer):
         patch.setattr(transformers.models.bloom.modeling_bloom.BloomGelu, "forward", lambda _, given: gelu(given))
         module = module_of(values, architecture, "cpu")
         shaken(module)  # but for buffers: what corrects DeepSeek-V3's choice of experts begins as zeros, here as there
-        now = seen(model, module, values)
+        now = seen(family, model, module, values)
         learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
         update = OPTIMIZERS[optimizer](learned)
         before, losses, batches = now(), [], []
@@ -179,7 +183,9 @@ def trained(family, optimizer):
 
 
 CASES = [*product(MODELS, ["adamw"], ENGINES), *product(["bert", "mixtral"], ["sgd"], ENGINES)]
-SAMPLE = [(family, "adamw", "numpy") for family in ("vit", "whisper", "deberta", "mixtral")]
+SAMPLE = [
+    (family, "adamw", "numpy") for family in ("vit", "whisper", "deberta", "mixtral", "qwen3_moe", "deepseek_v2, lite")
+]
 
 
 @pytest.mark.parametrize(

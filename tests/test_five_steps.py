@@ -324,3 +324,19 @@ def test_a_scan_of_ones_own_learns_as_a_module_of_ones_own(optimizer):
         update.step()
         assert training.step(tokens=tokens.T, targets=targets.T) == pytest.approx(loss.item(), rel=1e-9)
     agree(training.weights, module.ours(), before, before)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "said"),
+    [
+        ({"w": 2, "v": 3}, {"X": (2, 2), "T": 2}, "regression has no weight v"),
+        ({}, {"X": (2, 2), "T": 2}, "the weight w is missing"),
+        ({"w": 2}, {"X": (2, 2), "T": 2, "Targets": 2}, "there is no input Targets"),
+        ({"w": 2}, {"X": (2, 2)}, "T.B. is missing"),
+    ],
+)
+def test_a_layer_of_ones_own_is_given_what_it_has_and_no_more(weights, inputs, said):
+    layer = lc.layer("regression(X T; w) -> loss\n  P[B] = X[B d] w[d]\n  E[B] = P[B] - T[B]\n  loss[] = E[B] E[B]\n")
+    arrays, named = ({name: np.zeros(size) for name, size in sizes.items()} for sizes in (weights, inputs))
+    with pytest.raises(lc.InputError, match=said):
+        lc.LayerTraining(layer, arrays).step(**named)

@@ -14,7 +14,8 @@ from learncost.equation.errors import InputError
 from learncost.equation.table import Table
 from learncost.layers.layer import Layer
 from learncost.models.from_layer import from_layer
-from learncost.models.model import Model
+from learncost.models.model import Model, axes_of
+from learncost.models.wording import nearest
 from learncost.procedures.inference import scored
 from learncost.readings.run import infer_sizes
 
@@ -46,7 +47,8 @@ class LayerTraining(Core):
     Raises
     ------
     InputError
-        For a layer with another output, a weight that is missing, an array that does not fit.
+        For a layer with another output, a weight that is missing or that it does not have, an array that does not fit,
+        an input that it does not read.
 
     Examples
     --------
@@ -83,6 +85,9 @@ class LayerTraining(Core):
         self._looking = replace(model.table, outputs=("loss", scored(model.table)))
         if missing := set(model.table.weights) - set(weights):
             raise InputError(f"the weight {min(missing)} is missing")
+        if unknown := set(weights) - set(model.table.weights):
+            name = min(unknown)
+            raise InputError(f"{model.configuration.name} has no weight {name}{nearest(name, model.table.weights)}")
         self._begin({name: np.asarray(weights[name], self.dtype) for name in model.table.weights}, self._table)
 
     def table(self) -> Table:
@@ -118,6 +123,9 @@ class LayerTraining(Core):
 
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
+        for name in sizes.keys() - {*axes_of(self.model.table), *self.model.sizes}:
+            known = ", ".join(self.model.table.inputs)
+            raise InputError(f"there is no input {name}{nearest(name, self.model.table.inputs)} (inputs: {known})")
         arrays_given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
         arrays_given, count = with_derived(self.model.table, arrays_given, {})
         arrays = {

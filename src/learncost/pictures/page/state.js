@@ -111,7 +111,8 @@ function soon(state) {
 /** What a state asks the server for. */
 function queryOf(state) {
   const query = new URLSearchParams(), first = GIVEN.first ?? GIVEN.documents[0].asked;
-  const asked = { model: first.model, on: first.on ?? null, ...state };
+  // A device goes with what runs: it is asked for with another price book only where somebody chose it.
+  const asked = { model: first.model, on: state.price_book && state.price_book !== "run" ? null : (first.on ?? null), ...state };
   for (const [key, own] of Object.entries(asked)) if (!(key in VIEW_KEYS) && own !== null && own !== "none") query.set(key, String(own));
   if (page.config && query.get("model") === "config.json") query.delete("model");
   else page.config = null;

@@ -1,0 +1,149 @@
+"""The explorer in a browser: what is chosen on the page is what the command line says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import learncost as lc
+from browsing import Watched, chromium
+
+CONFIG = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 3,
+    "n_embd": 96,
+    "n_head": 4,
+    "vocab_size": 500,
+    "n_positions": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    command = [sys.executable, "-m", "learncost.faces.command", "serve", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    said = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
+    assert said
+    yield said[0]
+    server.terminate()
+    server.wait(10)
+
+
+@pytest.fixture(scope="module")
+def opened(address: str) -> Iterator[Watched]:
+    with chromium() as browser:
+        watched = Watched(browser, allowed=address)
+        watched.open(address)
+        yield watched
+
+
+def until(page: Any, wanted: str, place: str = "#exactly", seconds: float = 30) -> None:
+    """Wait until a place of the page says something: the page may evaluate no text, so that it is asked again."""
+    end = time.monotonic() + seconds
+    while wanted not in (said := page.text_content(place)):
+        assert time.monotonic() < end, f"{wanted!r} is not in {said!r}"
+        page.wait_for_timeout(30)
+
+
+def put(page: Any, control: str, value: str) -> None:
+    page.fill(f'[data-control="{control}"]', value)
+    page.press(f'[data-control="{control}"]', "Enter")
+
+
+def test_the_first_view_teaches_without_any_input(opened: Watched) -> None:
+    page = opened.page
+    until(page, f"{lc.cost('gpt2').total.flops:,} FLOPs")
+    assert "equation (3)" in page.text_content("#inspector .name")
+    assert opened.serious() == []
+    assert opened.requests == []
+
+
+def test_choices_are_those_of_the_command_line_and_the_address_keeps_them(opened: Watched, address: str) -> None:
+    page = opened.page
+    put(page, "seq_len", "128")
+    until(page, f"{lc.cost('gpt2', seq_len=128).total.flops:,} FLOPs")
+    put(page, "model", "bert-base-uncased")
+    until(page, f"{lc.cost('bert-base-uncased').total.flops:,} FLOPs")
+    page.select_option('[data-control="procedure"]', "recompute")
+    wanted = f"{lc.cost('bert-base-uncased', 'recompute').total.flops:,} FLOPs"
+    until(page, wanted)
+    kept = page.url
+    page.goto("about:blank")
+    page.goto(kept)
+    until(page, wanted)
+    page.click("#more summary")
+    page.select_option('[data-more="price_book"]', "paper")
+    until(page, f"{lc.cost('bert-base-uncased', 'recompute', 'paper').total.flops:,} FLOPs")
+    page.goto(address)
+    until(page, f"{lc.cost('gpt2').total.flops:,} FLOPs")
+
+
+def test_what_is_refused_is_told_and_changes_nothing(opened: Watched) -> None:
+    page = opened.page
+    before = page.text_content("#exactly")
+    put(page, "model", "gpt-nine")
+    until(page, "unknown model 'gpt-nine'", "#problem")
+    assert page.text_content("#exactly") == before
+    opened.errors.clear()  # the browser's own line about the status 400
+
+
+def test_a_configuration_is_dropped_on_the_page(opened: Watched) -> None:
+    page = opened.page
+
+    def drop(text: str) -> None:
+        page.evaluate("(text) => takeConfig(text, 'config.json')", text)
+
+    drop("{ broken")
+    until(page, "config.json is no JSON", "#problem")
+    drop(json.dumps(CONFIG | {"n_head": 5}))
+    until(page, "5", "#problem")
+    drop(json.dumps(CONFIG))
+    sizes = {name: value for name, value in CONFIG.items() if name.startswith(("n_", "vocab"))}
+    until(page, f"{lc.cost('gpt2', **sizes).total.flops:,} FLOPs")
+    put(page, "seq_len", "32")
+    until(page, f"{lc.cost('gpt2', seq_len=32, **sizes).total.flops:,} FLOPs")
+    opened.errors.clear()
+
+
+def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
+    page = opened.page
+    put(page, "model", "llama-3.1-405b")
+    until(page, f"{lc.cost('llama-3.1-405b').total.flops:,} FLOPs")
+    page.wait_for_timeout(300)
+    times = page.evaluate("""() => [...Array(40).keys()].map((at) => {
+      const begun = performance.now();
+      choose({ seq_len: String(1024 + 64 * at) }, true);
+      render();
+      return performance.now() - begun;
+    }).sort((one, two) => one - two)""")
+    assert times[37] < 400  # 40 ms on a quiet machine; that of the tests is shared
+    until(page, f"{lc.cost('llama-3.1-405b', seq_len=1024 + 64 * 39).total.flops:,} FLOPs")
+    assert opened.requests == []
+    assert opened.errors == []
+
+
+def test_files_are_what_is_shown(opened: Watched) -> None:
+    page = opened.page
+    with page.expect_download() as waiting:
+        page.click("#export button")
+        page.click("text=Numbers as JSON")
+    found = json.loads(waiting.value.path().read_text())
+    assert found["totals"]["flops"] == sum(line["flops"] for line in found["lines"])
+    assert found["command"].startswith("learncost cost llama-3.1-405b")
+    with page.expect_download() as waiting:
+        page.click("#export button")
+        page.click("text=Table as LaTeX")
+    assert r"\begin{tabular}" in waiting.value.path().read_text()
+    with page.expect_download() as waiting:
+        page.click("#export button")
+        page.click("text=Icicle as SVG")
+    assert waiting.value.path().read_text().startswith("<svg")

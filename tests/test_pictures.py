@@ -383,3 +383,39 @@ def test_answers_are_frames_with_whole_numbers() -> None:
     assert list(sweep.to_pandas()["flops"]) == list(sweep.to_polars()["flops"])
     for other in (lc.compare("gpt2", "bp"), lc.conventions("gpt2"), lc.rules("gpt2"), lc.complexity()):
         assert len(other.to_pandas()) == other.to_polars().height > 1
+
+
+# Notebooks.
+
+LINEAR = """linear(X; W b) -> Y
+  H[B M f] = X[B M d] W[d f]
+  Y[B M f] = H[B M f] + b[f]
+"""
+
+
+def test_every_public_object_shows_itself_in_a_notebook() -> None:
+    linear, sizes = lc.layer(LINEAR), {"B": 1, "M": 2, "d": 3, "f": 4}
+    objects = [
+        linear, lc.derive(linear), lc.lower(linear.table), lc.price(linear, sizes), lc.price(linear, {"B": 1}),
+        lc.live(linear, sizes), lc.book("paper"), lc.device("A100-SXM-40GB"), lc.rates("A100-SXM-40GB"),
+        lc.formulas("attention"), lc.explain("attention"), *lc.errata()[:2], lc.rules("gpt2"), lc.complexity(),
+        lc.Figure(3, "W", "assumed", "a guess"), lc.inference(lc.layer("attention")), lc.sweep("gpt2", seq_len=[8, 9]),
+        lc.memory("gpt2", seq_len=8), lc.conventions("gpt2", seq_len=8), lc.trace("gpt2", seq_len=8, n_layer=1),
+        lc.Training("decoder", max_position_embeddings=8, **DECODER),
+    ]  # fmt: skip
+    for thing in objects:
+        html = thing._repr_html_()
+        root = ElementTree.fromstring(f"<div>{html.replace('&nbsp;', ' ')}</div>")
+        assert " ".join("".join(root.itertext()).split()), type(thing)
+        assert "object at 0x" not in html
+    assert "<math" in linear._repr_html_()
+    assert '<td style="text-align:right">48</td>' in lc.price(linear, sizes)._repr_html_()  # 2 x 1 x 2 x 3 x 4 FLOPs
+
+
+def test_a_notebook_sees_a_picture_over_the_table_where_it_says_more() -> None:
+    for answer in (lc.memory("gpt2", seq_len=8), lc.compare("gpt2", "bp,pepita", seq_len=8)):
+        shown = answer._repr_mimebundle_()
+        assert shown["text/html"].startswith("<img alt=")
+        assert answer._repr_html_() in shown["text/html"]
+        assert shown["text/plain"] == str(answer)
+    assert lc.cost("gpt2", seq_len=8).plot()._repr_png_().startswith(b"\x89PNG")

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from learncost.equation.displayed import Displayed
+
 
 def _as_printed() -> dict[str, str]:
     return {"paper": "printed", "paper-corrected": "printed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Erratum:
+class Erratum(Displayed):
     """One place of a publication.
 
     `maccs` and `flops` are polynomials in M, N, d_model, d_ff, h and voc, the right count minus the printed one;

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.models.files import looks_like_path, read_path
@@ -28,7 +29,7 @@ _MAKERS = ("nvidia", "tesla", "geforce", "amd", "instinct", "intel", "google", "
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Displayed):
     """What is published of one device. What is not known is empty or None.
 
     Attributes

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from learncost.equation.displayed import Displayed
+
 LABELS = {
     "counted": "read off the model's tables, exactly",
     "measured": "measured by whoever gives it",
@@ -19,7 +21,7 @@ LABELS = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Displayed):
     """A value with its unit, where it comes from, and how far it may be off.
 
     Attributes

@@ -13,6 +13,7 @@ import numpy as np
 from learncost.engines.bfloat16 import rounded, stored, widened
 from learncost.engines.eight_bits import rounded as eight_bits
 from learncost.engines.weights import DEVIATION, generator, shape
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
 from learncost.equation.table import Line, Repeat, Table
@@ -73,7 +74,7 @@ class Runner(Protocol):
         """What the table gives, by its names."""
 
 
-class Core:
+class Core(Displayed):
     """Weights by name, the optimizer's state by `weight.name`, and how many steps were taken."""
 
     def __init__(self, settings: Settings) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import base, size_of, summands
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.sides import Sides, sides
 from learncost.equation.value import FIXED, INDICES, Value, axes_of
@@ -449,7 +450,7 @@ def defined(lines: Iterable[Statement]) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Displayed):
     """Lines and repeats, with what is known of every value in their scope: its axes, and what it is there for.
 
     `inputs` and `weights` are given from outside, `outputs` is what others may read.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.table import Repeat, Statement, Table, Tag, each_line
 from learncost.layers.layer import Layer
@@ -18,7 +19,7 @@ from learncost.layers.reverse import Reverse
 
 
 @dataclass(frozen=True)
-class Derived:
+class Derived(Displayed):
     """What derivation gives: the forward pass with what it keeps, the backward pass and the weight update, as tables.
 
     Attributes

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from learncost.equation.count import base
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import NotationError, advice
 from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_lines, split_names
 from learncost.equation.roles import check as check_roles
@@ -38,7 +39,7 @@ KEYS = "N"  # the axis of the keys' positions in a layer of attention
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Displayed):
     """A layer: its forward equations as a table, and where they are from.
 
     Attributes

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
@@ -35,7 +36,7 @@ TIED = "head and embedding are one matrix, counted once"
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Displayed):
     """A validated model configuration. Sizes are integers from 1 to 10^12 under their canonical names.
 
     sizes       those of the family; optional ones that nobody gave are absent

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from learncost.equation.count import size_of
+from learncost.equation.displayed import Displayed
 from learncost.equation.table import Line, Operand, Product, Read, Repeat, Statement, Sum, Table, Tag, Term, Word, walk
 from learncost.equation.value import Value
 from learncost.layers.layer import Layer, marked
@@ -23,7 +24,7 @@ from learncost.vocabulary import entry
 
 
 @dataclass(frozen=True)
-class Inference:
+class Inference(Displayed):
     """The tables of prefill and decode, and what is cached between them.
 
     Attributes

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.count import Count, base, checked_sizes, shape_of, size_of
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import Line, Table, Word
@@ -90,7 +91,7 @@ class Stay:
 
 
 @dataclass(frozen=True)
-class Live:
+class Live(Displayed):
     """Which arrays are alive when. Bytes are exact whole numbers, or arrays where sizes were arrays.
 
     Attributes

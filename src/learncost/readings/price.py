@@ -14,6 +14,7 @@ from typing import Any
 
 from learncost.equation.affine import Affine
 from learncost.equation.count import ZERO, Count, least, total
+from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BYTES
 from learncost.equation.table import (
@@ -58,7 +59,7 @@ class Override:
 
 
 @dataclass(frozen=True)
-class Book:
+class Book(Displayed):
     """A price book: what one operation costs, and who says so.
 
     Attributes
@@ -140,7 +141,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Price:
+class Price(Displayed):
     """What a table costs under a price book, in all and line by line.
 
     The totals are whole numbers where all sizes were whole numbers, arrays where sizes were arrays, and polynomials

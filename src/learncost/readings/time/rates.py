@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import product
 from math import exp, log, prod
 
+from learncost.equation.displayed import Displayed
+
 FRESH = 32 * 2**20
 """Bytes above which the C library hands what is freed back to the system, and gets it anew, page by page: an array of
 that size (DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits, mallopt(3)), or all gradients of weights together, which
@@ -76,7 +78,7 @@ def _between(places: Sequence[float], place: float) -> tuple[int, float]:
 
 
 @dataclass(frozen=True)
-class Rates:
+class Rates(Displayed):
     """What a device attains, in seconds, bytes and FLOPs.
 
     products   by orientation, with all threads

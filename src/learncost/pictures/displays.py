@@ -1,0 +1,141 @@
+"""What notebooks show of objects: of tables their equations, of prices and lives their rows, of others their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from html import escape
+from typing import Any
+
+from learncost.engines.core import Core
+from learncost.equation.table import Table
+from learncost.layers.derive import Derived
+from learncost.layers.layer import Layer
+from learncost.ledger.sheet import Row, Sheet, number, significant, size_of
+from learncost.procedures.inference import Inference
+from learncost.readings.live import Live
+from learncost.readings.price import Price
+from learncost.readings.write import mathml
+
+LONGEST = 240
+"""Characters of a field; what is longer is cut, with three dots."""
+
+LINES = 200
+"""Lines of a table that are written as equations; of a larger one the first."""
+
+
+def html_of(thing: Any) -> str:
+    """The HTML of an object."""
+    show = next((show for kind, show in _SHOWN.items() if isinstance(thing, kind)), _fields)
+    return show(thing)
+
+
+def _titled(title: str, *parts: str) -> str:
+    return f'<div class="learncost"><div><b>{escape(title)}</b></div>{"".join(parts)}</div>'
+
+
+def _table(table: Table) -> str:
+    inputs, weights = ", ".join(table.inputs), ", ".join(table.weights)
+    about = f"from {inputs}; weights {weights or 'none'}; gives {', '.join(table.outputs)}"
+    return _titled(table.title or "table", f"<div>{escape(about)}</div>", _equations(table))
+
+
+def _equations(table: Table) -> str:
+    if len(table.lines) > LINES:
+        return f"<div>{len(table.lines):,} lines</div>"
+    return f'<div style="overflow-x:auto">{mathml(table)}</div>'
+
+
+def _layer(layer: Layer) -> str:
+    source = f"<div>{escape(layer.source)}</div>" if layer.source else ""
+    return _titled(layer.name, source, _equations(layer.table))
+
+
+def _derived(derived: Derived) -> str:
+    parts = {"forward": derived.forward, "backward": derived.backward, "weight update": derived.update}
+    return "".join(_titled(name, _equations(table)) for name, table in parts.items() if table.lines)
+
+
+def _inference(inference: Inference) -> str:
+    rows = tuple(Row((array.name, str(array.elements))) for array in inference.cache)
+    cache = Sheet("What the cache keeps of every token", ("value", "elements"), rows).html()
+    passes = {"prefill": inference.prefill, "decode": inference.decode}
+    return cache + "".join(_titled(name, _equations(table)) for name, table in passes.items())
+
+
+def _price(price: Price) -> str:
+    def cell(value: Any) -> str:
+        return number(value) if isinstance(value, int) else str(value)
+
+    rows = []
+    for row in price.rows:
+        counts = (row.maccs, row.flops)
+        told = [cell(count.at(price.sizes)) for count in counts]
+        rows.append(Row((row.layer, row.line, row.macro_operation.replace("_", " "), *told)))
+    rows.append(Row(("total", "", "", cell(price.maccs), cell(price.flops)), "bold"))
+    columns = ("layer", "line", "macro-operation", "MACCs", "FLOPs")
+    return Sheet(f"Price book {price.book}", columns, tuple(rows), (), frozenset({0, 1, 2})).html()
+
+
+def _live(live: Live) -> str:
+    if not isinstance(live.peak, int):
+        return _fields(live)
+    rows = [Row(("peak", live.peak_line, number(live.peak), size_of(live.peak)), "bold")]
+    rows += [Row((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.witnesses]
+    rows += [Row(("kept for later passes", "", number(live.kept_bytes), ""), "bold")]
+    rows += [Row((array.name, " × ".join(map(str, array.shape)), number(array.bytes), "")) for array in live.kept]
+    return Sheet("What is alive at the peak", ("", "line or shape", "bytes", ""), tuple(rows)).html()
+
+
+def _training(training: Core) -> str:
+    settings = training.settings
+    count = sum(array.size for array in training.weights.values())
+    facts = {
+        "procedure": settings.procedure,
+        "optimizer": settings.optimizer,
+        "learning rate": training.learning_rate,
+        "steps": training.steps,
+        "weights": f"{count:,} numbers in {len(training.weights):,} arrays of {training.dtype}",
+    }
+    rows = tuple(Row((name, _said(value))) for name, value in facts.items())
+    return Sheet(type(training).__name__, ("", ""), rows, (), frozenset({0, 1})).html()
+
+
+def _fields(thing: Any) -> str:
+    """The fields that say something, one below the other."""
+    values: dict[str, Any] = {}
+    if is_dataclass(thing):
+        values = {field.name: getattr(thing, field.name) for field in fields(thing) if not field.name.startswith("_")}
+    name = str(values.pop("name", "")) or type(thing).__name__
+    said = {field: _said(value) for field, value in values.items()}
+    rows = tuple(Row((field.replace("_", " "), text)) for field, text in said.items() if text)
+    return Sheet(name, ("", ""), rows, (), frozenset({0, 1})).html()
+
+
+def _said(value: Any) -> str:
+    if value is None or value in ("", (), {}, []):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return number(value)
+    if isinstance(value, float):
+        return significant(value) if value == 0 or 1e-3 <= abs(value) < 1e15 else f"{value:.3g}"
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{name} {_said(inner)}" for name, inner in value.items())
+    elif isinstance(value, tuple | list | set | frozenset):
+        text = ", ".join(map(_said, value))
+    else:
+        text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+_SHOWN: Mapping[type, Callable[[Any], str]] = {
+    Layer: _layer,
+    Table: _table,
+    Derived: _derived,
+    Inference: _inference,
+    Price: _price,
+    Live: _live,
+    Core: _training,
+}

@@ -16,7 +16,7 @@ section("conventions", "conventions", (place) => {
   picks.replaceChildren(element("span", { class: "what" }, "from matmul to"), element("div", { class: "field" }, select));
   drawStrip(strip, found.bars, to);
   drawBridge(bars, found.to[to], start, own);
-});
+}, () => [page.state.to, page.view.changed]);
 
 function drawStrip(place, all, to) {
   const bars = all.filter((bar) => bar.ratio !== null), width = widthOf(place), low = Math.min(...bars.map((bar) => bar.ratio)), high = Math.max(...bars.map((bar) => bar.ratio));

@@ -16,7 +16,7 @@ section("growth", "growth", (place) => {
     ...[along === "length" ? null : ofItsSizes()].filter(Boolean),
     asTable([own.unit, ...own.series.map((one) => one.procedure)], own.places.map((size, at) => [grouped(exact(size)), ...own.series.map((one) => grouped(exact(one.totals[at])))])));
   drawGrowth(drawn, own, ratios);
-});
+}, () => [page.state.grow, page.state.scale, page.view.changed, ...["seq_len", "batch_size"].map((name) => String(page.view.names[name]))]);
 
 VIEW_KEYS.grow = "length";
 VIEW_KEYS.scale = "ratio";

@@ -19,7 +19,7 @@ section("memory", "memory", (place) => {
   };
   drawCurve(chartPlace, curve, show);
   show(memoryAt);
-});
+}, () => [page.view.changed]);
 
 function aliveAt(curve, at) {
   const found = new Map();

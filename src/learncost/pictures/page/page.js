@@ -3,9 +3,10 @@
 
 const SECTIONS = [];
 
-/** A section below the cost: its id, its word in the head, and what draws it into its place; false leaves it out. */
-function section(id, word, draw) {
-  SECTIONS.push({ id, word, draw });
+/** A section below the cost: its id, its word in the head, and what draws it into its place; false leaves it out.
+ * `rests` says what it is drawn of beside the document: while that is the same it is not drawn again. */
+function section(id, word, draw, rests = null) {
+  SECTIONS.push({ id, word, draw, rests, drawn: null });
 }
 
 function segments(name, options, current, pick, label) {
@@ -48,7 +49,7 @@ function chooseNode(node, how) {
   drawCells(node);
 }
 
-function render() {
+function render(all = false) {
   const { state } = page;
   try {
     const found = documentOf(state);
@@ -64,19 +65,33 @@ function render() {
   drawSentence();
   drawMore();
   drawCost();
-  drawSections();
+  drawSections(all === true);
   drawFooter();
 }
 
-function drawSections() {
+let later = null;
+
+/** Draw what is seen now, and the rest when nothing has changed for a moment. */
+function drawSections(all = false) {
   const place = document.getElementById("sections");
-  for (const { id, word, draw } of SECTIONS) {
-    let own = document.getElementById(id);
-    if (!own) place.append((own = element("section", { id, "aria-label": word })));
-    own.classList.toggle("hidden", draw(own) === false);
-  }
+  clearTimeout(later);
+  const rects = SECTIONS.map(({ id }) => document.getElementById(id)?.getBoundingClientRect());
+  let left = false;
+  SECTIONS.forEach((section, at) => {
+    let own = document.getElementById(section.id);
+    if (!own) place.append((own = element("section", { id: section.id, "aria-label": section.word })));
+    const seen = all || !section.drawn || (rects[at] && rects[at].bottom > -200 && rects[at].top < innerHeight + 200);
+    if (!seen) return (left = true);
+    const rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
+    if (rests !== null && section.drawn?.rests === rests && section.drawn.found === page.found) return;
+    own.classList.toggle("hidden", section.draw(own) === false);
+    section.drawn = { rests, found: page.found };
+  });
+  if (left) later = setTimeout(() => drawSections(true), 90);
   const links = [["cost", "cost"], ...SECTIONS.filter(({ id }) => !document.getElementById(id).classList.contains("hidden")).map(({ id, word }) => [id, word])];
-  document.querySelector("nav").replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));
+  const nav = document.querySelector("nav"), said = links.join();
+  if (nav.dataset.links !== said) nav.replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));
+  nav.dataset.links = said;
 }
 
 function heading(title, lead) {
@@ -135,7 +150,7 @@ function start() {
   let width = innerWidth;
   addEventListener("resize", () => width !== innerWidth && ((width = innerWidth), schedule()));
   addEventListener("popstate", () => ((page.state = stateOf(location.hash)), render()));
-  addEventListener("beforeprint", render);
-  addEventListener("afterprint", render);
+  addEventListener("beforeprint", () => render(true));
+  addEventListener("afterprint", () => render(true));
   document.documentElement.dataset.ready = "true";
 }

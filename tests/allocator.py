@@ -45,12 +45,12 @@ def apart(run):
 
     collect(profiled.profiler.kineto_results.experimental_event_tree(), None)
     events.sort(key=lambda event: event[0])
-    taken, buffers = {}, set()
+    open_rooms, buffers = {}, set()
     for number, (when, place, size, around) in enumerate(events):
         if size > 0:
-            taken[place] = number, around
-        elif place in taken:
-            first, product = taken.pop(place)
+            open_rooms[place] = number, around
+        elif place in open_rooms:
+            first, product = open_rooms.pop(place)
             if product and when <= product.end_time_ns and PRODUCT.fullmatch(product.name):
                 buffers |= {first, number}
     return _peak(events), _peak(event for number, event in enumerate(events) if number not in buffers)

@@ -12,7 +12,7 @@ import pytest
 
 _LEFT_OUT = ("background-networking", "component-update", "sync")
 
-QUIET = ("--no-sandbox", "--disable-gpu", *(f"--disable-{what}" for what in _LEFT_OUT))
+QUIET = ("--no-sandbox", "--disable-gpu", *(f"--disable-{feature}" for feature in _LEFT_OUT))
 
 
 def missing() -> str:
@@ -64,9 +64,9 @@ class Watched:
         """What axe finds that is serious: the rules, and how often."""
         from axe_playwright_python.sync_playwright import Axe
 
-        found = Axe().run(self.page).response["violations"]
+        violations = Axe().run(self.page).response["violations"]
         return [
-            f"{one['id']} × {len(one['nodes'])}: {one['nodes'][0]['html'][:160]}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
+            f"{violation['id']} × {len(violation['nodes'])}: {violation['nodes'][0]['html'][:160]}"
+            for violation in violations
+            if violation["impact"] in ("serious", "critical")
         ]

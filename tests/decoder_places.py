@@ -165,12 +165,12 @@ def places_of(values, weights, theirs, stacks, block=None):
         plain,
     )
     block = block or block_places(values)
-    found = {}
+    places = {}
     for name in weights:
         if name in ends:
-            found[name] = [ends[name][0]], ends[name][1], False
+            places[name] = [ends[name][0]], ends[name][1], False
             continue
         kind = next(kind for kind in stacks if name.startswith(kind))
         place, view = block[name.removeprefix(kind)]
-        found[name] = [at.format(i) + place for i in stacks[kind]], view, True
-    return found
+        places[name] = [at.format(i) + place for i in stacks[kind]], view, True
+    return places

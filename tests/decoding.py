@@ -41,9 +41,9 @@ def stack(attention, inputs="", where=CAUSAL, count="n_layer"):
     text = f"model(tokens {inputs} targets share; wte) -> loss\n  X[B M d] = embedding(tokens; wte)\n"
     text += f"  repeat {count} carry X:"
     wheres = (where,) if isinstance(where, str) else where
-    for i, one in enumerate(wheres):
-        own = f"l{i}." if len(wheres) > 1 else ""
-        text += BLOCK.format(attention=attention, where=one, own=own)
+    for i, condition in enumerate(wheres):
+        prefix = f"l{i}." if len(wheres) > 1 else ""
+        text += BLOCK.format(attention=attention, where=condition, own=prefix)
     return text + END
 
 
@@ -93,16 +93,16 @@ def llama(where=CAUSAL, biases="", norms=False, **keys):
 
 
 def rewritten(change, inputs):
-    own = change(shipped_layer("grouped_attention"))
+    rewritten_layer = change(shipped_layer("grouped_attention"))
     text = stack(f"{GROUPED}, {inputs.replace(' ', ', ')}", inputs)
-    return lc.layer(text, layers={"grouped_attention": own})
+    return lc.layer(text, layers={"grouped_attention": rewritten_layer})
 
 
 def latent(scale=None):
-    own = with_rotary(shipped_layer("latent_attention"), "QR", "KR")
-    own = with_scale(own, scale) if scale else own
+    latent_layer = with_rotary(shipped_layer("latent_attention"), "QR", "KR")
+    latent_layer = with_scale(latent_layer, scale) if scale else latent_layer
     text = stack(f"latent_attention(H, H, {ROTARY}", ROTARY_INPUTS)
-    return lc.layer(text, layers={"latent_attention": own})
+    return lc.layer(text, layers={"latent_attention": latent_layer})
 
 
 def mixture():
@@ -147,7 +147,7 @@ def at_positions(table, sizes, queries, keys):
     """What a table is given that depends on positions: of the tokens, and of the keys that they look at."""
     distance = queries[:, None] - keys
     turned = angles(100, sizes["r"] if any("KR" in name for name in table.axes) else sizes["k"])
-    found = {
+    inputs = {
         "index": queries,
         "cosine": turned["cosine"][queries],
         "sine": turned["sine"][queries],
@@ -158,7 +158,7 @@ def at_positions(table, sizes, queries, keys):
         "visible": distance < sizes["window"],
         "seen": distance >= 0,
     }
-    return {name: value for name, value in found.items() if name in table.inputs}
+    return {name: value for name, value in inputs.items() if name in table.inputs}
 
 
 class Generation:
@@ -175,25 +175,25 @@ class Generation:
 
     def given(self, table, queries, keys):
         """All that a table is given, but its cache."""
-        found = {name: self.weights[name] for name in table.weights} | at_positions(table, self.sizes, queries, keys)
-        found |= {"tokens": self.tokens[:, queries]} | ({"source": self.source} if "source" in table.inputs else {})
-        return found
+        inputs = {name: self.weights[name] for name in table.weights} | at_positions(table, self.sizes, queries, keys)
+        inputs |= {"tokens": self.tokens[:, queries]} | ({"source": self.source} if "source" in table.inputs else {})
+        return inputs
 
     def at_once(self):
         """The logits of every position by the model's own table."""
         table = self.model.table
         at = np.arange(self.length)
-        given = self.given(table, at, at)
-        given |= {"targets": self.tokens, "share": np.zeros(self.tokens.shape)}
-        return lc.run(table, given, self.counts)["P.L"]
+        inputs = self.given(table, at, at)
+        inputs |= {"targets": self.tokens, "share": np.zeros(self.tokens.shape)}
+        return lc.run(table, inputs, self.counts)["P.L"]
 
     def prompt(self, length):
         """The logits of the last position of the prompt, and the cache."""
         table = self.tables.prefill
         at = np.arange(length)
-        given = self.given(table, at, at) | {"last": np.full(self.sizes["B"], length - 1)}
-        result = lc.run(table, given, self.counts)
-        return result["P.L"], {one.name: self.cut(one, result[one.name], length) for one in self.tables.cache}
+        inputs = self.given(table, at, at) | {"last": np.full(self.sizes["B"], length - 1)}
+        result = lc.run(table, inputs, self.counts)
+        return result["P.L"], {array.name: self.cut(array, result[array.name], length) for array in self.tables.cache}
 
     def cut(self, kept, value, length):
         """A window's cache holds the last positions only."""
@@ -207,12 +207,14 @@ class Generation:
         """The logits of the new positions after those before, and the grown cache."""
         table = self.tables.decode
         queries, keys = np.arange(before, before + new), np.arange(before + new)
-        given = {**self.given(table, queries, keys), **cache}
+        inputs = {**self.given(table, queries, keys), **cache}
         sizes = {**self.counts, **self.tables.lengths(self.sizes, before, new)}
         for name in [name for name in table.inputs if name.startswith("seen.")]:
             window = self.sizes.get(name.removeprefix("seen."), None) or int(name.removeprefix("seen."))
-            own = keys[-sizes[f"T.{name.removeprefix('seen.')}"] :]
-            distance = queries[:, None] - own
-            given[name] = (distance >= 0) & (distance < window)
-        result = lc.run(table, given, sizes)
-        return result["P.L"], {one.name: self.cut(one, result[one.name], before + new) for one in self.tables.cache}
+            key_positions = keys[-sizes[f"T.{name.removeprefix('seen.')}"] :]
+            distance = queries[:, None] - key_positions
+            inputs[name] = (distance >= 0) & (distance < window)
+        result = lc.run(table, inputs, sizes)
+        return result["P.L"], {
+            array.name: self.cut(array, result[array.name], before + new) for array in self.tables.cache
+        }

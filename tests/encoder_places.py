@@ -16,23 +16,25 @@ def norm(ours, place, shift="b"):
 
 
 def attention(ours, query, key, value, output, h=H):
-    found = linear(f"{ours}.WO", f"{ours}.bO", output) | {f"{ours}.WO": (f"{output}.weight", out_of(h, -1))}
+    places = linear(f"{ours}.WO", f"{ours}.bO", output) | {f"{ours}.WO": (f"{output}.weight", out_of(h, -1))}
     for letter, place in zip("QKV", (query, key, value), strict=True):
-        found[f"{ours}.W{letter}"] = (f"{place}.weight", into(h, -1))
-        found[f"{ours}.b{letter}"] = (f"{place}.bias", by(h, -1))
-    return found
+        places[f"{ours}.W{letter}"] = (f"{place}.weight", into(h, -1))
+        places[f"{ours}.b{letter}"] = (f"{place}.bias", by(h, -1))
+    return places
 
 
 def bert(prefix, transform, transform_norm, bias, pooler, classifier, at="encoder.layer.{}."):
     """BERT and those that keep its names; the head's are their own."""
     block = f"{prefix}.{at}"
-    own = f"{block}attention.self."
+    prefix_self = f"{block}attention.self."
     embeddings = f"{prefix}.embeddings."
     tables = {"wte": "word", "wpe": "position", "wtt": "token_type"}
     return (
         {ours: (f"{embeddings}{name}_embeddings.weight", plain) for ours, name in tables.items()}
         | norm("ln_e", embeddings + "LayerNorm")
-        | attention("attn", own + "query", own + "key", own + "value", block + "attention.output.dense")
+        | attention(
+            "attn", prefix_self + "query", prefix_self + "key", prefix_self + "value", block + "attention.output.dense"
+        )
         | norm("ln_1", block + "attention.output.LayerNorm")
         | linear("mlp.W1", "mlp.b1", block + "intermediate.dense")
         | linear("mlp.W2", "mlp.b2", block + "output.dense")
@@ -78,9 +80,15 @@ def albert_places(architecture):
         at="encoder.albert_layer_groups.{}.albert_layers.{}.",
     )
     block = "albert.encoder.albert_layer_groups.{}.albert_layers.{}."
-    own = block + "attention."
-    configuration |= attention("attn", own + "query", own + "key", own + "value", own + "dense")
-    configuration |= norm("ln_1", own + "LayerNorm") | norm("ln_2", block + "full_layer_layer_norm")
+    attention_prefix = block + "attention."
+    configuration |= attention(
+        "attn",
+        attention_prefix + "query",
+        attention_prefix + "key",
+        attention_prefix + "value",
+        attention_prefix + "dense",
+    )
+    configuration |= norm("ln_1", attention_prefix + "LayerNorm") | norm("ln_2", block + "full_layer_layer_norm")
     configuration |= linear("mlp.W1", "mlp.b1", block + "ffn") | linear("mlp.W2", "mlp.b2", block + "ffn_output")
     configuration |= linear("sentence.W", "sentence.b", "sop_classifier.classifier")
     return configuration | linear("projection.W", "projection.b", "albert.encoder.embedding_hidden_mapping_in")
@@ -91,8 +99,14 @@ def distilbert_places(architecture):
         *("distilbert", "vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "pre_classifier", "classifier")
     )
     block = "distilbert.transformer.layer.{}."
-    own = block + "attention."
-    configuration |= attention("attn", own + "q_lin", own + "k_lin", own + "v_lin", own + "out_lin")
+    attention_prefix = block + "attention."
+    configuration |= attention(
+        "attn",
+        attention_prefix + "q_lin",
+        attention_prefix + "k_lin",
+        attention_prefix + "v_lin",
+        attention_prefix + "out_lin",
+    )
     configuration |= norm("ln_1", block + "sa_layer_norm") | norm("ln_2", block + "output_layer_norm")
     return (
         configuration | linear("mlp.W1", "mlp.b1", block + "ffn.lin1") | linear("mlp.W2", "mlp.b2", block + "ffn.lin2")
@@ -118,13 +132,15 @@ def deberta_places(architecture):
     head = "cls.predictions"
     transform = f"{head}.transform.dense", f"{head}.transform.LayerNorm"
     configuration = bert("deberta", *transform, f"{head}.bias", "pooler.dense", "classifier")
-    own = "deberta.encoder.layer.{}.attention.self."
-    configuration |= {f"attn.W{letter}": (own + "in_proj.weight", part(i)) for i, letter in enumerate("QKV")}
-    configuration |= {f"attn.b{letter}": (f"{own}{letter.lower()}_bias", by(H, -1)) for letter in "QV"}
+    attention_prefix = "deberta.encoder.layer.{}.attention.self."
     configuration |= {
-        "attn.WKP": (own + "pos_proj.weight", into(H, -1)),
-        "attn.WQP": (own + "pos_q_proj.weight", into(H, -1)),
-        "attn.bQP": (own + "pos_q_proj.bias", by(H, -1)),
+        f"attn.W{letter}": (attention_prefix + "in_proj.weight", part(i)) for i, letter in enumerate("QKV")
+    }
+    configuration |= {f"attn.b{letter}": (f"{attention_prefix}{letter.lower()}_bias", by(H, -1)) for letter in "QV"}
+    configuration |= {
+        "attn.WKP": (attention_prefix + "pos_proj.weight", into(H, -1)),
+        "attn.WQP": (attention_prefix + "pos_q_proj.weight", into(H, -1)),
+        "attn.bQP": (attention_prefix + "pos_q_proj.bias", by(H, -1)),
         "relative": ("deberta.encoder.rel_embeddings.weight", plain),
         "projection": ("deberta.embeddings.embed_proj.weight", turned),
     }
@@ -133,25 +149,25 @@ def deberta_places(architecture):
 
 def deberta_v2_places(architecture):
     """With the convolution the first block has names of its own."""
-    found = deberta_places(architecture)
-    own = "deberta.encoder.layer.{}.attention.self."
+    places = deberta_places(architecture)
+    attention_prefix = "deberta.encoder.layer.{}.attention.self."
     for letter, name in zip("QKV", ("query", "key", "value"), strict=True):
-        found[f"attn.W{letter}"] = (f"{own}{name}_proj.weight", into(H, -1))
-        found[f"attn.b{letter}"] = (f"{own}{name}_proj.bias", by(H, -1))
+        places[f"attn.W{letter}"] = (f"{attention_prefix}{name}_proj.weight", into(H, -1))
+        places[f"attn.b{letter}"] = (f"{attention_prefix}{name}_proj.bias", by(H, -1))
     for letter, name in (("KP", "pos_key"), ("QP", "pos_query")):
-        found[f"attn.W{letter}"] = (f"{own}{name}_proj.weight", into(H, -1))
-        found[f"attn.b{letter}"] = (f"{own}{name}_proj.bias", by(H, -1))
-    found |= norm("ln_r", "deberta.encoder.LayerNorm")
+        places[f"attn.W{letter}"] = (f"{attention_prefix}{name}_proj.weight", into(H, -1))
+        places[f"attn.b{letter}"] = (f"{attention_prefix}{name}_proj.bias", by(H, -1))
+    places |= norm("ln_r", "deberta.encoder.LayerNorm")
     kinds = {}
     for kind in ("first", "rest"):
-        kinds |= {f"{kind}.{name}": place for name, place in found.items() if "{}" in place[0]}
+        kinds |= {f"{kind}.{name}": place for name, place in places.items() if "{}" in place[0]}
     kinds |= {
         "first.conv.W": ("deberta.encoder.conv.conv.weight", lambda weight: weight.transpose(2, 1, 0)[None]),
         "first.conv.b": ("deberta.encoder.conv.conv.bias", one),
         "first.ln_c.g": ("deberta.encoder.conv.LayerNorm.weight", one),
         "first.ln_c.b": ("deberta.encoder.conv.LayerNorm.bias", one),
     }
-    return found | kinds
+    return places | kinds
 
 
 def t5_places(architecture):
@@ -173,41 +189,41 @@ def t5_places(architecture):
 
 
 def bart_places(architecture, heads=(3, 2)):
-    found = {"wte": ("model.shared.weight", plain)}
-    found |= linear("pooler.W", "pooler.b", "classification_head.dense")
-    found |= linear("classifier.W", "classifier.b", "classification_head.out_proj")
+    places = {"wte": ("model.shared.weight", plain)}
+    places |= linear("pooler.W", "pooler.b", "classification_head.dense")
+    places |= linear("classifier.W", "classifier.b", "classification_head.out_proj")
     for side, h in zip(("encoder", "decoder"), heads, strict=True):
-        own = f"model.{side}."
-        block = own + "layers.{}."
+        side_prefix = f"model.{side}."
+        block = side_prefix + "layers.{}."
         calls = [("attn", "self_attn"), *([("cross", "encoder_attn")] if side == "decoder" else [])]
-        parts = norm("ln_e", own + "layernorm_embedding") | norm("ln_f", own + "layer_norm")
+        parts = norm("ln_e", side_prefix + "layernorm_embedding") | norm("ln_f", side_prefix + "layer_norm")
         for i, (ours, name) in enumerate(calls, 1):
             parts |= attention(ours, *(f"{block}{name}.{letter}_proj" for letter in ("q", "k", "v", "out")), h=h)
             parts |= norm(f"ln_{i}", f"{block}{name}_layer_norm")
         parts |= norm(f"ln_{len(calls) + 1}", block + "final_layer_norm")
         parts |= linear("mlp.W1", "mlp.b1", block + "fc1") | linear("mlp.W2", "mlp.b2", block + "fc2")
-        parts["wpe"] = (own + "embed_positions.weight", plain)
-        found |= {f"{side}.{name}": place for name, place in parts.items()}
-    return found
+        parts["wpe"] = (side_prefix + "embed_positions.weight", plain)
+        places |= {f"{side}.{name}": place for name, place in parts.items()}
+    return places
 
 
 def whisper_places(architecture):
-    found = bart_places(architecture)
+    places = bart_places(architecture)
     for i in (1, 2):
         place = f"model.encoder.conv{i}"
-        found[f"conv_{i}.W"] = (f"{place}.weight", lambda weight: weight.transpose(2, 1, 0))
-        found[f"conv_{i}.b"] = (f"{place}.bias", plain)
-    return found | {"wte": ("model.decoder.embed_tokens.weight", plain), "head.W": ("proj_out.weight", turned)}
+        places[f"conv_{i}.W"] = (f"{place}.weight", lambda weight: weight.transpose(2, 1, 0))
+        places[f"conv_{i}.b"] = (f"{place}.bias", plain)
+    return places | {"wte": ("model.decoder.embed_tokens.weight", plain), "head.W": ("proj_out.weight", turned)}
 
 
 def vit_places(architecture):
-    own, block = "vit.embeddings.", "vit.layers.{}."
+    embeddings_prefix, block = "vit.embeddings.", "vit.layers.{}."
     return (
         {
-            "embeddings.W": (own + "patch_embeddings.projection.weight", plain),
-            "embeddings.b": (own + "patch_embeddings.projection.bias", plain),
-            "embeddings.T": (own + "cls_token", lambda weight: weight[0, 0]),
-            "embeddings.P": (own + "position_embeddings", lambda weight: weight[0]),
+            "embeddings.W": (embeddings_prefix + "patch_embeddings.projection.weight", plain),
+            "embeddings.b": (embeddings_prefix + "patch_embeddings.projection.bias", plain),
+            "embeddings.T": (embeddings_prefix + "cls_token", lambda weight: weight[0, 0]),
+            "embeddings.P": (embeddings_prefix + "position_embeddings", lambda weight: weight[0]),
         }
         | attention("attn", *(f"{block}attention.{letter}_proj" for letter in "qkvo"))
         | norm("ln_1", block + "layernorm_before")

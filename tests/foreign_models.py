@@ -115,15 +115,15 @@ def compare(layer, arrays, weights, result, inputs, tolerance=1e-9):
     values = {**arrays, **{name: numpy_of(tensor) for name, tensor in inputs.items()}}
     values |= {name: view(numpy_of(parameter)) for name, (parameter, view) in weights.items()}
     assert {name for name in values if not isinstance(values[name], int)} == {*layer.table.inputs, *layer.table.weights}
-    found = lc.run(layer, {**values, f"d{output}": seed})
-    np.testing.assert_allclose(found[output], numpy_of(result), rtol=tolerance, atol=tolerance)
+    ours = lc.run(layer, {**values, f"d{output}": seed})
+    np.testing.assert_allclose(ours[output], numpy_of(result), rtol=tolerance, atol=tolerance)
     parameters = list({id(p): p for p, _ in weights.values()}.values())
     chosen = [*inputs.values(), *parameters]
     gradients = torch.autograd.grad((result * torch.tensor(seed)).sum(), chosen)
     for name, gradient in zip(inputs, gradients, strict=False):
-        np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(ours[f"d{name}"], gradient.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
     of = {id(p): g for p, g in zip(parameters, gradients[len(inputs) :], strict=True)}
     for name, (parameter, view) in weights.items():
         gradient = view(of[id(parameter)].numpy())
-        np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=tolerance, atol=tolerance, err_msg=name)
-    return found
+        np.testing.assert_allclose(ours[f"d{name}"], gradient, rtol=tolerance, atol=tolerance, err_msg=name)
+    return ours

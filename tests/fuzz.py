@@ -52,11 +52,11 @@ def fuzz(name: str, count: int, seed: int) -> list[str]:
     module = FUZZED[name][0]
     pieces = [(module, min(PIECE, count - done), seed + done // PIECE) for done in range(0, count, PIECE)]
     console = Console(stderr=True)
-    found: list[str] = []
+    faults: list[str] = []
     with Pool(2, _worker) as pool, Progress(console=console, disable=not console.is_terminal) as bar:
-        for own in bar.track(pool.imap_unordered(tried, pieces), total=len(pieces), description=name):
-            found += own
-    return found
+        for faults_found in bar.track(pool.imap_unordered(tried, pieces), total=len(pieces), description=name):
+            faults += faults_found
+    return faults
 
 
 def main() -> int:
@@ -67,15 +67,15 @@ def main() -> int:
     for name in FUZZED:
         parser.add_argument(f"--{name}", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
-    given = vars(parser.parse_args())
-    named = {name: given[name] for name in FUZZED if given[name] is not None}
+    options = vars(parser.parse_args())
+    chosen = {name: options[name] for name in FUZZED if options[name] is not None}
     wrong = 0
-    for name, count in (named or {name: count for name, (_, count) in FUZZED.items()}).items():
+    for name, count in (chosen or {name: count for name, (_, count) in FUZZED.items()}).items():
         start = time.monotonic()
-        found = fuzz(name, count, given["seed"])
-        print(f"{name}: {count:,} tried in {time.monotonic() - start:.0f} seconds, {len(found):,} wrong", flush=True)
-        print(*(f"    {line[:600]}\n" for line in found[:SHOWN]), sep="", end="")
-        wrong += len(found)
+        faults = fuzz(name, count, options["seed"])
+        print(f"{name}: {count:,} tried in {time.monotonic() - start:.0f} seconds, {len(faults):,} wrong", flush=True)
+        print(*(f"    {line[:600]}\n" for line in faults[:SHOWN]), sep="", end="")
+        wrong += len(faults)
     return 1 if wrong else 0
 
 

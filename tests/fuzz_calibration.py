@@ -84,11 +84,11 @@ def _tried(chance: random.Random, good: dict[str, Any], home: Path) -> str:
     on = "here" if path == own_file() else str(path)
     dtype = chance.choice(((), ("--dtype", "fp32"), ("--dtype", "bf16"), ("--dtype", "fp8")))
     line = (*chance.choice((MODEL, RUN)), "--on", on, *dtype, *chance.choice(((), ("--json",))))
-    said = _ending(line)
-    if not said and chance.random() < 0.3:
-        said = _in_python(on)
+    message = _ending(line)
+    if not message and chance.random() < 0.3:
+        message = _in_python(on)
     _removed(path)
-    return f"{said}: {kind}, {' '.join(line[-6:])}" if said else ""
+    return f"{message}: {kind}, {' '.join(line[-6:])}" if message else ""
 
 
 def _put(chance: random.Random, good: dict[str, Any], path: Path) -> str:

@@ -93,8 +93,8 @@ def fuzz(count: int, seed: int = 0) -> list[str]:
     with _bounded(), tempfile.TemporaryDirectory() as folder, chdir(folder):
         files = _files(Path(folder))
         chance = random.Random(seed)
-        found = (call(_line(chance, files)) for _ in range(count))
-        return [f"{fault}: learncost {called.line}" for called in found if (fault := ending(called))]
+        answers = (call(_line(chance, files)) for _ in range(count))
+        return [f"{fault}: learncost {answer.line}" for answer in answers if (fault := ending(answer))]
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _bounded() -> Iterator[None]:
 
 def _files(folder: Path) -> list[str]:
     """Paths to what is not what a command looks for: folders, binary files, broken and wrong JSON, nothing at all."""
-    held = {
+    contents = {
         "binary.json": b"\x00\xff\xfe\x80" * 100,
         "broken.json": b'{"model_type": "gpt2", ',
         "list.json": b"[1, 2]",
@@ -126,11 +126,11 @@ def _files(folder: Path) -> list[str]:
         "two words.json": b"{}",
         "no_suffix": b"gpt2",
     }
-    for name, data in held.items():
+    for name, data in contents.items():
         (folder / name).write_bytes(data)
     (folder / "folder").mkdir()
     (folder / "config.json").mkdir()
-    names = [str(folder / name) for name in (*held, "folder", "config.json", "absent.json", "absent/absent.json")]
+    names = [str(folder / name) for name in (*contents, "folder", "config.json", "absent.json", "absent/absent.json")]
     return [str(folder), *names, "/dev/null", "/proc/self/mem", "x" * 300 + ".json", "gpt2/", "./gpt2"]
 
 
@@ -138,10 +138,10 @@ def _line(chance: random.Random, files: list[str]) -> str:
     command = chance.choice(list(COMMANDS))
     words = [command] if chance.random() < 0.98 else [chance.choice((*TEXTS, "cots", "--version", "--help", "-h"))]
     words += _subject(chance, command, files) if chance.random() < 0.97 else []
-    known = _flags(command)
+    flags = _flags(command)
     words += NEEDED.get(command, ()) if chance.random() < 0.8 else ()
     for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 6))):
-        flag = chance.choice(known) if chance.random() < 0.85 else chance.choice(_sizes())
+        flag = chance.choice(flags) if chance.random() < 0.85 else chance.choice(_sizes())
         words += _given(chance, flag, files)
     if chance.random() < 0.1:
         words.insert(chance.randrange(1, len(words) + 1), chance.choice((*TEXTS, *NUMBERS, *files)))

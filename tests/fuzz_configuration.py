@@ -29,16 +29,16 @@ def target(data: bytes) -> str:
     text = data.decode("utf-8", errors="replace")
     try:
         configuration = configure("-", stdin=io.StringIO(text))
-        said = str(
+        message = str(
             lc.cost(configuration, seq_len=None if configuration.sizes.get("max_position_embeddings") else 8).total
         )
     except lc.InputError as error:
-        said = str(error)
-        assert said.isprintable(), repr(said)
-        assert len(said) < 3000, said
+        message = str(error)
+        assert message.isprintable(), repr(message)
+        assert len(message) < 3000, message
     seconds = time.process_time() - start
     assert seconds < MOST_SECONDS, f"{seconds:.1f} seconds"
-    return said
+    return message
 
 
 ODD = (
@@ -50,9 +50,15 @@ ODD = (
 
 def keys_of(family: str) -> list[str]:
     """Every key that a family reads, by its own name."""
-    found = FAMILIES[family]
-    own = (found.sizes, found.settings, found.dropout, found.refused, found.spellings)
-    return [name for names in own for name in names] + ["architectures", "id2label", "text_config"]
+    family_found = FAMILIES[family]
+    tables = (
+        family_found.sizes,
+        family_found.settings,
+        family_found.dropout,
+        family_found.refused,
+        family_found.spellings,
+    )
+    return [name for names in tables for name in names] + ["architectures", "id2label", "text_config"]
 
 
 def odd(chance: random.Random) -> object:
@@ -68,9 +74,9 @@ def made(chance: random.Random) -> bytes:
     values = dict(chance.choice(presets()).values) if chance.random() < 0.6 else {}
     if not values or chance.random() < 0.3:
         values["model_type"] = chance.choice(list(FAMILIES))
-    known = keys_of(str(values["model_type"]))
+    keys = keys_of(str(values["model_type"]))
     for _ in range(chance.choice((0, 1, 1, 2, 4, 8))):
-        name = chance.choice((*known, *values))
+        name = chance.choice((*keys, *values))
         values[name] = odd(chance) if chance.random() < 0.7 else chance.randint(0, 40)
     if chance.random() < 0.1:
         values = {"model_type": chance.choice(("llava", "gemma3", 3, None)), "text_config": values}
@@ -86,16 +92,16 @@ def fuzz(count: int, seed: int = 0) -> list[str]:
     chance = random.Random(seed)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, before[1]))
-    found = []
+    faults = []
     try:
         for data in (made(chance) for _ in range(count)):
             try:
                 target(data)
             except Exception as error:
-                found.append(f"{type(error).__name__}: {error}: {data!r}")
+                faults.append(f"{type(error).__name__}: {error}: {data!r}")
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-    return found
+    return faults
 
 
 def main(seconds: float, seed: int) -> None:
@@ -109,12 +115,12 @@ def main(seconds: float, seed: int) -> None:
         data = made(chance)
         start = time.process_time()
         try:
-            said = target(data)
+            message = target(data)
         except BaseException:
             print("this input breaks the rule:", data)
             raise
         slowest = max(slowest, (time.process_time() - start, data))
-        counts["a cost" if said.startswith("Amount") else "one line"] += 1
+        counts["a cost" if message.startswith("Amount") else "one line"] += 1
     print(f"{sum(counts.values()):,} inputs: {counts['a cost']:,} gave a cost, {counts['one line']:,} one line of text")
     print(f"slowest: {slowest[0]:.2f} s of CPU for {slowest[1][:200]!r}")
 

@@ -101,15 +101,15 @@ MOST_POINTS = 50_000
 def fuzz(count: int, seed: int = 0) -> list[str]:
     """What went wrong in so many tables, the same for the same seed; what has one cause is told once."""
     chance = random.Random(seed)
-    told: dict[str, str] = {}
+    first_text: dict[str, str] = {}
     times: Counter[str] = Counter()
     for _ in range(count):
         written = changed(chance)
         fault = tried(written)
         if fault:
             times[fault] += 1
-            told.setdefault(fault, written)
-    return [f"{fault} ({times[fault]} times): {written!r}" for fault, written in told.items()]
+            first_text.setdefault(fault, written)
+    return [f"{fault} ({times[fault]} times): {written!r}" for fault, written in first_text.items()]
 
 
 def tried(written: str) -> str:
@@ -124,8 +124,8 @@ def tried(written: str) -> str:
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "learncost" in frame.filename]
         last = frames[-1] if frames else traceback.extract_tb(error.__traceback__)[-1]
-        said = re.sub(r"[^\w ]+\S*", "", str(error))[:40]
-        return f"{type(error).__name__} {said} at {last.filename.rpartition('/')[2]}:{last.lineno}"
+        message = re.sub(r"[^\w ]+\S*", "", str(error))[:40]
+        return f"{type(error).__name__} {message} at {last.filename.rpartition('/')[2]}:{last.lineno}"
 
 
 def read(written: str) -> str:
@@ -143,7 +143,7 @@ def read(written: str) -> str:
     str(step), latex(step)
     parts = (derived.forward, derived.backward, derived.update)
     prices, split = lc.price(step, sizes), [lc.price(part, sizes) for part in parts]
-    if (prices.maccs, prices.flops) != (sum(one.maccs for one in split), sum(one.flops for one in split)):
+    if (prices.maccs, prices.flops) != (sum(part.maccs for part in split), sum(part.flops for part in split)):
         return "the passes do not add up to the step"
     if prices.flops < 2 * prices.maccs or prices.maccs < lc.price(step, sizes, "matmul").maccs:
         return "MACCs of run and of matmul"
@@ -227,8 +227,8 @@ def _name(chance: random.Random, written: str) -> str:
     names = sorted(set(re.findall(r"[^\W\d][\w.]*", written)))
     if not names:
         return written
-    one, other = chance.choice(names), chance.choice((*names, *NAMES))
-    return re.sub(rf"(?<![\w.]){re.escape(one)}(?![\w.])", lambda _: other, written)
+    old, other = chance.choice(names), chance.choice((*names, *NAMES))
+    return re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w.])", lambda _: other, written)
 
 
 def _line(chance: random.Random, written: str) -> str:

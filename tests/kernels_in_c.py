@@ -98,8 +98,8 @@ class Case:
     def defined(self):
         """What the interpreter makes of the lines, in double precision."""
         values = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in self.arrays.items()}
-        known = {name: Value(axes) for name, axes in self.axes.items()}
-        execute(lower(Table(self.lines, known, outputs=tuple(self.outputs))), values, self.sizes)
+        declared = {name: Value(axes) for name, axes in self.axes.items()}
+        execute(lower(Table(self.lines, declared, outputs=tuple(self.outputs))), values, self.sizes)
         return {name: values[name] for name in self.outputs}
 
     def run(self, kernels, shared=()):

@@ -21,20 +21,20 @@ class LowRank(torch.nn.Module):
         return self.base.weight
 
     def forward(self, x):
-        found = self.base(x)
+        result = self.base(x)
         if isinstance(self.base, Coded):
-            found = found.clone()  # as peft does
-        return found + self.B(self.A(x)) * self.scale
+            result = result.clone()  # as peft does
+        return result + self.B(self.A(x)) * self.scale
 
 
 def adapt(module, ends, rank=8, alpha=16, layers=None):
     """Every parameter frozen; a path beside every module whose name has one of the ends, in the given layers."""
     module.requires_grad_(False)
-    for name, own in list(module.named_modules()):
+    for name, submodule in list(module.named_modules()):
         number = next((int(part) for part in name.split(".") if part.isdigit()), None)
         if any(f".{name}".endswith(f".{end}") for end in ends) and (layers is None or number in layers):
             parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, LowRank(own, rank, alpha))
+            setattr(module.get_submodule(parent), last, LowRank(submodule, rank, alpha))
     return module
 
 
@@ -66,13 +66,13 @@ class Coded(torch.nn.Module):
 def coded(module):
     """Every linear layer inside of blocks in nf4 by blocks of 64, with scales of 8 bits by blocks of 256 (QLoRA)."""
     for block in blocks_of(module):
-        for name, own in list(block.named_modules()):
-            if isinstance(own, torch.nn.Linear):
+        for name, submodule in list(block.named_modules()):
+            if isinstance(submodule, torch.nn.Linear):
                 parent, _, last = name.rpartition(".")
                 setattr(
                     block.get_submodule(parent),
                     last,
-                    Coded(own, int(own.weight.numel() * (1 / 2 + 1 / 64 + 4 / 64 / 256))),
+                    Coded(submodule, int(submodule.weight.numel() * (1 / 2 + 1 / 64 + 4 / 64 / 256))),
                 )
     return module
 

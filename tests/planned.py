@@ -67,6 +67,6 @@ def given(table, sizes, seed=0):
 
 def results(table, values, sizes):
     """The loss, the new weights and the new states of a step."""
-    found = dict(values)
-    execute(lower(table), found, sizes)
-    return {name: found[name] for name in table.outputs if name == "loss" or name.endswith(".new")}
+    results_by_name = dict(values)
+    execute(lower(table), results_by_name, sizes)
+    return {name: results_by_name[name] for name in table.outputs if name == "loss" or name.endswith(".new")}

@@ -99,9 +99,9 @@ def one_hot(numbers, vocabulary):
 def error(logits, targets):
     """e = s - onehot(target), rows without a target zero; and how many targets there are."""
     targets = torch.as_tensor(targets)
-    there = targets >= 0
+    is_target = targets >= 0
     e = logits.softmax(-1) - one_hot(targets.clamp(min=0), logits.shape[-1])
-    return e * there[..., None], int(there.sum())
+    return e * is_target[..., None], int(is_target.sum())
 
 
 def projected(source, e, keep=None):
@@ -122,7 +122,7 @@ def outer(before, delta):
 
 def updates(weights, first, second, e, count, stable=False):
     """Every weight's update from the notes of two passes; `stable` multiplies with values of the standard one."""
-    found = {}
+    stacked = {}
     for name, turns in first.note.items():
         parts = []
         for turn, (a, before) in turns.items():
@@ -134,5 +134,5 @@ def updates(weights, first, second, e, count, stable=False):
                 parts.append(((a - modulated) * before).flatten(0, 1).sum(0) / count)
             else:
                 parts.append(outer(before, a - modulated) / count)
-        found[name] = parts[0] if turns.keys() == {None} else torch.stack(parts)
-    return found
+        stacked[name] = parts[0] if turns.keys() == {None} else torch.stack(parts)
+    return stacked

@@ -39,16 +39,16 @@ def as_it_is(function, sizes):
 def execute(table, backend, arrays, sizes, wrap=None, **options):
     """The results of a table's program by the names of the table, as NumPy arrays; `wrap` compiles the function."""
     wrap = wrap or (whole if backend == "jax" else as_it_is)
-    found = program(table, backend, **options)
-    names = namespace(found.text)
+    written = program(table, backend, **options)
+    names = namespace(written.text)
     values = {name: to_backend(backend, arrays[name]) for name in (*table.inputs, *table.weights)}
-    arguments = [fill(tree, values, names) for tree in found.parameters]
-    function = names[found.function]
-    more = {size: sizes[name] for name, size in found.sizes.items()}
+    arguments = [fill(tree, values, names) for tree in written.parameters]
+    function = names[written.function]
+    more = {size: sizes[name] for name, size in written.sizes.items()}
     result = wrap(function, more)(*arguments, **more)
-    results = result if len(found.results) > 1 else (result,)
+    results = result if len(written.results) > 1 else (result,)
     return {
-        n: np.asarray(v) for tree, result in zip(found.results, results, strict=True) for n, v in unfold(tree, result)
+        n: np.asarray(v) for tree, result in zip(written.results, results, strict=True) for n, v in unfold(tree, result)
     }
 
 

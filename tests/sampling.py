@@ -15,14 +15,14 @@ def sampled(
     cases: Iterable[Any], every: int, kind: Callable[[Any], Hashable] = lambda case: None, start: int = 0
 ) -> list[Any]:
     """All cases for a test's parameters; by default run, of each kind, the `start`-th and each `every`-th after it."""
-    seen: Counter[Hashable] = Counter()
-    found = []
+    counts: Counter[Hashable] = Counter()
+    marked = []
     for case in cases:
-        own = kind(case)
+        case_kind = kind(case)
         values = case if isinstance(case, tuple) else (case,)
-        found.append(case if seen[own] % every == start else pytest.param(*values, marks=pytest.mark.slow))
-        seen[own] += 1
-    return found
+        marked.append(case if counts[case_kind] % every == start else pytest.param(*values, marks=pytest.mark.slow))
+        counts[case_kind] += 1
+    return marked
 
 
 def _learns(name: str) -> bool:

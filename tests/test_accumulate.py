@@ -27,59 +27,59 @@ def worst(one, two):
 def test_microbatches_are_one_batch(procedure, model, padding):
     # Sums over sequences do not care which of them are taken first: only the order of additions differs. With padding
     # the microbatches have different numbers of targets, and the share of the loss is that of all of them.
-    whole, parts = (training(model, procedure, "adamw", weight_decay=0.1, accumulate=k) for k in (1, 3))
+    at_once, parts = (training(model, procedure, "adamw", weight_decay=0.1, accumulate=k) for k in (1, 3))
     for seed in range(2):
-        tokens, given = batch(model, seed, padding=padding, rows=6)
-        losses = [one.step(tokens, **given) for one in (whole, parts)]
+        tokens, extra = batch(model, seed, padding=padding, rows=6)
+        losses = [trained.step(tokens, **extra) for trained in (at_once, parts)]
         assert losses[0] == pytest.approx(losses[1], abs=EXACT)
     # AdamW divides by the root of squares: its steps blow up differences of gradients that are nearly zero.
-    assert worst(whole.state, parts.state) < EXACT
-    assert worst(whole.weights, parts.weights) < 1e-9
+    assert worst(at_once.state, parts.state) < EXACT
+    assert worst(at_once.weights, parts.weights) < 1e-9
 
 
 def test_targets_that_only_one_microbatch_has():
-    whole, parts = (training("gpt2", "bp", "sgd", accumulate=k) for k in (1, 2))
+    at_once, parts = (training("gpt2", "bp", "sgd", accumulate=k) for k in (1, 2))
     tokens, _ = batch("gpt2", rows=4)
     targets = np.where(np.arange(4)[:, None] < 2, tokens, -1)
-    assert whole.step(tokens, targets) == pytest.approx(parts.step(tokens, targets), abs=EXACT)
-    assert worst(whole.weights, parts.weights) < EXACT
+    assert at_once.step(tokens, targets) == pytest.approx(parts.step(tokens, targets), abs=EXACT)
+    assert worst(at_once.weights, parts.weights) < EXACT
 
 
 def test_every_microbatch_has_masks_of_its_own():
-    found = training("gpt2", "bp", "sgd", accumulate=2, dropout=0.5)
-    table = found.table()
+    trained = training("gpt2", "bp", "sgd", accumulate=2, dropout=0.5)
+    table = trained.table()
     name = next(name for name in table.inputs if name.endswith(".mask"))
-    sizes = run_sizes(found.model, 2, 5, None)
-    one, two = (found._mask(table, name, sizes, 0.5, part) for part in range(2))
-    assert not np.array_equal(one, two)
-    assert np.array_equal(one, found._mask(table, name, sizes, 0.5))
+    sizes = run_sizes(trained.model, 2, 5, None)
+    first, second = (trained._mask(table, name, sizes, 0.5, part) for part in range(2))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, trained._mask(table, name, sizes, 0.5))
 
 
 def test_rows_that_cannot_be_parted():
-    found = training("gpt2", "bp", "sgd", accumulate=2)
+    trained = training("gpt2", "bp", "sgd", accumulate=2)
     tokens, _ = batch("gpt2", rows=3)
     with pytest.raises(lc.InputError, match="3 sequences are not 2 equal microbatches"):
-        found.step(tokens)
+        trained.step(tokens)
 
 
 def test_what_it_costs_beside_the_whole_batch():
     model = training("gpt2").model
     table = step(model, "bp", "adamw")
     halves = accumulated(table)
-    whole, part = (run_sizes(model, rows, 7, None) for rows in (12, 3))
+    whole_sizes, part = (run_sizes(model, rows, 7, None) for rows in (12, 3))
     gather, update = price(halves.gather, part, book("run")).flops, price(halves.update, part, book("run")).flops
     # Each of 4 microbatches adds every gradient to the sum. What does not depend on the number of sequences is done
     # four times in place of once: adding the two gradients of the tied embedding [v d], and the positions' [M d] rows.
     parameters = sum(array.size for array in training("gpt2").weights.values())
-    again = whole["v"] * whole["d"] + whole["M"] * whole["d"]
-    assert 4 * gather + update - price(table, whole, book("run")).flops == 4 * parameters + 3 * again
+    again = whole_sizes["v"] * whole_sizes["d"] + whole_sizes["M"] * whole_sizes["d"]
+    assert 4 * gather + update - price(table, whole_sizes, book("run")).flops == 4 * parameters + 3 * again
 
 
 @pytest.mark.parametrize("procedure", ["bp", "pepita"])
 def test_an_engine_says_the_flops_of_what_it_runs(procedure, monkeypatch):
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 11, "n_positions": 9}
     options = Options(paths=("x",), engine="numpy", procedure=procedure, accumulate=3, batch_size=2, seq_len=5)
-    found = NumPyEngine(configure("gpt2", sizes), options)
+    numpy_engine = NumPyEngine(configure("gpt2", sizes), options)
     ran = []
 
     def noted(own, prepared):
@@ -90,14 +90,14 @@ def test_an_engine_says_the_flops_of_what_it_runs(procedure, monkeypatch):
     monkeypatch.setattr(Programs, "__call__", noted)
     tokens = np.arange(30).reshape(6, 5) % 11
     batch = {"tokens": tokens, "targets": (tokens + 1) % 11}
-    found.step(batch, 0.1)
+    numpy_engine.step(batch, 0.1)
     assert len(ran) == 4
-    assert found.flops(batch) == sum(ran)
+    assert numpy_engine.flops(batch) == sum(ran)
 
 
 def test_memory_is_that_of_a_microbatch():
     # At 4,000 short sequences of a tiny model nearly all that is alive are activations: a quarter of them is a quarter.
     model = training("gpt2").model
     table = step(model, "bp", "adamw")
-    whole, part = (run_sizes(model, rows, 7, None) for rows in (4000, 1000))
-    assert lc.live(accumulated(table).gather, part).peak < 0.26 * lc.live(table, whole).peak
+    whole_sizes, part = (run_sizes(model, rows, 7, None) for rows in (4000, 1000))
+    assert lc.live(accumulated(table).gather, part).peak < 0.26 * lc.live(table, whole_sizes).peak

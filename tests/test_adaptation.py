@@ -86,24 +86,26 @@ def module_of(config):
 
 
 def embedding_names(module):
-    names = [name for name, own in module.named_modules() if isinstance(own, torch.nn.Embedding)]
+    names = [name for name, submodule in module.named_modules() if isinstance(submodule, torch.nn.Embedding)]
     return {f"{name}.weight" for name in names}
 
 
 def head_names(module):
     """The parameters of the head; where it is tied, its matrix has the name of the embedding's."""
-    own = {id(p) for name, p in module.named_parameters(remove_duplicate=False) if name.startswith(("lm_head", "cls."))}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+    head_ids = {
+        id(p) for name, p in module.named_parameters(remove_duplicate=False) if name.startswith(("lm_head", "cls."))
+    }
+    return {name for name, parameter in module.named_parameters() if id(parameter) in head_ids}
 
 
 def last_two(module):
-    own = {id(parameter) for block in blocks_of(module)[-2:] for parameter in block.parameters()}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+    last_ids = {id(parameter) for block in blocks_of(module)[-2:] for parameter in block.parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in last_ids}
 
 
 def second(module):
-    own = {id(parameter) for parameter in blocks_of(module)[1].parameters()}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+    second_ids = {id(parameter) for parameter in blocks_of(module)[1].parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in second_ids}
 
 
 def bias_names(module):
@@ -152,7 +154,7 @@ LORA = {
 LORA["llama"] = LORA["gemma2"] = {"q_proj,v_proj": ["q_proj", "v_proj"], "lm_head": ["lm_head"]}
 LINEAR = {"gpt2": ["c_attn", "c_proj", "c_fc"], "bert": ["query", "key", "value", "dense"]}
 LINEAR["llama"] = LINEAR["gemma2"] = [*(f"{n}_proj" for n in "qkvo"), "gate_proj", "up_proj", "down_proj"]
-CASES = [(kind, names, ends) for kind, own in LORA.items() for names, ends in own.items()]
+CASES = [(kind, names, ends) for kind, ends_of in LORA.items() for names, ends in ends_of.items()]
 CASES += [(kind, "all-linear", ends) for kind, ends in LINEAR.items()]
 # The layers of Gemma 2, of two kinds by turns, cannot be named one by one.
 CASES = [(*case, layers) for case in CASES for layers in (None, "0,2", "last 1") if case[0] != "gemma2" or not layers]
@@ -230,11 +232,11 @@ def test_what_is_frozen_has_no_update_and_nothing_backward_below():
     }
     assert rows["weight_update", "attention"].repeat == rows["backward", "attention"].repeat == 2
     assert rows["forward", "attention"].repeat == 12
-    whole = lc.cost("gpt2", optimizer="adamw", by="layer")
-    full = {(row.macro_operation, row.layer): row for row in whole.rows}
+    full_cost = lc.cost("gpt2", optimizer="adamw", by="layer")
+    full = {(row.macro_operation, row.layer): row for row in full_cost.rows}
     assert 6 * rows["weight_update", "attention"].flops == full["weight_update", "attention"].flops
     # The price of an optimizer's step is one for each element that it changes.
-    per_element = full["optimizer_step", "optimizer"].flops // whole.parameters
+    per_element = full["optimizer_step", "optimizer"].flops // full_cost.parameters
     assert rows["optimizer_step", "optimizer"].flops == per_element * ledger.trained_parameters
 
 
@@ -361,15 +363,15 @@ CLASSES = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGenera
 
 
 @pytest.mark.parametrize(
-    ("family", "named"), sampled(((family, named) for family, end in ENDS.items() for named in end), 3)
+    ("family", "named"), sampled(((family, module_names) for family, end in ENDS.items() for module_names in end), 3)
 )
 def test_lora_by_the_names_of_modules(family, named):
     config = transformers.AutoConfig.for_model(family, **TWO_SIDED, **SHAPES[family])
     config._attn_implementation, config.architectures = "eager", [CLASSES[family]]
     module = adapt(module_of(config), ENDS[family][named], rank=3, alpha=6)
     target = {"target_len": LENGTH} if family != "albert" else {}
-    found, parameters = ours(config.to_dict(), lora=named, lora_rank=3, lora_alpha=6, **target)
-    assert found == flops_of(module)
+    count, parameters = ours(config.to_dict(), lora=named, lora_rank=3, lora_alpha=6, **target)
+    assert count == flops_of(module)
     assert parameters == parameters_of(module)
 
 

@@ -61,9 +61,9 @@ def shape_of(model, name):
 
 def taken(plain, model, theirs):
     """Values or gradients of the adapted model's weights, from transformers' by their names; None has no place here."""
-    whole = {name.replace(".base.", "."): array for name, array in theirs.items()}
+    plain_arrays = {name.replace(".base.", "."): array for name, array in theirs.items()}
     where = places(plain.configuration.family, plain.sizes["h"])
-    if UNTIED_BIAS in whole:
+    if UNTIED_BIAS in plain_arrays:
         where["head.b"] = UNTIED_BIAS, where["head.b"][1]
     count = plain.sizes["n_layer"]
     result = {}
@@ -72,25 +72,29 @@ def taken(plain, model, theirs):
         stacked = base != name or model.table.axes[name][:1] == ("n_layer",)
         if base in plain.table.weights:
             place, view = where[base]
-            arrays = [whole[place.format(turn)] for turn in turns_of(name, count)] if stacked else [whole[place]]
-            found = [None if array is None else view(array) for array in arrays]
+            arrays = (
+                [plain_arrays[place.format(turn)] for turn in turns_of(name, count)]
+                if stacked
+                else [plain_arrays[place]]
+            )
+            arrays_found = [None if array is None else view(array) for array in arrays]
         else:
-            own, _, letter = base.rpartition(".")
-            weight = {"attn.c_attn": "attn.WQ"}.get(own, own)
+            stem, _, letter = base.rpartition(".")
+            weight = {"attn.c_attn": "attn.WQ"}.get(stem, stem)
             path = where[weight][0].removesuffix(".weight") + f".{letter}.weight"
-            found = [whole[path.format(turn)] for turn in (turns_of(name, count) if stacked else [0])]
+            arrays_found = [plain_arrays[path.format(turn)] for turn in (turns_of(name, count) if stacked else [0])]
             if "c_attn" in path and letter == "B":
-                found = [np.split(array, 3)["QKV".index(own[-1])] for array in found]
+                arrays_found = [np.split(array, 3)["QKV".index(stem[-1])] for array in arrays_found]
             shape = shape_of(model, name)
-            found = [array.T.reshape(shape[1:] if stacked else shape) for array in found]
-        if all(array is not None for array in found):
-            result[name] = np.stack(found) if stacked else found[0]
+            arrays_found = [array.T.reshape(shape[1:] if stacked else shape) for array in arrays_found]
+        if all(array is not None for array in arrays_found):
+            result[name] = np.stack(arrays_found) if stacked else arrays_found[0]
     return result
 
 
 def in_blocks(module, numbers):
-    own = {id(parameter) for number in numbers for parameter in blocks_of(module)[number].parameters()}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in own}
+    block_ids = {id(parameter) for number in numbers for parameter in blocks_of(module)[number].parameters()}
+    return {name for name, parameter in module.named_parameters() if id(parameter) in block_ids}
 
 
 def attention(kind):
@@ -124,13 +128,13 @@ def prepared(case, family, module, count):
     if case == "biases":
         learn_only(module, lambda name: name.endswith("bias"))
         return {"train": "biases"}
-    own = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
+    frozen_ids = {id(parameter) for parameter in module.get_input_embeddings().parameters()}
     if case == "head":
-        own = {id(parameter) for parameter in module.get_output_embeddings().parameters()}
+        frozen_ids = {id(parameter) for parameter in module.get_output_embeddings().parameters()}
         if family in ("bert", "distilbert"):
             parts = {"bert": ("cls",), "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector")}[family]
-            own |= {id(p) for n, p in module.named_parameters(remove_duplicate=False) if n.startswith(parts)}
-    learn_only(module, {n for n, p in module.named_parameters() if id(p) in own}.__contains__)
+            frozen_ids |= {id(p) for n, p in module.named_parameters(remove_duplicate=False) if n.startswith(parts)}
+    learn_only(module, {n for n, p in module.named_parameters() if id(p) in frozen_ids}.__contains__)
     return {"train": case}
 
 
@@ -142,21 +146,21 @@ def test_gradients_and_what_runs(case, family):
     if "lora" in how:
         how |= {"rank": RANK, "alpha": ALPHA}
     model = adapted(plain, adaptation(**how))
-    given, batch, _ = batch_of(plain, np.random.default_rng(5), False)
+    inputs, batch, _ = batch_of(plain, np.random.default_rng(5), False)
     loss = module(**batch).loss
     loss.backward()
     parameters = dict(module.named_parameters())
-    arrays = given | taken(plain, model, {name: p.detach().numpy() for name, p in parameters.items()})
+    arrays = inputs | taken(plain, model, {name: p.detach().numpy() for name, p in parameters.items()})
     assert not {*model.table.inputs, *model.table.weights} - arrays.keys()
     gradients = taken(plain, model, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
     assert set(gradients) == set(model.trained)
     derived = lc.derive(model.table, wanted=model.learning)
     assert set(derived.gradients) == set(model.trained)
     for table in (step(model, "bp"), step(model, "recompute")):
-        found = lc.run(table, {**arrays, "dloss": np.array(1.0)})
-        np.testing.assert_allclose(found["loss"], loss.item(), rtol=TOLERANCE)
+        results = lc.run(table, {**arrays, "dloss": np.array(1.0)})
+        np.testing.assert_allclose(results["loss"], loss.item(), rtol=TOLERANCE)
         for name, gradient in gradients.items():
-            np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+            np.testing.assert_allclose(results[f"d{name}"], gradient, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
         sizes = infer_sizes(model.table, arrays, {"n_layer": plain.sizes["n_layer"]})
         values = {name: counting(array) for name, array in {**arrays, "dloss": np.array(1.0)}.items()}
         _, units = tally_of(execute, lc.lower(table), values, sizes)
@@ -166,19 +170,19 @@ def test_gradients_and_what_runs(case, family):
 def test_a_model_split_everywhere_is_the_same_function():
     """Every block by itself: the loss, the gradients and the price of the whole model as it was."""
     plain, module = lengthened("gpt2", 11)
-    given, _, _ = batch_of(plain, np.random.default_rng(6), False)
-    arrays = given | ours(plain, {name: p.detach().numpy() for name, p in module.named_parameters()})
+    inputs, _, _ = batch_of(plain, np.random.default_rng(6), False)
+    arrays = inputs | ours(plain, {name: p.detach().numpy() for name, p in module.named_parameters()})
     count = plain.sizes["n_layer"]
     alone = adapted(plain, adaptation("all", list(range(0, count, 2))))
-    own = {
+    split_arrays = {
         name: arrays[whole_of(alone.table, name)][list(turns_of(name, count))] if "@" in name else arrays[name]
         for name in (*alone.table.inputs, *alone.table.weights)
     }
     seed = {"dloss": np.array(1.0)}
-    whole, split = (lc.run(step(m, "bp"), {**a, **seed}) for m, a in ((plain, arrays), (alone, own)))
-    assert split["loss"] == whole["loss"]
+    unsplit, split = (lc.run(step(m, "bp"), {**a, **seed}) for m, a in ((plain, arrays), (alone, split_arrays)))
+    assert split["loss"] == unsplit["loss"]
     for name in alone.trained:
-        expected = whole[f"d{whole_of(alone.table, name)}"]
+        expected = unsplit[f"d{whole_of(alone.table, name)}"]
         expected = expected[list(turns_of(name, count))] if "@" in name else expected
         np.testing.assert_array_equal(split[f"d{name}"], expected)
 
@@ -217,8 +221,8 @@ def test_low_rank_paths_of_grouped_queries(tmp_path):
     tokens = np.random.default_rng(3).integers(1, llama.SIZES["v"], (2, 5))
     share = np.full(tokens.shape, -1.0 / (2 * 4))
     share[:, -1] = 0
-    given = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(5, k)}
-    values = lc.run(step(model, "bp"), {**arrays, **given, "dloss": np.array(1.0)})
+    inputs = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(5, k)}
+    values = lc.run(step(model, "bp"), {**arrays, **inputs, "dloss": np.array(1.0)})
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
     np.testing.assert_allclose(values["loss"], loss.item(), rtol=TOLERANCE)
     loss.backward()
@@ -241,19 +245,19 @@ def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
     where, count = places(family, plain.sizes["h"]), plain.sizes["n_layer"]
     weights = taken(plain, before, {name: p.detach().numpy() for name, p in module.named_parameters()})
     codes = {}
-    for one in model.quantized:
-        codes |= quantize(one, weights[one.weight], model.sizes)
-        made = dequantized(one, codes, model.sizes)
-        place, view = where[one.group or one.weight]
-        for turn, array in zip(turns_of(one.weight, count), made, strict=True):
+    for weight in model.quantized:
+        codes |= quantize(weight, weights[weight.weight], model.sizes)
+        decoded = dequantized(weight, codes, model.sizes)
+        place, view = where[weight.group or weight.weight]
+        for turn, array in zip(turns_of(weight.weight, count), decoded, strict=True):
             theirs = view(named[place.format(turn)].detach().numpy())
             theirs[...] = array
             assert np.array_equal(view(named[place.format(turn)].detach().numpy()), array)  # a view, no copy
-    given, batch, _ = batch_of(plain, np.random.default_rng(7), False)
+    inputs, batch, _ = batch_of(plain, np.random.default_rng(7), False)
     loss = module(**batch).loss
     loss.backward()
     parameters = dict(module.named_parameters())
-    arrays = given | taken(plain, before, {name: p.detach().numpy() for name, p in parameters.items()})
+    arrays = inputs | taken(plain, before, {name: p.detach().numpy() for name, p in parameters.items()})
     arrays |= codes | constants(model.quantized, model.sizes, float) | {"dloss": np.array(1.0)}
     gradients = taken(plain, before, {n: None if p.grad is None else p.grad.numpy() for n, p in parameters.items()})
     table = step(model, "bp")
@@ -263,5 +267,5 @@ def test_gradients_are_those_of_autograd_on_dequantized_weights(kind, family):
     np.testing.assert_allclose(by_numpy["loss"], loss.item(), rtol=1e-9)
     np.testing.assert_allclose(by_torch["loss"], loss.item(), rtol=1e-9)
     for name, gradient in gradients.items():
-        for found in (by_numpy, by_torch):
-            np.testing.assert_allclose(found[f"d{name}"], gradient, rtol=1e-7, atol=1e-10, err_msg=name)
+        for values in (by_numpy, by_torch):
+            np.testing.assert_allclose(values[f"d{name}"], gradient, rtol=1e-7, atol=1e-10, err_msg=name)

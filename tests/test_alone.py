@@ -29,25 +29,25 @@ def test_counts_are_those_of_the_whole_normal_form(model, procedure):
         rows = price(table, {}, book("run")).rows
         maccs, flops = [], []
         for line, turns in walk(lower(table).lines):
-            one = Count.of(turns)
+            repeat_count = Count.of(turns)
             counted = executed(line)
-            maccs.append(counted[0] * one)
-            flops.append(counted[1] * one)
+            maccs.append(counted[0] * repeat_count)
+            flops.append(counted[1] * repeat_count)
         assert total(row.maccs for row in rows) == total(maccs)
         assert total(row.flops for row in rows) == total(flops)
 
 
 @pytest.mark.parametrize(("model", "procedure"), CASES)
 def test_what_is_normal_lowers_to_itself(model, procedure):
-    seen = 0
+    normal_lines = 0
     for table in tables(model, procedure):
         for line, _ in walk(table.lines):
             if _is_normal(line):
                 work = _Lowering({}, frozenset())
                 work.line(line)
                 assert work.out == [line]
-                seen += 1
-    assert seen > 50
+                normal_lines += 1
+    assert normal_lines > 50
 
 
 def test_lines_under_a_condition_do_not_stand_alone():

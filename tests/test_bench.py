@@ -49,8 +49,8 @@ def test_engine_and_eager_end_to_end(
 ) -> None:
     pretended(monkeypatch, tmp_path, "raise ModuleNotFoundError(name='jax')")
     out = tmp_path / "bench.json"
-    given = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--out", str(out)]
-    assert main(["bench", config, *given]) == 0
+    flags = ["--shape", "3", "7", "--rounds", "2", "--against", "eager,jax", "--out", str(out)]
+    assert main(["bench", config, *flags]) == 0
     printed = capsys.readouterr()
     assert "round 2 of 2" in printed.err
     assert "jax is left out: jax is not installed: pip install 'learncost[jax]'." in printed.out
@@ -157,10 +157,10 @@ class Pretended:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
-    own = type("Own", (Pretended,), {"calls": [], "alive": []})
-    monkeypatch.setattr(rounds, "Process", own)
+    pretended = type("Own", (Pretended,), {"calls": [], "alive": []})
+    monkeypatch.setattr(rounds, "Process", pretended)
     monkeypatch.setattr(rounds, "PAUSE", 0.0)
-    return own
+    return pretended
 
 
 def test_sides_take_turns(processes: type[Pretended]) -> None:
@@ -223,37 +223,41 @@ def case(**turns: list[float]) -> Case:
 
 def test_ratios_are_of_a_round() -> None:
     # The machine is twice as slow in the second round, and in the third one the other peer is the best.
-    found = case(engine=[3.0, 6.0, 3.0], eager=[4.0, 8.0, 6.0], jax=[5.0, 10.0, 5.0], floor=[1.0, 2.0, 1.5])
-    assert found.over_peers("engine") == 0.75  # of 3/4, 6/8, 3/5
-    assert found.over_peers("jax") == 1.25  # of 5/4, 10/8, 5/5
-    assert found.over_floor("engine") == 3.0  # of 3/1, 6/2, 3/1.5
-    assert found.sides["engine"].step == 3.0
+    bench_case = case(engine=[3.0, 6.0, 3.0], eager=[4.0, 8.0, 6.0], jax=[5.0, 10.0, 5.0], floor=[1.0, 2.0, 1.5])
+    assert bench_case.over_peers("engine") == 0.75  # of 3/4, 6/8, 3/5
+    assert bench_case.over_peers("jax") == 1.25  # of 5/4, 10/8, 5/5
+    assert bench_case.over_floor("engine") == 3.0  # of 3/1, 6/2, 3/1.5
+    assert bench_case.sides["engine"].step == 3.0
     assert case(engine=[1.0], eager=[]).over_peers("engine") is None
     assert case(engine=[1.0], eager=[1.0]).over_floor("engine") is None
 
 
 def test_memory_beyond_what_all_have() -> None:
-    found = case(engine=[1.0], eager=[1.0], jax=[1.0])
+    bench_case = case(engine=[1.0], eager=[1.0], jax=[1.0])
     for name, peak in (("engine", 60_000), ("eager", 100_000), ("jax", 140_000)):
-        found.sides[name].memory = Memory(peak, 10_000, "process")
-    own = 12 * found.subject.parameters  # a weight and two moments in fp32
-    assert found.beyond("engine") == 50_000 - own
-    assert found.beyond_over_peers("engine") == pytest.approx((50_000 - own) / (90_000 - own))
+        bench_case.sides[name].memory = Memory(peak, 10_000, "process")
+    weights_and_moments = 12 * bench_case.subject.parameters  # a weight and two moments in fp32
+    assert bench_case.beyond("engine") == 50_000 - weights_and_moments
+    assert bench_case.beyond_over_peers("engine") == pytest.approx(
+        (50_000 - weights_and_moments) / (90_000 - weights_and_moments)
+    )
 
 
 def test_the_table() -> None:
-    found = case(engine=[0.003], eager=[0.004], floor=[0.002])
-    found.sides["engine"].memory = Memory(300 * MIB, 100 * MIB, "process")
+    bench_case = case(engine=[0.003], eager=[0.004], floor=[0.002])
+    bench_case.sides["engine"].memory = Memory(300 * MIB, 100 * MIB, "process")
     machine = {"processor": "P", "cores": 2, "memory_bytes": 2**34, "system": "S", "python": "3", "compiler": None}
-    shown = str(Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]))
+    screen = str(
+        Bench(machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [bench_case])
+    )
     lines: dict[str, list[str]] = {}
-    for first, *cells in (line.split() for line in shown.splitlines() if line.strip()):  # a wide table is in blocks
+    for first, *cells in (line.split() for line in screen.splitlines() if line.strip()):  # a wide table is in blocks
         lines.setdefault(first, []).extend(cells)
     assert lines["engine"][:5] == ["3.00", "7,000", "0.75", "1.50", "300"]  # 21 tokens in 3 ms
     assert lines["floor"] == ["2.00"]
-    assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in shown
+    assert "P, 2 cores; 16 GiB; S; Python 3; no C compiler" in screen
     html = Bench(
-        machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [found]
+        machine | {"versions": {}, "threads": None, "load": 0.5, "date": "2026-01-01T"}, 1, [bench_case]
     )._repr_html_()
     assert html.count("<table>") == 1
     assert "7,000" in html
@@ -325,17 +329,19 @@ def test_a_loss_that_is_no_number_is_not_the_same(tmp_path: Path) -> None:
 def test_the_shapes(name: str, parameters: float, gflops: float) -> None:
     from learncost.bench.floor import products
 
-    (found,) = subjects([name], None, ["fp32"])
-    assert found.parameters / 1e6 == pytest.approx(parameters, rel=0.03)
-    assert float(sum(one.flops * times for one, times in products(found).items())) / 1e9 == pytest.approx(gflops, 0.02)
+    (subject,) = subjects([name], None, ["fp32"])
+    assert subject.parameters / 1e6 == pytest.approx(parameters, rel=0.03)
+    assert float(sum(product.flops * times for product, times in products(subject).items())) / 1e9 == pytest.approx(
+        gflops, 0.02
+    )
     assert set(shapes()) >= {name}
 
 
 def test_a_subject_goes_through_json() -> None:
-    (found,) = subjects(["llama-char"], (2, 16), ["bf16"], "flash")
-    again = Subject(**json.loads(json.dumps(found.to_dict())))
-    assert again == found
-    assert again.configuration.sizes == found.configuration.sizes
+    (subject,) = subjects(["llama-char"], (2, 16), ["bf16"], "flash")
+    again = Subject(**json.loads(json.dumps(subject.to_dict())))
+    assert again == subject
+    assert again.configuration.sizes == subject.configuration.sizes
     assert again.plan == "flash"
 
 

@@ -55,8 +55,8 @@ def theirs(subject: Subject, weights):
     tokens, targets = (torch.from_numpy(array) for array in subject.batch(0))
     loss = functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
     loss.backward()
-    own = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    return loss.item(), from_theirs(subject.built, own, "transformers")
+    gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    return loss.item(), from_theirs(subject.built, gradients, "transformers")
 
 
 def large(subject: Subject, name: str):
@@ -81,18 +81,18 @@ def test_a_peer_is_the_model_of_transformers(side: str, name: str, monkeypatch: 
     (loss,) = peer.turn(1)["losses"]
     expected, gradients = theirs(subject, weights)
     assert loss == pytest.approx(expected, rel=1e-6)
-    found = peer.gradients()
-    assert found.keys() == gradients.keys() == set(subject.built.table.weights)
+    computed = peer.gradients()
+    assert computed.keys() == gradients.keys() == set(subject.built.table.weights)
     for weight, gradient in gradients.items():
-        np.testing.assert_allclose(found[weight], gradient, rtol=1e-4, atol=1e-6, err_msg=weight)
+        np.testing.assert_allclose(computed[weight], gradient, rtol=1e-4, atol=1e-6, err_msg=weight)
 
 
 def test_the_engine_and_the_peers_take_the_same_steps() -> None:
     sides = {side: SIDES[side].make() for side in ("eager", "jax", "engine")}
     losses = {}
-    for side, own in sides.items():
-        own.begin(SUBJECTS["gpt2"])
-        losses[side] = own.turn(4)["losses"]
+    for side, side_process in sides.items():
+        side_process.begin(SUBJECTS["gpt2"])
+        losses[side] = side_process.turn(4)["losses"]
     assert losses["jax"] == pytest.approx(losses["eager"], rel=1e-6)
     assert losses["engine"] == pytest.approx(losses["eager"], rel=1e-6)
     assert len(set(losses["eager"])) == 4
@@ -100,13 +100,13 @@ def test_the_engine_and_the_peers_take_the_same_steps() -> None:
 
 @pytest.mark.parametrize("side", ["eager", pytest.param("jax", marks=pytest.mark.slow)])
 def test_bf16_is_near_fp32_and_not_it(side: str) -> None:
-    found = {}
+    by_dtype = {}
     for dtype in ("fp32", "bf16"):
         own = PEERS[side].make()
         own.begin(Subject("gpt2", GPT2 | {"n_layer": 1}, 3, 7, dtype))
         own.turn(1)
-        found[dtype] = own.gradients()["mlp.W1"]
-    distance = np.linalg.norm(found["bf16"] - found["fp32"]) / np.linalg.norm(found["fp32"])
+        by_dtype[dtype] = own.gradients()["mlp.W1"]
+    distance = np.linalg.norm(by_dtype["bf16"] - by_dtype["fp32"]) / np.linalg.norm(by_dtype["fp32"])
     # A number of bf16 has 8 bits: it is off by up to 2^-9, about 0.002.
     assert 1e-4 < distance < 3e-2
 
@@ -168,19 +168,19 @@ def test_the_products_of_a_step_by_hand() -> None:
         MatrixProduct(both, M, M, head, "NT"): 2 * L * half,
         MatrixProduct(both, M, head, M, "NN"): 2 * L * half,
     }
-    found = dict(products(SUBJECTS["gpt2"]))
-    rest = {one: times for one, times in found.items() if one not in expected}
-    assert {one: times for one, times in found.items() if one in expected} == expected
+    counted = dict(products(SUBJECTS["gpt2"]))
+    rest = {product: times for product, times in counted.items() if product not in expected}
+    assert {product: times for product, times in counted.items() if product in expected} == expected
     assert sum(rest.values()) == 2 * L * half
-    assert {one.flops for one in rest} == {2 * both * M * M * head}
-    assert all((one.batch, one.turned[0]) == (both, True) for one in rest)
+    assert {product.flops for product in rest} == {2 * both * M * M * head}
+    assert all((product.batch, product.turned[0]) == (both, True) for product in rest)
 
 
 def test_the_flops_of_a_step_by_hand() -> None:
     # 6 FLOPs a token and a weight of the products: 4 d^2 + 2 d f a block, v d of the head. Attention: 2 products
     # forward and 4 backward of 2 M^2 d each, in half.
     by_hand = 6 * B * M * (L * (4 * D * D + 2 * D * F) + V * D) + L * 6 * (2 * B * M * M * D) // 2
-    assert sum(one.flops * times for one, times in products(SUBJECTS["gpt2"]).items()) == by_hand
+    assert sum(product.flops * times for product, times in products(SUBJECTS["gpt2"]).items()) == by_hand
 
 
 def test_grouped_heads_are_rows_of_one_product() -> None:
@@ -202,9 +202,9 @@ def test_the_floor_does_the_products_that_it_counts() -> None:
         assert first.shape[-1] == second.shape[-2] == product.k
         assert place.numel() * product.k * 2 == product.flops
         assert "highest" in side.routes[product]
-    found = side.turn(5)
-    times = [one.flops / found["rates"][str(one)] * float(times) for one, times in side.products.items()]
-    assert found["seconds"] == [pytest.approx(sum(times) + found["optimizer"])]
+    turn = side.turn(5)
+    times = [product.flops / turn["rates"][str(product)] * float(times) for product, times in side.products.items()]
+    assert turn["seconds"] == [pytest.approx(sum(times) + turn["optimizer"])]
 
 
 def test_a_route_that_is_not_fp32_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def volume(pairs, name):
 )
 def test_pairs_of_a_mask(name, book, where, mask):
     """Two products forward, four backward, each over the pairs that the mask holds."""
-    one = volume(mask.sum(), name)
-    assert products(book, name, where) == (2 * one, 4 * one)
+    product = volume(mask.sum(), name)
+    assert products(book, name, where) == (2 * product, 4 * product)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -78,9 +78,9 @@ def test_flash_attention_as_its_benchmark_counts(name, where):
 def test_a_recomputed_forward_pass_has_no_sixth_product():
     """Scores again belong to the backward pass: forward 2, forward again 2, backward 5 products, each in half."""
     ledger = lc.cost("gpt2", "recompute", "flash", seq_len=64, by="kind")
-    one = 12 * 64 * 64 * 768
+    product = 12 * 64 * 64 * 768
     rows = {row.macro_operation: row.flops for row in ledger.rows if row.kind == "attention"}
-    assert rows == {"forward": 2 * one, "recomputation": 2 * one, "backward": 5 * one}
+    assert rows == {"forward": 2 * product, "recomputation": 2 * product, "backward": 5 * product}
 
 
 @pytest.mark.parametrize("book", ["causal-half", "causal-exact", "flash", "torch-flop-counter"])
@@ -93,8 +93,8 @@ def test_what_a_mask_does_not_hide_is_charged_in_full(book):
     (maccs,) = [r.maccs for r in ledger.rows if (r.kind, r.macro_operation) == ("attention", "forward")]
     assert maccs == 2 * 8 * (6 * 6 + pairs + 4 * 6)
     encoder = {"num_hidden_layers": 2, **sizes}
-    plain, own = (lc.cost("encoder", "pepita", name, **encoder).total for name in ("matmul", book))
-    assert plain == own
+    plain, masked = (lc.cost("encoder", "pepita", name, **encoder).total for name in ("matmul", book))
+    assert plain == masked
 
 
 def test_latent_attention_has_two_products_of_scores_again():

@@ -53,13 +53,13 @@ def test_kaplan(seed):
         "Feedforward": 2 * n_layer * 2 * d_model * d_ff,
         "De-embed": 2 * d_model * n_vocab,
     }
-    rows, whole = forward("kaplan-table-1", sizes)
+    rows, step_flops = forward("kaplan-table-1", sizes)
     assert rows == {name: flops * tokens for name, flops in table.items()}
-    assert whole == 3 * sum(table.values()) * tokens
+    assert step_flops == 3 * sum(table.values()) * tokens
     N = 2 * d_model * n_layer * (2 * attn + d_ff)
-    rows, whole = forward("kaplan", sizes)
+    rows, step_flops = forward("kaplan", sizes)
     assert sum(rows.values()) == 2 * N * tokens
-    assert whole == 6 * N * tokens
+    assert step_flops == 6 * N * tokens
 
 
 def test_kaplan_says_that_gpt2_xl_has_one_and_a_half_billion_parameters():
@@ -83,10 +83,10 @@ def test_chinchilla(seed):
         "Dense block": 2 * seq_len * (d_model * ffw + d_model * ffw),
     }
     ends = {"Embeddings": 2 * seq_len * vocab * d_model, "Final logits": 2 * seq_len * d_model * vocab}
-    rows, whole = forward("chinchilla", sizes)
+    rows, step_flops = forward("chinchilla", sizes)
     expected = {name: layers * flops for name, flops in attention.items()} | ends
     assert rows == {name: x["b"] * flops for name, flops in expected.items()}
-    assert whole == 3 * sum(rows.values())
+    assert step_flops == 3 * sum(rows.values())
     softmax = [
         r for r in lc.cost("decoder", price_book="chinchilla", by="equation", **sizes).rows if r.line == "Softmax"
     ]
@@ -112,10 +112,12 @@ def test_chinchilla_table_a4(named, layers, d, ffw, heads, k, ratio):
     assert float(named[:-1]) == pytest.approx(parameters / {"M": 1e6, "B": 1e9}[named[-1]], rel=0.04)
     sizes = {"hidden_size": d, "num_hidden_layers": layers, "intermediate_size": ffw, "vocab_size": vocab}
     sizes |= {"num_attention_heads": heads, "head_dim": k, "seq_len": tokens}
-    found = {book: lc.cost("decoder", price_book=book, **sizes).total.flops for book in formulas() if book[0] == "c"}
-    assert round(found["chinchilla-table-a4"] / (6 * parameters * tokens), 2) == ratio
+    flops_by_book = {
+        book: lc.cost("decoder", price_book=book, **sizes).total.flops for book in formulas() if book[0] == "c"
+    }
+    assert round(flops_by_book["chinchilla-table-a4"] / (6 * parameters * tokens), 2) == ratio
     ends = 3 * 2 * 2 * tokens * vocab * d
-    assert found["chinchilla"] - found["chinchilla-table-a4"] == ends
+    assert flops_by_book["chinchilla"] - flops_by_book["chinchilla-table-a4"] == ends
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -203,9 +205,9 @@ def test_training_of_gpt3(model, sizes, millions, flops, days):
     assert ledger.total.flops == 6 * ledger.parameters * 2048
     digits = 4 if millions > 10**4 else 3
     assert float(f"{ledger.parameters / 10**6:.{digits}g}") == millions
-    whole = 6 * millions * 10**6 * 300 * 10**9
-    assert float(f"{whole:.3g}") == flops
-    assert whole / PETAFLOP_DAY == pytest.approx(days, rel=3e-3)
+    training_flops = 6 * millions * 10**6 * 300 * 10**9
+    assert float(f"{training_flops:.3g}") == flops
+    assert training_flops / PETAFLOP_DAY == pytest.approx(days, rel=3e-3)
     assert ledger.total.flops * 300 * 10**9 / 2048 == pytest.approx(flops, rel=6e-3)
 
 
@@ -276,10 +278,10 @@ def test_parameters_that_blocks_share_are_no_measure_of_their_work(book):
 def test_standard_blocks_of_other_families(family):
     """Two norms or one, in parallel or not, rotary or ALiBi: the matrices are Megatron's, and so is the count."""
     model = configure("-", stdin=io.StringIO(f'{{"model_type": "{family}"}}'))
-    found = {
+    flops_by_book = {
         book: lc.cost(model, price_book=book, seq_len=64).total.flops for book in ("megatron", "matmul", "nanogpt")
     }
-    assert found["megatron"] == found["matmul"] == found["nanogpt"]
+    assert flops_by_book["megatron"] == flops_by_book["matmul"] == flops_by_book["nanogpt"]
 
 
 def test_palm_wants_heads_of_one_width():

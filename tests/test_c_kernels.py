@@ -61,8 +61,8 @@ def test_rows_of_gpt2(dtype):
     norm = case("gpt2", "forward", "A X.2 ln_2.Z ln_2.U G", "X.2 ln_2.Z ln_2.Z:g G", "residual_norm", dtype)
     gelu = case("gpt2", "forward", "mlp.U mlp.G", "mlp.G", "bias_gelu", dtype, constants=("f",))
     back = case("gpt2", "backward", "dmlp.U dmlp.H dmlp.b1", "dmlp.H dmlp.b1", "gelu_backward", dtype)
-    made = "dln_2.U dln_2.b dln_2.Z dln_2.g dX.2+2 dX.2 dX+1 dA dattn.Y.linear dattn.bO"
-    gains = case("gpt2", "backward", made, "dX.2 dln_2.b dln_2.g dattn.bO", "norm_backward", dtype)
+    names_made = "dln_2.U dln_2.b dln_2.Z dln_2.g dX.2+2 dX.2 dX+1 dA dattn.Y.linear dattn.bO"
+    gains = case("gpt2", "backward", names_made, "dX.2 dln_2.b dln_2.g dattn.bO", "norm_backward", dtype)
     assert ("mlp.H", "mlp.G") in gelu.function.shares  # in place: one pass, and every element is read first
     assert ("X", "X.2") in norm.function.shares
     assert ("dmlp.G", "dmlp.H") in back.function.shares
@@ -72,8 +72,8 @@ def test_rows_of_gpt2(dtype):
 @DTYPES
 def test_what_is_equal_by_algebra_is_computed_once(dtype):
     """GELU made again beside its gradient, which writes the argument of tanh differently; outputs are all made."""
-    found = case("gpt2", "both", "mlp.G dmlp.U", "mlp.G dmlp.U", "gelu_again", dtype)
-    assert found.function.text.count(f"tanh_{'double' if dtype == 'fp64' else 'float'}(") == 1
+    kernel_case = case("gpt2", "both", "mlp.G dmlp.U", "mlp.G dmlp.U", "gelu_again", dtype)
+    assert kernel_case.function.text.count(f"tanh_{'double' if dtype == 'fp64' else 'float'}(") == 1
     twins = """
         twins(X flip; ) -> V
           Y[B d] = X[B d] + X[B d]
@@ -89,33 +89,33 @@ def test_what_is_equal_by_algebra_is_computed_once(dtype):
     outputs = {"V", "W", "Z", "F", "G"}
     again = Case(table.lines, table.axes, outputs, SIZES, Kernel("twins", ("B",)), dtype, {"flip": SIZES["d"]})
     assert set(again.function.writes) == outputs
-    check([found, again])
+    check([kernel_case, again])
 
 
 @DTYPES
 def test_rows_of_llama(dtype):
     """rms_norm, rotary positions (read at an index, and scattered back), the gate of silu and its gradient."""
-    made = "attn.Q.fixed attn.Q.turned attn.Q"
-    rotary = case("llama", "forward", made, "attn.Q", "rotary", dtype, integers={"flip": 4})
-    made = "dattn.K.fixed dattn.K.turned dattn.K.unturned+1 dattn.K.unturned+2 dattn.K.unturned"
-    back = case("llama", "backward", made, "dattn.K.unturned", "rotary_backward", dtype, integers={"flip": 4})
+    names_made = "attn.Q.fixed attn.Q.turned attn.Q"
+    rotary = case("llama", "forward", names_made, "attn.Q", "rotary", dtype, integers={"flip": 4})
+    names_made = "dattn.K.fixed dattn.K.turned dattn.K.unturned+1 dattn.K.unturned+2 dattn.K.unturned"
+    back = case("llama", "backward", names_made, "dattn.K.unturned", "rotary_backward", dtype, integers={"flip": 4})
     norm = case("llama", "forward", "X.2 G.Z G", "X.2 G.Z:g G", "rms_norm", dtype)
     gate = case("llama", "forward", "mlp.G mlp.H", "mlp.H mlp.G", "gate", dtype)
-    made = "dmlp.G dmlp.V dmlp.U"
-    gated = case("llama", "backward", made, "dmlp.V dmlp.U", "gate_backward", dtype)
-    made = "dG dG.Z dln_2 dX.2+2 dX.2"
-    gains = case("llama", "backward", made, "dln_2 dX.2", "rms_norm_backward", dtype)
+    names_made = "dmlp.G dmlp.V dmlp.U"
+    gated = case("llama", "backward", names_made, "dmlp.V dmlp.U", "gate_backward", dtype)
+    names_made = "dG dG.Z dln_2 dX.2+2 dX.2"
+    gains = case("llama", "backward", names_made, "dln_2 dX.2", "rms_norm_backward", dtype)
     check([rotary, back, norm, gate, gated, gains])
 
 
 @DTYPES
 def test_loss(dtype):
     """log_softmax, the loss and the gradient of the logits, which may lie where the logits lay."""
-    made = "P loss.T loss dloss.T dP dP.L"
-    found = case("gpt2", "outside", made, "loss dP.L", "loss", dtype, integers={"targets": 41})
-    assert ("P.L", "dP.L") in found.function.shares
-    kept = case("gpt2", "outside", made, "loss P dP dP.L", "loss_kept", dtype, integers={"targets": 41})
-    check([found, kept])
+    names_made = "P loss.T loss dloss.T dP dP.L"
+    loss_case = case("gpt2", "outside", names_made, "loss dP.L", "loss", dtype, integers={"targets": 41})
+    assert ("P.L", "dP.L") in loss_case.function.shares
+    keeping_case = case("gpt2", "outside", names_made, "loss P dP dP.L", "loss_kept", dtype, integers={"targets": 41})
+    check([loss_case, keeping_case])
 
 
 @DTYPES
@@ -123,12 +123,14 @@ def test_loss(dtype):
 def test_optimizers(optimizer, dtype):
     """One flat loop over all axes of a stack of weights; new weights and states lie where the old ones lay."""
     outside, _, _, _ = lines("gpt2", optimizer)
-    (line,) = group(outside, "mlp.W1.new") or [one for one in outside if "mlp.W1.new" in map(str, one.left)]
+    (line,) = group(outside, "mlp.W1.new") or [
+        line_found for line_found in outside if "mlp.W1.new" in map(str, line_found.left)
+    ]
     outputs = " ".join(term.name for term in line.left)
-    found = case("gpt2", "outside", line.name, outputs, optimizer, dtype, rows=(), optimizer=optimizer)
-    assert ("mlp.W1", "mlp.W1.new") in found.function.shares
-    assert set(found.function.sizes) == {"n_layer", "d", "f"}
-    check([found])
+    optimizer_case = case("gpt2", "outside", line.name, outputs, optimizer, dtype, rows=(), optimizer=optimizer)
+    assert ("mlp.W1", "mlp.W1.new") in optimizer_case.function.shares
+    assert set(optimizer_case.function.sizes) == {"n_layer", "d", "f"}
+    check([optimizer_case])
 
 
 SCORES, BACK = "attn.R attn.S attn.P", "dattn.P dattn.V dattn.S dattn.R dattn.Q dattn.K"
@@ -141,12 +143,12 @@ def test_attention(model, dtype):
     cases = []
     for number, blocks in enumerate([("M", 4), None] if dtype == "fp64" else [("M", 4)]):
         more = {"dtype": dtype, "blocks": blocks, "rows": ("B", "h")}
-        wanted = "dattn.Q dattn.K dattn.V"
-        cases.append(case(model, "both", f"{SCORES} {BACK}", wanted, f"attention_back_{number}", **more))
+        outputs = "dattn.Q dattn.K dattn.V"
+        cases.append(case(model, "both", f"{SCORES} {BACK}", outputs, f"attention_back_{number}", **more))
         cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"attention_{number}", **more))
     if dtype == "fp64":  # with the zeros outside of the condition
-        kept = case(model, "forward", f"{SCORES} attn.A", "attn.A attn.P", "attention_kept", **more)
-        cases.append(kept)
+        keeping_case = case(model, "forward", f"{SCORES} attn.A", "attn.A attn.P", "attention_kept", **more)
+        cases.append(keeping_case)
     check(cases)
 
 
@@ -177,37 +179,37 @@ def test_attention_in_tiles(dtype, flags, monkeypatch):
         ("bert-base", 24, {"M": 45, "k": 33}),
     ]:
         more = {"dtype": dtype, "blocks": ("M", block), "rows": ("B", "h"), "sizes": {**SIZES, **WIDE, **sizes}}
-        wanted = "dattn.Q dattn.K dattn.V"
-        cases.append(case(model, "both", f"{SCORES} {BACK}", wanted, f"back_{len(cases)}", **more))
+        outputs = "dattn.Q dattn.K dattn.V"
+        cases.append(case(model, "both", f"{SCORES} {BACK}", outputs, f"back_{len(cases)}", **more))
         cases.append(case(model, "forward", f"{SCORES} attn.A", "attn.A", f"forward_{len(cases)}", **more))
     kernels = compiler.Kernels([case.function for case in cases])
-    for one in cases:
-        one.compare(kernels)
+    for kernel_case in cases:
+        kernel_case.compare(kernels)
 
 
 def test_attention_by_the_library():
     """In double the products are what was bound: here a function that only counts, then those of PyTorch's library."""
     pytest.importorskip("torch")
-    wanted = "dattn.Q dattn.K dattn.V"
-    found = case("llama", "both", f"{SCORES} {BACK}", wanted, "by_library", "fp64", ("M", 4), ("B", "h"))
-    library = compiler.compiled(source([found.function]))
-    kernels = compiler.Kernels([found.function])
+    outputs = "dattn.Q dattn.K dattn.V"
+    attention_case = case("llama", "both", f"{SCORES} {BACK}", outputs, "by_library", "fp64", ("M", 4), ("B", "h"))
+    library = compiler.compiled(source([attention_case.function]))
+    kernels = compiler.Kernels([attention_case.function])
     calls = []
     gemm = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)(lambda *_: calls.append(1))
     library.bind.argtypes = [ctypes.c_void_p] * 2
     library.bind(None, ctypes.cast(gemm, ctypes.c_void_p))
-    found.run(kernels)
+    attention_case.run(kernels)
     assert len(calls) == 2 * 5 * 3 * 5 * 5  # B h g, five blocks of queries, five products
-    check([found])
+    check([attention_case])
 
 
 def test_only_keys_inside_are_touched():
     """Keys outside of every block's bounds may hold anything, also what is no number: they are not read."""
-    found = case("gpt2", "forward", f"{SCORES} attn.A", "attn.A", "bounded", "fp64", ("M", 3), ("B", "h"))
-    found.arrays["attn.V"][:, 6:] = np.nan
-    got = found.run(compiler.Kernels([found.function]))["attn.A"]
-    assert np.isfinite(got[:, :6]).all()
-    assert np.isnan(got[:, 6:]).all()
+    bounded_case = case("gpt2", "forward", f"{SCORES} attn.A", "attn.A", "bounded", "fp64", ("M", 3), ("B", "h"))
+    bounded_case.arrays["attn.V"][:, 6:] = np.nan
+    values = bounded_case.run(compiler.Kernels([bounded_case.function]))["attn.A"]
+    assert np.isfinite(values[:, :6]).all()
+    assert np.isnan(values[:, 6:]).all()
 
 
 def test_sums_are_the_same_in_every_run():
@@ -215,13 +217,13 @@ def test_sums_are_the_same_in_every_run():
     _, _, backward, table = lines("gpt2")
     found = group(backward.lines, "dmlp.U dmlp.H dmlp.b1")
     sizes = {**SIZES, "M": 200, "f": 300}
-    made = Case(
+    sums_case = Case(
         found, {**table.axes, **backward.axes}, {"dmlp.H", "dmlp.b1"}, sizes, Kernel("sums", ("B", "M")), "fp32"
     )
-    kernels = compiler.Kernels([made.function])
-    first = made.run(kernels)["dmlp.b1"].copy()
-    assert all(np.array_equal(first, made.run(kernels)["dmlp.b1"]) for _ in range(5))
-    made.compare(kernels)
+    kernels = compiler.Kernels([sums_case.function])
+    first = sums_case.run(kernels)["dmlp.b1"].copy()
+    assert all(np.array_equal(first, sums_case.run(kernels)["dmlp.b1"]) for _ in range(5))
+    sums_case.compare(kernels)
 
 
 def test_a_condition_on_keys_and_a_bias():
@@ -254,25 +256,25 @@ def test_a_sum_lies_where_its_row_was_read():
     sizes = {**SIZES, "t": 3}
     rows = Kernel("mixed", ("B",))
     mixed = Case(first, axes, {"F"}, sizes, rows)
-    kept = Case(again, axes, {"F", "H"}, sizes, replace(rows, name="kept"))
+    keeping_case = Case(again, axes, {"F", "H"}, sizes, replace(rows, name="kept"))
     assert ("G", "F") in mixed.function.shares
-    assert ("G", "H") in kept.function.shares
-    check([mixed, kept])
+    assert ("G", "H") in keeping_case.function.shares
+    check([mixed, keeping_case])
 
 
 def test_refusals():
     """Lines that cannot be one function are refused, with the line."""
     axes = {"X": ("B", "d"), "s": (), "Y": ("B", "d"), "Z": ("B", "B")}
     tag = Kernel("total", ("B",))
-    whole = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
-    whole = [replace(line, tag=replace(line.tag, kernel=tag)) for line in whole]
+    lines = [parse_line("s[] = X[B d]"), parse_line("Y[B d] = X[B d] s[]")]
+    lines = [replace(line, tag=replace(line.tag, kernel=tag)) for line in lines]
     dtypes = dict.fromkeys(axes, "fp32")
-    assert not writable(whole, axes, frozenset({"Y"}), dtypes)
-    assert writable(whole[:1], axes, frozenset({"s"}), dtypes)
+    assert not writable(lines, axes, frozenset({"Y"}), dtypes)
+    assert writable(lines[:1], axes, frozenset({"s"}), dtypes)
     with pytest.raises(InputError, match="before all its turns"):
-        kernel(whole, axes, frozenset({"Y"}), dtypes, {}, "total")
+        kernel(lines, axes, frozenset({"Y"}), dtypes, {}, "total")
     with pytest.raises(InputError, match="fp16, not one of"):
-        kernel(whole, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total")
+        kernel(lines, axes, frozenset({"Y"}), dtypes | {"X": "fp16"}, {}, "total")
 
 
 def test_no_compiler(monkeypatch):

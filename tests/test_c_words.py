@@ -20,7 +20,7 @@ def word(found, part):
     body = {
         term.name: term for line in (*found.body, *found.gradient) for term in (*line.left, *line.right) if term.name
     }
-    given = found.inputs if part == "body" else found.gradient_reads(gives)
+    operands = found.inputs if part == "body" else found.gradient_reads(gives)
     acts = () if found.pointwise else ("d",)
 
     def operand(name):
@@ -32,8 +32,8 @@ def word(found, part):
         return Term(f"{found.name}.{name}", () if scalar else ROWS if row else (*ROWS, "d"))
 
     left = tuple(operand(name) for name in gives)
-    right = tuple(operand(name) for name in given)
-    return Word(left, right, word=found.name, axes=acts, part=part, given=given, gives=gives)
+    right = tuple(operand(name) for name in operands)
+    return Word(left, right, word=found.name, axes=acts, part=part, given=operands, gives=gives)
 
 
 def known():
@@ -50,13 +50,13 @@ def case(name, part, dtype, number):
     line = word(entry(name), part)
     axes = {term.name: term.declared for term in (*line.left, *line.right) if isinstance(term, Term)}
     outputs = {term.name for term in line.left}
-    made = Case([line], axes, outputs, SIZES, Kernel(f"word_{number}", ROWS), dtype)
-    for array in made.arrays:
+    made_case = Case([line], axes, outputs, SIZES, Kernel(f"word_{number}", ROWS), dtype)
+    for array in made_case.arrays:
         with np.errstate(all="ignore"):
-            real = all(np.isfinite(value).all() for value in made.defined().values())
+            real = all(np.isfinite(value).all() for value in made_case.defined().values())
         if not real or (array.endswith((".g", ".w", ".s", ".D", ".Y")) and part == "gradient"):
-            made.arrays[array] = made.exact(abs(made.arrays[array]) + 0.5)
-    return made
+            made_case.arrays[array] = made_case.exact(abs(made_case.arrays[array]) + 0.5)
+    return made_case
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])

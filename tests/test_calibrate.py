@@ -64,9 +64,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(measuring, "perf_counter", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr(measuring, "perf_counter", fake_clock)
+    return fake_clock
 
 
 def measured(clock, sizes=measuring.QUICK):
@@ -95,8 +95,8 @@ def test_the_largest_products_have_the_rate_of_smaller_ones(clock):
 
 def test_no_shape_of_a_model_is_timed():
     # Widths, heads, lengths and vocabularies of models are multiples of 64, or in the presets.
-    own = {*measuring.SIZES, *measuring.QUICK}
-    assert not any(size % 64 == 0 for size in own if size != 1600)
+    sizes = {*measuring.SIZES, *measuring.QUICK}
+    assert not any(size % 64 == 0 for size in sizes if size != 1600)
     assert not any(size in shape for shape in measuring.CHECKS for size in (64, 128, 256, 384, 512, 640, 768, 1024))
 
 
@@ -248,10 +248,10 @@ def test_numpy_operations_are_what_they_are_called():
 
     for way in ("NN", "TN", "NT"):
         product = NumPyBench().product(way, 3, 4, 5)
-        one, two = product.args
-        assert (one.shape, two.shape) == ((3, 5), (5, 4))
-        assert (one.flags.c_contiguous, two.flags.c_contiguous) == (way[0] == "N", way[1] == "N")
-        np.testing.assert_array_equal(product(), one @ two)
+        left, right = product.args
+        assert (left.shape, right.shape) == ((3, 5), (5, 4))
+        assert (left.flags.c_contiguous, right.flags.c_contiguous) == (way[0] == "N", way[1] == "N")
+        np.testing.assert_array_equal(product(), left @ right)
     bench = NumPyBench()
     bench.move(1000)()
     assert {name for name, doing, _ in bench.words() if doing() is not None} >= {"add", "exp", "sum"}
@@ -266,9 +266,9 @@ def test_operators_of_pytorch_run():
     names = [name for name, _, _ in bench.words()]
     assert {"gelu_tanh", "gelu_tanh'", "normalize'", "softmax", "adamw", "add"} <= set(names)
     for way in ("NN", "TN", "NT"):
-        one, two = factors(way, 3, 4, 5, bench.dtype, bench.device)
-        assert (one.shape, two.shape) == ((3, 5), (5, 4))
-        assert (one.is_contiguous(), two.is_contiguous()) == (way[0] == "N", way[1] == "N")
+        left, right = factors(way, 3, 4, 5, bench.dtype, bench.device)
+        assert (left.shape, right.shape) == ((3, 5), (5, 4))
+        assert (left.is_contiguous(), right.is_contiguous()) == (way[0] == "N", way[1] == "N")
 
 
 def test_kernels_run():

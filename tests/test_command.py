@@ -174,15 +174,15 @@ def test_help_fits_the_width(line, columns, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_in_sentences_and_groups(name):
-    found = page(name, COMMANDS[name])
-    assert found.about.endswith(".")
-    assert found.examples, "every command has examples"
-    for flag in (flag for flags in found.groups.values() for flag in flags):
+    help_page = page(name, COMMANDS[name])
+    assert help_page.about.endswith(".")
+    assert help_page.examples, "every command has examples"
+    for flag in (flag for flags in help_page.groups.values() for flag in flags):
         assert flag.meaning.endswith("."), flag
         assert flag.meaning.split()[0] not in ("Of", "So", "By"), flag
         assert not any(part in flag.typed + flag.meaning for part in ("--empty", "KEYWORD", '""', "None", "STR")), flag
-    for command, what in found.examples:
-        assert what.endswith(".")
+    for command, meaning in help_page.examples:
+        assert meaning.endswith(".")
         _, own, *words = shlex.split(command)
         assert own == name
         read(own, COMMANDS[own].flags, words)
@@ -218,9 +218,9 @@ def test_lists_come_from_the_registries(capsys):
         assert main(["list", entry["what"], "--json"]) == 0
         listed = json.loads(capsys.readouterr().out)
         assert len(listed) == entry["count"] > 0
-        keys = {key for one in listed for key in one}
+        keys = {key for entry in listed for key in entry}
         assert all(re.fullmatch(r"[a-z][a-z0-9_]{0,14}", key) for key in keys), keys
-        numbers = [value for one in listed for value in one.values() if isinstance(value, str)]
+        numbers = [value for entry in listed for value in entry.values() if isinstance(value, str)]
         assert not any(re.fullmatch(r"[\d,.]+", value) for value in numbers), "numbers are no strings"
         assert main(["list", entry["what"]]) == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
@@ -231,7 +231,7 @@ def test_lists_of_what_has_a_text_in_it(capsys):
     for flags in ("", "--like BF16", "--like=nf4-double"):
         assert main(["list", "precisions", *flags.split(), "--json"]) == 0
         names[flags] = {load["name"]: str(load).lower() for load in json.loads(capsys.readouterr().out)}
-    assert {*names["--like BF16"]} == {name for name, known in names[""].items() if "bf16" in known}
+    assert {*names["--like BF16"]} == {name for name, entries in names[""].items() if "bf16" in entries}
     assert "nf4-double" in names["--like=nf4-double"]
     assert 0 < len(names["--like BF16"]) < len(names[""])
     assert "no precisions have 'xyzzy'" in refused(["list", "precisions", "--like", "xyzzy"], capsys)
@@ -308,7 +308,7 @@ def test_a_terminal(colour):
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*COMMAND, "cost", "gpt2"], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
-    shown = b""
+    screen = b""
     while True:
         try:
             part = os.read(ours, 65536)
@@ -316,10 +316,10 @@ def test_a_terminal(colour):
             break
         if not part:
             break
-        shown += part
+        screen += part
     os.close(ours)
     assert process.wait() == 0
-    text = shown.decode()
+    text = screen.decode()
     assert "880,690,382,336" in text
     assert "\x1b[1m" in text  # bold is no colour
     assert "\x1b[3" not in text
@@ -370,15 +370,17 @@ def test_answers_show_themselves(found):
 )
 def test_names_and_counts_as_people_write_them(command, usual, other, capsys):
     """On the command line and in Python."""
-    found = []
+    answers = []
     for flags in (usual, other):
         assert main([command, "gpt2", "--n-layer", "2", "--seq-len", "8", *flags.split(), "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
+        answers.append(json.loads(capsys.readouterr().out))
         words = flags.split()
-        given = {name[2:].replace("-", "_").lower(): value for name, value in zip(words[::2], words[1::2], strict=True)}
-        from_python = getattr(learncost, command)("gpt2", n_layer=2, seq_len=8, **given)
-        found.append(json.loads(from_python.show("json")))
-    assert all(one == found[0] for one in found[1:])
+        keywords = {
+            name[2:].replace("-", "_").lower(): value for name, value in zip(words[::2], words[1::2], strict=True)
+        }
+        from_python = getattr(learncost, command)("gpt2", n_layer=2, seq_len=8, **keywords)
+        answers.append(json.loads(from_python.show("json")))
+    assert all(answer == answers[0] for answer in answers[1:])
 
 
 def test_a_name_of_an_argument_and_its_other_name_do_not_go_together():
@@ -393,11 +395,15 @@ def test_every_question_has_a_schema(name, capsys):
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
     assert {*schema["required"]} <= {*schema["properties"]}
-    known = {flag.name for flag in COMMANDS[name].flags if flag.how != "flags"} - {"format", "json", "output"}
-    assert known <= {*schema["properties"], "output"}
-    for own in schema["properties"].values():
-        assert own["description"].endswith((".", ".)")), own
-        assert own.get("default") is None or "enum" not in own or own["default"] in own["enum"], own
+    parameters = {flag.name for flag in COMMANDS[name].flags if flag.how != "flags"} - {"format", "json", "output"}
+    assert parameters <= {*schema["properties"], "output"}
+    for description in schema["properties"].values():
+        assert description["description"].endswith((".", ".)")), description
+        assert (
+            description.get("default") is None
+            or "enum" not in description
+            or description["default"] in description["enum"]
+        ), description
 
 
 FORMATS = {"table": "", "json": "{[", "csv": "", "md": "*", "latex": "%", "html": "<"}

@@ -29,11 +29,11 @@ def value(polynomial: list[int], at: int) -> int:
 @settings(deadline=None)
 @given(st.lists(st.integers(-60, 60), min_size=1, max_size=5), st.integers(1, 50))
 def test_every_sign_at_every_number(polynomial, last):
-    found = stretches(polynomial, 1, last)
-    assert [s.sign for s in found for _ in range(s.first, s.last + 1)] == [
+    signs = stretches(polynomial, 1, last)
+    assert [s.sign for s in signs for _ in range(s.first, s.last + 1)] == [
         sign(value(polynomial, number)) for number in range(1, last + 1)
     ]
-    assert all(one.last + 1 == two.first and one.sign != two.sign for one, two in pairwise(found))
+    assert all(stretch.last + 1 == two.first and stretch.sign != two.sign for stretch, two in pairwise(signs))
 
 
 @settings(deadline=None)
@@ -42,10 +42,10 @@ def test_every_root_however_close_or_far(roots, factor):
     polynomial = [factor]
     for root in roots:
         polynomial = [a - root * b for a, b in zip([0, *polynomial], [*polynomial, 0], strict=True)]
-    found = stretches(polynomial)
-    assert {s.first for s in found if s.sign == 0} | set() <= set(roots)
-    assert set(roots) == {number for s in found if s.sign == 0 for number in range(s.first, s.last + 1)}
-    for stretch in found:
+    signs = stretches(polynomial)
+    assert {s.first for s in signs if s.sign == 0} | set() <= set(roots)
+    assert set(roots) == {number for s in signs if s.sign == 0 for number in range(s.first, s.last + 1)}
+    for stretch in signs:
         assert {sign(value(polynomial, number)) for number in (stretch.first, stretch.last)} == {stretch.sign}
 
 
@@ -89,11 +89,11 @@ def test_a_crossing_is_where_the_costs_cross(model, sizes, fixed):
         for before, crossing in pairwise(pair.cheaper):
             for length, cheaper in ((crossing.seq_len - 1, before.procedure), (crossing.seq_len, crossing.procedure)):
                 sizes_there = {**sizes, "seq_len": length}
-                one, two = (
+                first_flops, two = (
                     getattr(lc.cost(model, name, pair.price_book, **sizes_there, **fixed).total, pair.quantity)
                     for name in pair.procedures
                 )
-                winner = None if one == two else pair.procedures[one > two]
+                winner = None if first_flops == two else pair.procedures[first_flops > two]
                 assert winner == cheaper
                 checked += 1
     assert checked

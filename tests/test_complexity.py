@@ -107,8 +107,8 @@ LENGTHS = {
 
 @pytest.mark.parametrize("pair", LENGTHS, ids=" < ".join)
 def test_lengths_where_costs_cross(pair):
-    found = {(c.cheaper.name, c.dearer.name): c.to_dict({})["below"] for c in complexity().crossings}
-    assert found[pair] == LENGTHS[pair]
+    lengths = {(c.cheaper.name, c.dearer.name): c.to_dict({})["below"] for c in complexity().crossings}
+    assert lengths[pair] == LENGTHS[pair]
 
 
 def test_crossings_hold_at_every_length():
@@ -128,19 +128,19 @@ def maccs_of(kind, n, sizes):
 
 def test_attention_beats_recurrence_at_the_lengths_of_google():
     # The slides: n is about 100 and d about 512 in the usual setting, so attention costs less.
-    found = complexity(**SIZES)
-    at = {row["name"]: row["at"] for row in found.to_dict()["layers"]}
+    answer = complexity(**SIZES)
+    at = {row["name"]: row["at"] for row in answer.to_dict()["layers"]}
     assert at["self-attention without projections"]["maccs"] < at["recurrent"]["maccs"]
     assert at["self-attention"]["maccs"] == 4 * 100 * 512**2 + 2 * 100**2 * 512
     assert log(100, 3) < 100 / 5
 
 
 def test_what_is_not_given_stays_a_letter():
-    found = complexity(hidden_size=512)
-    assert found.value(found.kind("self-attention").maccs).at({"n": 3}) == 4 * 3 * 512**2 + 2 * 3**2 * 512
-    assert found.value(found.kind("self-attention").parameters) == 4 * 512**2
-    assert "n <= 511" in str(found)
-    assert "r" in str(found.value(found.kind("restricted attention").maccs))
+    answer = complexity(hidden_size=512)
+    assert answer.value(answer.kind("self-attention").maccs).at({"n": 3}) == 4 * 3 * 512**2 + 2 * 3**2 * 512
+    assert answer.value(answer.kind("self-attention").parameters) == 4 * 512**2
+    assert "n <= 511" in str(answer)
+    assert "r" in str(answer.value(answer.kind("restricted attention").maccs))
 
 
 @pytest.mark.parametrize("given", [{}, SIZES, {"seq_len": 10**12, "hidden_size": 10**12}])

@@ -246,8 +246,16 @@ def test_files_folders_and_toml(tmp_path: Path) -> None:
     assert configuration.sizes["hidden_size"] == 24
     assert configuration.name == configuration.source == str(tmp_path / "config.json")
     assert configure(str(tmp_path)).sizes == configuration.sizes
-    own = ('model_type = "encoder-decoder"', "d_model = 8", "h = 2", "d_ff = 16", "voc = 10", "n_enc = 1", "n_dec = 2")
-    (tmp_path / "own.toml").write_text("\n".join((*own, 'activation = "relu"')))
+    lines = (
+        'model_type = "encoder-decoder"',
+        "d_model = 8",
+        "h = 2",
+        "d_ff = 16",
+        "voc = 10",
+        "n_enc = 1",
+        "n_dec = 2",
+    )
+    (tmp_path / "own.toml").write_text("\n".join((*lines, 'activation = "relu"')))
     assert configure(str(tmp_path / "own.toml")).activation == "relu"
     assert configure(str(tmp_path / "own.toml"), {"n_dec": 9}).sizes["n_dec"] == 9
 
@@ -288,9 +296,9 @@ def test_reading_needs_only_the_standard_library() -> None:
 
 def test_the_text_of_a_model_of_several_modalities() -> None:
     inner = {"model_type": "gemma3_text", "hidden_size": 16, "head_dim": 4, "num_attention_heads": 4, "vocab_size": 9}
-    whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
-    entries, alone = read(whole), read(inner)
+    whole_model = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
+    entries, alone = read(whole_model), read(inner)
     assert entries.counted == alone.counted.replace("; head", "; the text model of 'gemma3' alone; head")
     assert (entries.family, entries.sizes, entries.settings) == (alone.family, alone.sizes, alone.settings)
     with pytest.raises(InputError, match="text_config: model_type 'gemma9' is unknown; did you mean"):
-        read({**whole, "text_config": {**inner, "model_type": "gemma9"}})
+        read({**whole_model, "text_config": {**inner, "model_type": "gemma9"}})

@@ -28,15 +28,15 @@ def canonical_sizes_of(config: object, family: str) -> dict[str, int]:
         "openai-gpt": lambda: 4 * d,
         "distilbert": lambda: config.hidden_dim,
     }
-    found = {
+    canonical = {
         size: getattr(config, size)
         for size in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
     }
-    found["intermediate_size"] = inner[family]() if family in inner else config.intermediate_size
-    found["head_dim"] = d // config.num_attention_heads
+    canonical["intermediate_size"] = inner[family]() if family in inner else config.intermediate_size
+    canonical["head_dim"] = d // config.num_attention_heads
     if family == "bert":
-        found["type_vocab_size"] = config.type_vocab_size
-    return found
+        canonical["type_vocab_size"] = config.type_vocab_size
+    return canonical
 
 
 def random_keys(family: str, chance: random.Random) -> dict[str, object]:

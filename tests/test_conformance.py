@@ -35,21 +35,21 @@ class Shapes(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
-        name, given = function.__name__, [x for x in arguments if isinstance(x, torch.Tensor)]
+        name, tensors = function.__name__, [x for x in arguments if isinstance(x, torch.Tensor)]
         if name == "linear":
-            self.maccs += result.numel() * given[1].shape[1]
+            self.maccs += result.numel() * tensors[1].shape[1]
         elif name in ("matmul", "__matmul__", "bmm"):
-            self.maccs += result.numel() * given[0].shape[-1]
+            self.maccs += result.numel() * tensors[0].shape[-1]
         elif name == "baddbmm":
-            self.maccs += result.numel() * given[1].shape[-1]
+            self.maccs += result.numel() * tensors[1].shape[-1]
         elif name == "einsum":
             sides = arguments[0].partition("->")[0].split(",")
-            sizes = {k: n for side, x in zip(sides, given, strict=True) for k, n in zip(side, x.shape, strict=True)}
+            sizes = {k: n for side, x in zip(sides, tensors, strict=True) for k, n in zip(side, x.shape, strict=True)}
             self.maccs += torch.Size(sizes.values()).numel()
         elif name == "scaled_dot_product_attention":
-            self.maccs += 2 * given[0].numel() * given[1].shape[-2]
+            self.maccs += 2 * tensors[0].numel() * tensors[1].shape[-2]
         elif name == "multi_head_attention_forward":
-            query, key, value = given[:3]  # [length, sequence, width]
+            query, key, value = tensors[:3]  # [length, sequence, width]
             width = query.shape[-1]
             self.maccs += width * (2 * query.numel() + key.numel() + value.numel())
             self.maccs += 2 * query.numel() * key.shape[0]
@@ -84,9 +84,9 @@ def test_both_passes_by_autograd(name):
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_of_the_module(name):
     model, _ = CASES[name].built("meta")
-    own = list(model.parameters())  # torch gives a shared one once
-    assert CASES[name].truth.parameters == sum(p.numel() for p in own)
-    assert CASES[name].truth.trained == sum(p.numel() for p in own if p.requires_grad)
+    parameters = list(model.parameters())  # torch gives a shared one once
+    assert CASES[name].truth.parameters == sum(p.numel() for p in parameters)
+    assert CASES[name].truth.trained == sum(p.numel() for p in parameters if p.requires_grad)
 
 
 def test_numbers_known_from_elsewhere():
@@ -108,21 +108,21 @@ def test_learncost_is_right(name, quantity):
 
 
 def test_meta_refuses_what_depends_on_values():
-    found = verdict(COUNTERS["torch on meta"], CASES["mixture of experts"], "forward")
-    assert found.kind == found.cell == "refused"
-    assert "NotImplementedError" in found.because
+    judged = verdict(COUNTERS["torch on meta"], CASES["mixture of experts"], "forward")
+    assert judged.kind == judged.cell == "refused"
+    assert "NotImplementedError" in judged.because
 
 
 def test_the_fused_kernel_is_nothing_on_the_cpu():
     case, counter = CASES["scaled_dot_product_attention"], COUNTERS["torch on the CPU"]
     for quantity, times in (("forward", 1), ("training", 3)):
-        found = verdict(counter, case, quantity)
-        assert (found.kind, found.difference, found.because) == ("wrong", -times * ATTENTION, "without attention")
+        judged = verdict(counter, case, quantity)
+        assert (judged.kind, judged.difference, judged.because) == ("wrong", -times * ATTENTION, "without attention")
 
 
 def test_the_fast_path_is_nothing_on_the_cpu():
-    found = verdict(COUNTERS["torch on the CPU"], CASES["MultiheadAttention in eval"], "forward")
-    assert (found.kind, found.difference) == ("wrong", -(ATTENTION + 128 * 4 * 128 * 128))
+    judged = verdict(COUNTERS["torch on the CPU"], CASES["MultiheadAttention in eval"], "forward")
+    assert (judged.kind, judged.difference) == ("wrong", -(ATTENTION + 128 * 4 * 128 * 128))
 
 
 # The judgement itself.
@@ -149,32 +149,32 @@ class Liar(Counter):
 
 def test_a_liar_is_wrong_by_exactly_its_lie():
     case = CASES["tied head"]
-    found = verdict(Liar(Unit.FLOP, 0), case, "forward")
-    assert (found.kind, found.cell) == ("right", "right")
+    judged = verdict(Liar(Unit.FLOP, 0), case, "forward")
+    assert (judged.kind, judged.cell) == ("right", "right")
     for unit, off, difference, cell in [
         (Unit.FLOP, 2, 1, "+1"),
         (Unit.FLOP, -1, Fraction(-1, 2), "-0.5"),
         (Unit.MAC, 1000, 1000, "+1,000"),
         (Unit.MAC_CALLED_FLOP, -2, -2, "-2"),
     ]:
-        found = verdict(Liar(unit, off), case, "forward")
-        assert (found.kind, found.difference, found.cell, found.because) == ("wrong", difference, cell, "")
+        judged = verdict(Liar(unit, off), case, "forward")
+        assert (judged.kind, judged.difference, judged.cell, judged.because) == ("wrong", difference, cell, "")
     # Parameters have no unit; what raises is refused by its first line; what is left out is not offered.
     assert verdict(Liar(Unit.FLOP, 0), case, "parameters").cell == "+1"
-    found = verdict(Liar(Unit.FLOP, 0), case, "trained")
-    assert (found.kind, found.because) == ("refused", "RuntimeError: cannot say")
+    judged = verdict(Liar(Unit.FLOP, 0), case, "trained")
+    assert (judged.kind, judged.because) == ("refused", "RuntimeError: cannot say")
     assert verdict(Liar(Unit.FLOP, 0), case, "training").kind == "not offered"
 
 
 def test_a_unit_that_is_not_what_it_says_is_wrong():
     """MACs that call themselves FLOPs would be half of the truth."""
-    found = judge(CASES["tied head"], "forward", Unit.FLOP, Answer(16_384_000, 16_384_000))
-    assert (found.kind, found.difference) == ("wrong", -8_192_000)
+    judged = judge(CASES["tied head"], "forward", Unit.FLOP, Answer(16_384_000, 16_384_000))
+    assert (judged.kind, judged.difference) == ("wrong", -8_192_000)
 
 
 def test_a_count_that_grows_is_wrong_though_it_began_right():
-    found = verdict(Liar(Unit.MAC, 0, growing=5), CASES["tied head"], "forward")
-    assert (found.kind, found.cell) == ("wrong", "0, then +5")
+    judged = verdict(Liar(Unit.MAC, 0, growing=5), CASES["tied head"], "forward")
+    assert (judged.kind, judged.cell) == ("wrong", "0, then +5")
     assert judge(CASES["tied head"], "parameters", Unit.MAC, Answer(128_000, None)).kind == "wrong"
 
 

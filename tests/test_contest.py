@@ -25,8 +25,8 @@ KINDS = ("mlp", "vit", "text")
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_begin_alike_and_twins_stay_alike(kind):
     """Recomputation changes no number of backpropagation, MEMPEPITA none of PEPITA: losses are equal bit for bit."""
-    found = held(kind, "steps:4", rates=(0.01,), seeds=(0, 1), batch_size=6)
-    losses = {result.entrant.name: [outcome.losses for outcome in result.outcomes] for result in found.results}
+    held_contest = held(kind, "steps:4", rates=(0.01,), seeds=(0, 1), batch_size=6)
+    losses = {result.entrant.name: [outcome.losses for outcome in result.outcomes] for result in held_contest.results}
     for seed in (0, 1):
         assert len({loss[seed][0] for loss in losses.values()}) == 1
     assert len({loss[0][0] for loss in losses.values()} | {loss[1][0] for loss in losses.values()}) == 2
@@ -35,7 +35,7 @@ def test_all_begin_alike_and_twins_stay_alike(kind):
     assert losses["pepita:stable"] == losses["mempepita:stable"]
     kinds = [losses[name] for name in ("bp", "pepita:paper", "pepita:stable", "head-only")]
     assert all(kind != two for place, kind in enumerate(kinds) for two in kinds[:place])
-    ends = {result.entrant.name: [outcome.after for outcome in result.outcomes] for result in found.results}
+    ends = {result.entrant.name: [outcome.after for outcome in result.outcomes] for result in held_contest.results}
     assert ends["bp"] == ends["recompute"]
     assert ends["pepita:stable"] == ends["mempepita:stable"]
 
@@ -46,28 +46,26 @@ def test_all_begin_alike_and_twins_stay_alike(kind):
 )
 def test_the_head_alone_learns(kind, head, optimizer):
     """All else stays bit for bit; the head does what it does under backpropagation in the first step."""
-    (alone, whole) = (
-        Training(setting(kind, optimizer), entrant, 0.1) for entrant in entrants("head-only,bp", "stable")
-    )
+    (alone, full) = (Training(setting(kind, optimizer), entrant, 0.1) for entrant in entrants("head-only,bp", "stable"))
     before = dict(alone.weights)
-    for training in (alone, whole):
+    for training in (alone, full):
         training.learn(problem(kind).training, rows(4))
     for name in before:
         assert np.array_equal(before[name], alone.weights[name]) == (name not in head), name
     for name in head:
-        np.testing.assert_array_equal(alone.weights[name], whole.weights[name])
+        np.testing.assert_array_equal(alone.weights[name], full.weights[name])
     alone.learn(problem(kind).training, rows(4))
     assert all(np.array_equal(before[name], alone.weights[name]) for name in before if name not in head)
 
 
 def test_the_row_of_examples_does_not_depend_on_the_batch():
     examples = Examples({"targets": np.arange(10)})
-    whole = examples.stream(3, 0, 35)
+    places = examples.stream(3, 0, 35)
     for start in (0, 10, 20):
-        assert sorted(whole[start : start + 10]) == list(range(10))
-    assert not np.array_equal(whole[:10], whole[10:20])
-    np.testing.assert_array_equal(np.concatenate([examples.stream(3, at, 7) for at in range(0, 35, 7)]), whole)
-    assert not np.array_equal(examples.stream(4, 0, 35), whole)
+        assert sorted(places[start : start + 10]) == list(range(10))
+    assert not np.array_equal(places[:10], places[10:20])
+    np.testing.assert_array_equal(np.concatenate([examples.stream(3, at, 7) for at in range(0, 35, 7)]), places)
+    assert not np.array_equal(examples.stream(4, 0, 35), places)
 
 
 def test_what_a_vision_transformer_starts_from():
@@ -104,14 +102,14 @@ def test_pepita_learns_more_than_the_head_on_a_dense_network():
 
 
 def contest_of(given, names, steps, rate, optimizer="momentum"):
-    made = contest(Setting(given, optimizer), entrants(names, "stable"), Budget("steps", steps), (0,), (rate,))
-    return {result.entrant.name: result.outcomes[0].after[1] for result in made.results}
+    held_contest = contest(Setting(given, optimizer), entrants(names, "stable"), Budget("steps", steps), (0,), (rate,))
+    return {result.entrant.name: result.outcomes[0].after[1] for result in held_contest.results}
 
 
 def test_chance_is_a_guess_by_frequency():
-    given = Examples({"targets": np.array([0, 0, 1])})
+    training_examples = Examples({"targets": np.array([0, 0, 1])})
     checked = Examples({"targets": np.array([0, 1, 2, 2])})
-    loss, accuracy = replace(problem("mlp"), training=given, validation=checked, classes=3).chance
+    loss, accuracy = replace(problem("mlp"), training=training_examples, validation=checked, classes=3).chance
     assert accuracy == 0.25
     assert loss == pytest.approx(-(np.log(3 / 6) + np.log(2 / 6) + 2 * np.log(1 / 6)) / 4)
 
@@ -146,7 +144,7 @@ def test_the_rate_of_the_lowest_loss_is_found():
     assert tried == [0.001, 0.01, 0.1, 1.0, 10.0, 0.1 / 3, 0.1 * 3]
     assert match.best == 0.1 / 3
     assert not match.edge
-    assert [one.learning_rate for one in match.tried] == sorted(tried)
+    assert [outcome.learning_rate for outcome in match.tried] == sorted(tried)
     assert search((0.1, 1.0), trial, False).edge
 
 
@@ -158,10 +156,10 @@ def test_where_all_diverge_the_last_to_do_so_is_taken():
 
 
 def test_a_divergence_is_said():
-    found = held("mlp", "steps:30", entrants("bp,head-only", "stable"), rates=(0.1, 1e30), seeds=(0, 1))
-    for result in found.results:
+    held_contest = held("mlp", "steps:30", entrants("bp,head-only", "stable"), rates=(0.1, 1e30), seeds=(0, 1))
+    for result in held_contest.results:
         assert result.search.best == 0.1
-        assert [one.diverged is None for one in result.search.tried] == [True, False]
+        assert [outcome.diverged is None for outcome in result.search.tried] == [True, False]
         assert all(np.isfinite(outcome.after[0]) for outcome in result.outcomes)
     lost = held("mlp", "steps:30", entrants("bp", "stable"), rates=(1e30,), seeds=(0, 1))
     steps = {outcome.diverged for outcome in lost.results[0].outcomes}
@@ -170,8 +168,8 @@ def test_a_divergence_is_said():
     assert "2 of 2, step 1" in str(lost)
     data = lost.to_dict()
     json.dumps(data, allow_nan=False)
-    assert [one["diverged_at_step"] for one in data["results"][0]["trainings"]] == [1, 1]
-    assert all(one["after"] is None for one in data["results"][0]["trainings"])
+    assert [outcome["diverged_at_step"] for outcome in data["results"][0]["trainings"]] == [1, 1]
+    assert all(outcome["after"] is None for outcome in data["results"][0]["trainings"])
 
 
 def test_the_search_does_not_see_what_validates():
@@ -179,10 +177,11 @@ def test_the_search_does_not_see_what_validates():
     plain = problem("mlp")
     spoiled = replace(plain, validation=Examples({n: a[:1] * 0 for n, a in plain.validation.arrays.items()}))
     names = entrants("bp", "stable")
-    one, two = (
-        contest(Setting(given, "momentum"), names, Budget("steps", 5), (0,), (0.01, 0.1)) for given in (plain, spoiled)
+    first_contest, two = (
+        contest(Setting(problem_given, "momentum"), names, Budget("steps", 5), (0,), (0.01, 0.1))
+        for problem_given in (plain, spoiled)
     )
-    for left, right in zip(one.results[0].search.tried, two.results[0].search.tried, strict=True):
+    for left, right in zip(first_contest.results[0].search.tried, two.results[0].search.tried, strict=True):
         assert left.losses == right.losses
 
 
@@ -194,12 +193,12 @@ def test_a_contest_that_is_stopped_has_what_was_done():
         count += 1
         return count == 8
 
-    found = held("mlp", "steps:3", seeds=(0, 1), stop=stop)
-    assert found.stopped
-    assert found.exit_code == 130
-    assert [len(result.outcomes) for result in found.results] == [1, 1, 0, 0, 0, 0, 0]
-    assert "Stopped before the end" in str(found)
-    json.dumps(found.to_dict())
+    held_contest = held("mlp", "steps:3", seeds=(0, 1), stop=stop)
+    assert held_contest.stopped
+    assert held_contest.exit_code == 130
+    assert [len(result.outcomes) for result in held_contest.results] == [1, 1, 0, 0, 0, 0, 0]
+    assert "Stopped before the end" in str(held_contest)
+    json.dumps(held_contest.to_dict())
 
 
 # Entrants.

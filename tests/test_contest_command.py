@@ -19,25 +19,25 @@ def test_the_tables_and_the_file(tmp_path, capsys):
     """What is shown is what the file says; the file is written whole under its name alone."""
     out = tmp_path / "contest.json"
     assert main(["contest", "digits", "--budget", "flops:2e6", *QUICK, "--out", str(out)]) == 0
-    said, told = capsys.readouterr()
+    screen, progress = capsys.readouterr()
     assert [path.name for path in tmp_path.iterdir()] == ["contest.json"]
     data = json.loads(out.read_text())
     names = ["bp", "recompute", "pepita:paper", "pepita:stable", "mempepita:stable", "head-only"]
-    lines = {line.split()[0]: line.split() for line in said.splitlines()[::-1] if line.split()[:1] != []}
+    lines = {line.split()[0]: line.split() for line in screen.splitlines()[::-1] if line.split()[:1] != []}
     for name, result in zip(names, data["results"], strict=True):
-        (one,) = result["trainings"]
+        (outcome,) = result["trainings"]
         assert lines[name][1:6] == [
-            f"{one['after']['loss']:.3f}",
+            f"{outcome['after']['loss']:.3f}",
             "-",
-            f"{100 * one['after']['accuracy']:.1f}",
+            f"{100 * outcome['after']['accuracy']:.1f}",
             "%",
             "-",
         ]
         assert lines[name][6:] == ["0.1", "no"]
         assert result["flops"] == result["steps"] * result["flops_per_step"] <= 2 * 10**6
         assert result["flops"] + result["flops_per_step"] > 2 * 10**6
-        assert len(one["losses"]) == result["steps"]
-        assert f"{name}: seed 0, learning rate 0.1" in told
+        assert len(outcome["losses"]) == result["steps"]
+        assert f"{name}: seed 0, learning rate 0.1" in progress
     assert lines["chance"][1] == f"{data['chance']['loss']:.3f}"
     assert {result["procedure"] for result in data["results"]} == {
         "bp",
@@ -93,11 +93,11 @@ def test_ctrl_c_prints_what_is_there():
     while not process.stderr.readline().startswith("bp: seed 0"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    said, told = process.communicate(timeout=60)
+    screen, progress = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in told
-    assert "Stopped before the end" in said
-    assert "predicted" in said
+    assert "Traceback" not in progress
+    assert "Stopped before the end" in screen
+    assert "predicted" in screen
 
 
 @pytest.mark.parametrize(

@@ -44,21 +44,21 @@ def test_equal_flops_are_equal(kind):
     """No entrant uses more than the budget, and none could take one step more."""
     for entrant in ALL:
         cost = cost_of(kind, entrant)
-        given = 17 * cost_of(kind, ALL[2])(5).flops
-        found = share(Budget("flops", given), entrant.name, cost, 5, 1, 100)
+        budget = 17 * cost_of(kind, ALL[2])(5).flops
+        part = share(Budget("flops", budget), entrant.name, cost, 5, 1, 100)
         flops = cost(5).flops
-        assert found.steps * flops <= given < (found.steps + 1) * flops
-        assert (found.batch_size, found.cost) == (5, cost(5))
+        assert part.steps * flops <= budget < (part.steps + 1) * flops
+        assert (part.batch_size, part.cost) == (5, cost(5))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text"])
 def test_equal_memory_is_the_largest_batch_that_fits(kind):
-    given = max(cost_of(kind, entrant)(2).peak for entrant in ALL)
+    budget = max(cost_of(kind, entrant)(2).peak for entrant in ALL)
     for entrant in ALL:
         cost = cost_of(kind, entrant)
-        found = share(Budget("memory", given), entrant.name, cost, 1, 7, 10**6)
-        assert cost(found.batch_size).peak <= given < cost(found.batch_size + 1).peak
-        assert found.steps == 7
+        part = share(Budget("memory", budget), entrant.name, cost, 1, 7, 10**6)
+        assert cost(part.batch_size).peak <= budget < cost(part.batch_size + 1).peak
+        assert part.steps == 7
     assert share(Budget("memory", 10**12), "bp", cost_of(kind, ALL[0]), 1, 7, 33).batch_size == 33
 
 
@@ -118,11 +118,11 @@ def test_maccs_of_the_dense_network_by_hand():
 @pytest.mark.parametrize("name", ["bp", "recompute", "head-only"])
 def test_a_step_costs_what_the_command_cost_says(name):
     """The vision transformer is a model of a family, as any other; so is the text's decoder."""
-    for kind, given, length in (("vit", VIT, None), ("text", DECODER | {"vocab_size": 257}, 12)):
-        own = {**given, **SMALL, "num_hidden_layers": 2}
-        total = lc.cost(own, name, batch_size=6, seq_len=length, optimizer="adamw").total
-        found = costs(setting(kind, "adamw"), entrants(name, "stable")[0])(6)
-        assert (found.maccs, found.flops) == (total.maccs, total.flops)
+    for kind, keys, length in (("vit", VIT, None), ("text", DECODER | {"vocab_size": 257}, 12)):
+        model_keys = {**keys, **SMALL, "num_hidden_layers": 2}
+        total = lc.cost(model_keys, name, batch_size=6, seq_len=length, optimizer="adamw").total
+        counted = costs(setting(kind, "adamw"), entrants(name, "stable")[0])(6)
+        assert (counted.maccs, counted.flops) == (total.maccs, total.flops)
 
 
 @pytest.mark.parametrize("entrant", ALL, ids=lambda entrant: entrant.name)
@@ -139,9 +139,9 @@ def test_flops_are_those_that_a_counting_array_sees(kind, entrant):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_predicted_peak_is_the_measured_one(kind, entrant):
     """tracemalloc knows nothing of tables: what it sees more are Python's own objects."""
-    found = setting(kind)
-    measured = Training(found, entrant).peak(problem(kind).training, rows(64))
-    assert 0 <= measured - costs(found, entrant)(64).peak < 16 * 2**10
+    contest_setting = setting(kind)
+    measured = Training(contest_setting, entrant).peak(problem(kind).training, rows(64))
+    assert 0 <= measured - costs(contest_setting, entrant)(64).peak < 16 * 2**10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,9 +166,9 @@ def test_the_counts_of_the_page(heading, given, optimizer):
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
     rows = [row for row in rows if len(row) > 5 and row[4].isdigit()]
     assert len(rows) >= 6
-    made = Setting(given(), optimizer)
+    contest_setting = Setting(given(), optimizer)
     for name, _, _, _, steps, batch, maccs, flops, _, predicted, _ in rows:
-        found = costs(made, entrants(name, "stable")[0])(int(batch))
-        assert maccs == f"{int(steps) * found.maccs / 1e9:.3f}", name
-        assert flops == f"{int(steps) * found.flops / 1e9:.3f}", name
-        assert predicted == size_of(found.peak), name
+        counted = costs(contest_setting, entrants(name, "stable")[0])(int(batch))
+        assert maccs == f"{int(steps) * counted.maccs / 1e9:.3f}", name
+        assert flops == f"{int(steps) * counted.flops / 1e9:.3f}", name
+        assert predicted == size_of(counted.peak), name

@@ -19,9 +19,9 @@ LLAMA = {"model_type": "llama", "intermediate_size": 24, "max_position_embedding
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_it_costs_what_bp_costs_with_all_but_the_head_frozen(book, blocks):
     """FlopCounterMode says the same of `--train head`: tests/test_adaptation.py."""
-    own = {**LLAMA, "num_hidden_layers": blocks}
-    alone = lc.cost(own, "head-only", book, optimizer="adamw", seq_len=9, batch_size=2)
-    frozen = lc.cost(own, "bp", book, optimizer="adamw", seq_len=9, batch_size=2, train="head")
+    model_keys = {**LLAMA, "num_hidden_layers": blocks}
+    alone = lc.cost(model_keys, "head-only", book, optimizer="adamw", seq_len=9, batch_size=2)
+    frozen = lc.cost(model_keys, "bp", book, optimizer="adamw", seq_len=9, batch_size=2, train="head")
     assert alone.rows == frozen.rows
     assert alone.total == frozen.total
     assert (alone.trained_parameters, alone.trained) == (16 * 50, "head") == (frozen.trained_parameters, frozen.trained)
@@ -84,11 +84,11 @@ constants: share""")
     generator = np.random.default_rng(0)
     shapes = {"W1": (4, 5), "b1": (5,), "W2": (5, 3), "b2": (3,)}
     weights = {name: generator.standard_normal(shape) for name, shape in shapes.items()}
-    given = {"X": generator.standard_normal((6, 4)), "targets": generator.integers(0, 3, 6)}
-    whole, alone = (lc.LayerTraining(network, weights, name) for name in ("bp", "head-only"))
-    updates, own = whole.updates(**given), alone.updates(**given)
-    assert set(own) == {"W2", "b2"}
-    for name, update in own.items():
+    inputs = {"X": generator.standard_normal((6, 4)), "targets": generator.integers(0, 3, 6)}
+    full, alone = (lc.LayerTraining(network, weights, name) for name in ("bp", "head-only"))
+    updates, head_updates = full.updates(**inputs), alone.updates(**inputs)
+    assert set(head_updates) == {"W2", "b2"}
+    for name, update in head_updates.items():
         np.testing.assert_array_equal(update, updates[name])
 
 
@@ -98,36 +98,39 @@ constants: share""")
 def modulated(mode, scale=None):
     """A training of PEPITA on a few digits, and everything that its first step reads and makes."""
     training = Training(setting("vit", "sgd", dtype="fp64"), Entrant("pepita", mode))
-    given = {**problem("vit").training.rows(rows(3)), **problem("vit").fixed}
-    values = dict(training.prepare(**given).values)
+    inputs = {**problem("vit").training.rows(rows(3)), **problem("vit").fixed}
+    values = dict(training.prepare(**inputs).values)
     from learncost.procedures.procedure import step as step_of
     from learncost.readings.run import execute
 
     table = step_of(training.model, "pepita", "sgd", mode=mode)
     execute(lc.lower(table), values, problem("vit").sizes(3))
-    return training, given, values
+    return training, inputs, values
 
 
 @pytest.mark.parametrize(("mode", "strength"), [("paper", 1.0), ("stable", -0.05)])
 def test_the_error_goes_to_the_pixels(mode, strength):
     """x + strength e F with a matrix of all pixels; the patches' matrix learns from the difference of its outputs."""
-    training, given, values = modulated(mode)
+    training, inputs, values = modulated(mode)
     fixed = training.fixed["image.F"]
-    pixels = given["image"].shape[1:]
+    pixels = inputs["image"].shape[1:]
     assert fixed.shape == (10, *pixels)
     # The bound of every fixed matrix: 0.05 sqrt(6 / width), the width being that of an image.
     assert 0.9 < np.abs(fixed).max() / (0.05 * np.sqrt(6 / 64)) <= 1
-    e = np.exp(values["P"]) - np.eye(10)[given["labels"]]
-    image = given["image"]
+    e = np.exp(values["P"]) - np.eye(10)[inputs["labels"]]
+    image = inputs["image"]
     pushed = image + strength * np.tensordot(e, fixed, 1)
     np.testing.assert_allclose(values["image^"], pushed, 1e-12, 1e-15)
-    patches = [torch.tensor(one).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2) for one in (image, pushed)]
+    patches = [
+        torch.tensor(pixels_array).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        for pixels_array in (image, pushed)
+    ]
     w = torch.tensor(training.weights["embeddings.W"]).permute(1, 2, 3, 0).flatten(0, 2)
     difference = (patches[0] - patches[1]) @ w / 3
     source = patches[1] if mode == "paper" else patches[0]
     expected = torch.einsum("bpi,bpd->id", source, difference)
-    found = torch.tensor(values["dembeddings.W"]).permute(1, 2, 3, 0).flatten(0, 2)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
+    gradient = torch.tensor(values["dembeddings.W"]).permute(1, 2, 3, 0).flatten(0, 2)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(values["dembeddings.b"], difference.sum((0, 1)), 1e-9, 1e-15)
 
 

@@ -157,10 +157,10 @@ MEASURED = {
 def test_counters_as_they_were_measured():
     conventions = lc.conventions("gpt2", **BLOCK)
     assert conventions.parameters == 334_720
-    said = {counter.name: (counter.by_matmul, counter.fused) for counter in conventions.counters}
-    assert {name: said.pop(name) for name in MEASURED} == MEASURED
+    measured = {counter.name: (counter.by_matmul, counter.fused) for counter in conventions.counters}
+    assert {name: measured.pop(name) for name in MEASURED} == MEASURED
     # On meta the fused kernel falls apart into products; on CUDA its backward has one product more.
-    assert said == {
+    assert measured == {
         "FlopCounterMode, meta, in all": (261_881_856, 261_881_856),
         "FlopCounterMode, CUDA, in all": (261_881_856, 261_881_856 + 2 * 2 * 64 * 64 * 128),
     }
@@ -183,12 +183,12 @@ def test_flop_counter_mode_over_transformers(attention, device, dropout):
         tokens = torch.ones(2, 64, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         module(input_ids=tokens, labels=tokens).loss.backward()
-    shown = {"cpu": "CPU", "meta": "meta"}[device]
-    said = {counter.name: counter for counter in lc.conventions("gpt2", **BLOCK).counters}[
-        f"FlopCounterMode, {shown}, in all"
+    device_name = {"cpu": "CPU", "meta": "meta"}[device]
+    counter_said = {counter.name: counter for counter in lc.conventions("gpt2", **BLOCK).counters}[
+        f"FlopCounterMode, {device_name}, in all"
     ]
     fused = attention == "sdpa" and not dropout  # with dropout the CPU has no fused kernel
-    assert counter.get_total_flops() == (said.fused if fused else said.by_matmul)
+    assert counter.get_total_flops() == (counter_said.fused if fused else counter_said.by_matmul)
 
 
 # Published numbers of one Llama.
@@ -219,9 +219,9 @@ def test_maxtext_llama_2_7b():
 )
 def test_attention_of_llama_2_7b_under_causal_conventions(book, teraflops, formula):
     """Forward and backward of one sequence of 8192 tokens: 12 s^2 h L in full, halves, flash 7/12 of it."""
-    found = of_kinds(book)["attention"]
-    assert found == formula(8192, 4096, 32)
-    assert round(found / 1e12, 1) == teraflops
+    flops = of_kinds(book)["attention"]
+    assert flops == formula(8192, 4096, 32)
+    assert round(flops / 1e12, 1) == teraflops
 
 
 def test_palm_and_torchtitan_count_the_whole_square():
@@ -319,18 +319,18 @@ def test_mine_finds_every_convention(model):
     """The exact number of each book and counter leads back to it; so does its rounding to four digits."""
     lengths = {"seq_len": 128, "batch_size": 2}
     conventions = lc.conventions(model, **lengths)
-    wanted = [
+    expected = [
         (convention.book.name, convention.counts.whole.flops, "forward and backward")
         for convention in conventions.conventions
         if convention.counts
     ]
-    wanted += [(f"{counter.name}, attention by matmul", counter.by_matmul, "") for counter in conventions.counters]
-    for name, value, part in wanted[::3]:
+    expected += [(f"{counter.name}, attention by matmul", counter.by_matmul, "") for counter in conventions.counters]
+    for name, value, part in expected[::3]:
         for number in (value, f"{value:.3e}"):
             ways = lc.conventions(model, mine=number, **lengths).mine.matches
             assert any(way.convention == name and part in way.part and way.per == "a step" for way in ways), name
     sequence = lc.conventions(model, mine=conventions["matmul"].counts.forward.flops // 2, **lengths).mine.matches
-    assert any((one.convention, one.part, one.per) == ("matmul", "forward", "a sequence") for one in sequence)
+    assert any((match.convention, match.part, match.per) == ("matmul", "forward", "a sequence") for match in sequence)
 
 
 def test_mine_that_nobody_says_is_explained():
@@ -343,7 +343,7 @@ def test_mine_that_nobody_says_is_explained():
     assert mine.rest == 0
     assert mine.nearest.value + sum(amount for _, amount in mine.lines) == products + softmax
     below = lc.conventions("gpt2", mine=products - softmax).mine  # matrix products have no softmax to leave out
-    assert all(amount > 0 or what not in ("softmax", "activations") for what, amount in below.lines)
+    assert all(amount > 0 or reason not in ("softmax", "activations") for reason, amount in below.lines)
     kaplan = lc.conventions("gpt2", mine="62GMac").mine  # it counts no scores and no head: neither is left out again
     assert kaplan.nearest.convention == "kaplan"
     assert not kaplan.lines

@@ -92,12 +92,12 @@ def test_only_what_the_wanted_gradients_need_is_made(random):
     assert counted <= lc.price(lc.derive(case.layer).step, SIZES).flops
     for name in names:
         if name in derived.gradients:
-            found = np.asarray(values[derived.gradients[name]])
-            np.testing.assert_allclose(found, case.gradients[name], 1e-7, 1e-8, err_msg=f"d{name} of\n{case.text}")
+            gradient = np.asarray(values[derived.gradients[name]])
+            np.testing.assert_allclose(gradient, case.gradients[name], 1e-7, 1e-8, err_msg=f"d{name} of\n{case.text}")
         else:
             assert not case.gradients[name].any(), f"{name} of\n{case.text}"
-    made = {name for name in values if name.startswith("d")}
-    assert not any(f"d{name}" in made for name in case.names if name not in names)
+    gradients_made = {name for name in values if name.startswith("d")}
+    assert not any(f"d{name}" in gradients_made for name in case.names if name not in names)
 
 
 @drawn
@@ -166,7 +166,7 @@ def test_a_repeat_within_a_repeat():
         np.testing.assert_allclose(np.asarray(result[f"d{name}"]), gradient, 1e-12)
     sizes = {"b": 2, "d": 5, "n": 3}
     assert counted == lc.price(lc.derive(layer).step, sizes).flops
-    kept = {held.name: held.shape for held in lc.live(layer, sizes).kept}
+    kept = {array.name: array.shape for array in lc.live(layer, sizes).kept}
     assert kept["G**"] == (2, 3, 2, 5)
 
 

@@ -121,13 +121,13 @@ def test_numbers_of_a_line_are_those_of_so_many_layers(model):
 
 
 def test_so_many_layers_have_so_many_times_the_numbers_of_one():
-    one, many = (
-        {(row.macro_operation, row.layer, row.line, row.equation): row for row in found.rows if row.block}
-        for found in (lc.cost("gpt2", by="equation", n_layer=layers) for layers in (1, 7))
+    one_layer, many = (
+        {(row.macro_operation, row.layer, row.line, row.equation): row for row in ledger.rows if row.block}
+        for ledger in (lc.cost("gpt2", by="equation", n_layer=layers) for layers in (1, 7))
     )
-    assert one.keys() == many.keys()
+    assert one_layer.keys() == many.keys()
     for key, row in many.items():
-        first = one[key]
+        first = one_layer[key]
         assert row.repeat == 7 * first.repeat, key
         assert (row.maccs, row.flops) == (7 * first.maccs, 7 * first.flops), key
     gradients = [row for key, row in many.items() if key[2] in ("dXQ", "dXK", "dXV")]
@@ -163,8 +163,8 @@ def test_defaults():
 
 
 def test_counts_are_proportional_to_the_batch():
-    one, seven = (lc.cost("gpt2", "pepita", "paper", batch_size=size) for size in (1, 7))
-    assert (seven.total.maccs, seven.total.flops) == (7 * one.total.maccs, 7 * one.total.flops)
+    single, seven = (lc.cost("gpt2", "pepita", "paper", batch_size=size) for size in (1, 7))
+    assert (seven.total.maccs, seven.total.flops) == (7 * single.total.maccs, 7 * single.total.flops)
 
 
 def test_a_training_run():
@@ -200,10 +200,10 @@ def test_spellings_lead_to_the_same_ledger():
 
 def test_e3_takes_the_row_of_28_away_again():
     rows = lc.cost("gpt2", price_book="paper", by="equation").rows
-    taken = [row for row in rows if row.line == "E3"]
+    taken_rows = [row for row in rows if row.line == "E3"]
     printed = [row for row in rows if row.equation == "28"]
-    assert len(taken) == len(printed) == 1
-    assert taken[0].flops == -printed[0].flops == -(12 * 12 * 1024**3)
+    assert len(taken_rows) == len(printed) == 1
+    assert taken_rows[0].flops == -printed[0].flops == -(12 * 12 * 1024**3)
     assert not [row for row in lc.cost("gpt2", price_book="paper-corrected", by="equation").rows if row.line == "E3"]
 
 

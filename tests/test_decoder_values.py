@@ -161,10 +161,10 @@ def inputs_of(values, model, tokens):
     """
     share = np.full(tokens.shape, -1.0 / (BATCH * (LENGTH - 1)))
     share[:, -1] = 0
-    made = dict(made_inputs(model.configuration, {"M": LENGTH}))
-    if values["model_type"] == "falcon" and "slope" in made:
-        made["slope"] = 2 * made["slope"]
-    return {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **made}
+    inputs = dict(made_inputs(model.configuration, {"M": LENGTH}))
+    if values["model_type"] == "falcon" and "slope" in inputs:
+        inputs["slope"] = 2 * inputs["slope"]
+    return {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **inputs}
 
 
 def ours(parameters, view, stacked):
@@ -187,13 +187,13 @@ def test_loss_and_every_gradient(name):
     found = places_of(values, model.table.weights, theirs, stacks or {"": range(module.config.num_hidden_layers)})
     assert {place for places, _, _ in found.values() for place in places} == set(theirs)
     arrays = inputs_of(values, model, tokens)
-    arrays |= {own: ours([theirs[at] for at in places], *how) for own, (places, *how) in found.items()}
+    arrays |= {weight: ours([theirs[at] for at in places], *how) for weight, (places, *how) in found.items()}
     windows = {"w": run_sizes(model, BATCH, LENGTH, None)["w"]} if "M' + w" in str(model.table) else {}
     result = lc.run(model.table, {**arrays, **windows, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=tolerance)
-    for own, (places, *how) in found.items():
+    for weight, (places, *how) in found.items():
         gradient = ours([theirs[at].grad for at in places], *how)
-        np.testing.assert_allclose(result[f"d{own}"], gradient, rtol=tolerance, atol=tolerance, err_msg=own)
+        np.testing.assert_allclose(result[f"d{weight}"], gradient, rtol=tolerance, atol=tolerance, err_msg=weight)
 
 
 PROVEN = [

@@ -36,11 +36,11 @@ def test_a_prompt_and_what_follows_are_the_whole_forward_pass(name, new):
 def test_every_value_of_the_cache_is_read(name):
     generation = Generation(MODELS[name](), sizes_of(name), LENGTH)
     _, cache = generation.prompt(PROMPT)
-    own, _ = generation.step(cache, PROMPT, 1)
+    scores, _ = generation.step(cache, PROMPT, 1)
     rng = np.random.default_rng(2)
-    for kept, value in cache.items():
-        other, _ = generation.step({**cache, kept: value + rng.standard_normal(value.shape)}, PROMPT, 1)
-        assert np.abs(other - own).max() > 1e-6, kept
+    for cached, value in cache.items():
+        other, _ = generation.step({**cache, cached: value + rng.standard_normal(value.shape)}, PROMPT, 1)
+        assert np.abs(other - scores).max() > 1e-6, cached
 
 
 def test_a_window_forgets_what_it_no_longer_sees():
@@ -72,7 +72,7 @@ def test_blocks_of_blocks():
     after = [line for line in lines if not line.startswith("    ")]
     model = lc.layer(head + "\n".join(["    repeat n_pair carry X:", *inner, *after]))
     generation = Generation(model, SIZES, LENGTH)
-    assert [kept.axes[:3] for kept in generation.tables.cache] == [("n_layer", "n_pair", "B")] * 2
+    assert [array.axes[:3] for array in generation.tables.cache] == [("n_layer", "n_pair", "B")] * 2
     planned = generation.at_once()
     logits, cache = generation.prompt(PROMPT)
     np.testing.assert_allclose(logits, planned[:, PROMPT - 1], rtol=1e-12, atol=1e-12)
@@ -90,8 +90,8 @@ def run_price(one, table, new, length):
 def test_operations_executed_are_the_run_price(name, several, monkeypatch):
     generation = Generation(MODELS[name](), sizes_of(name), LENGTH, several)
     generation.weights = {weight: counting(array) for weight, array in generation.weights.items()}
-    given = generation.given
-    monkeypatch.setattr(generation, "given", lambda *at: {n: counting(a) for n, a in given(*at).items()})
+    inputs_of = generation.given
+    monkeypatch.setattr(generation, "given", lambda *at: {n: counting(a) for n, a in inputs_of(*at).items()})
     (_, cache), executed = tally_of(generation.prompt, PROMPT)
     assert executed == run_price(generation, generation.tables.prefill, PROMPT, PROMPT)
     new = 2 if several else 1
@@ -104,7 +104,7 @@ def test_operations_executed_are_the_run_price(name, several, monkeypatch):
 
 def llama_places(sizes):
     h, g, k = sizes["h"], sizes["g"], sizes["k"]
-    own = {
+    block_places = {
         "ln_1": ("input_layernorm.weight", plain),
         "ln_2": ("post_attention_layernorm.weight", plain),
         "attn.WQ": ("self_attn.q_proj.weight", into(h, g, k)),
@@ -117,22 +117,22 @@ def llama_places(sizes):
     }
     outer = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
     outer["head.W"] = ("lm_head.weight", turned)
-    return outer | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in own.items()}
+    return outer | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in block_places.items()}
 
 
 def gpt2_places(sizes):
     h, k = sizes["h"], sizes["k"]
-    own = {"attn.WO": ("attn.c_proj.weight", by(h, k, sizes["d"])), "attn.bO": ("attn.c_proj.bias", plain)}
+    block_places = {"attn.WO": ("attn.c_proj.weight", by(h, k, sizes["d"])), "attn.bO": ("attn.c_proj.bias", plain)}
     for i, letter in enumerate("QKV"):
-        own[f"attn.W{letter}"] = ("attn.c_attn.weight", lambda w, i=i: np.split(w, 3, 1)[i].reshape(-1, h, k))
-        own[f"attn.b{letter}"] = ("attn.c_attn.bias", lambda b, i=i: np.split(b, 3)[i].reshape(h, k))
+        block_places[f"attn.W{letter}"] = ("attn.c_attn.weight", lambda w, i=i: np.split(w, 3, 1)[i].reshape(-1, h, k))
+        block_places[f"attn.b{letter}"] = ("attn.c_attn.bias", lambda b, i=i: np.split(b, 3)[i].reshape(h, k))
     for i, place in (("1", "c_fc"), ("2", "c_proj")):
-        own |= {f"mlp.W{i}": (f"mlp.{place}.weight", plain), f"mlp.b{i}": (f"mlp.{place}.bias", plain)}
+        block_places |= {f"mlp.W{i}": (f"mlp.{place}.weight", plain), f"mlp.b{i}": (f"mlp.{place}.bias", plain)}
     outer = {"wte": ("transformer.wte.weight", plain), "wpe": ("transformer.wpe.weight", plain)}
-    for norm, at in (("ln_1", own), ("ln_2", own), ("ln_f", outer)):
+    for norm, at in (("ln_1", block_places), ("ln_2", block_places), ("ln_f", outer)):
         start = "transformer." if at is outer else ""
         at |= {f"{norm}.g": (f"{start}{norm}.weight", plain), f"{norm}.b": (f"{start}{norm}.bias", plain)}
-    return outer | {name: (f"transformer.h.{{}}.{place}", view) for name, (place, view) in own.items()}
+    return outer | {name: (f"transformer.h.{{}}.{place}", view) for name, (place, view) in block_places.items()}
 
 
 FOREIGN_SIZES = {**SIZES, "d": 24, "window": 3}
@@ -162,7 +162,7 @@ def deepseek_places(sizes):
         return f"self_attn.{place}.weight", lambda weight: into(h, width)(weight)[..., rows]
 
     down = "self_attn.kv_a_proj_with_mqa.weight"
-    own = {
+    block_places = {
         "attn.WDQ": ("self_attn.q_a_proj.weight", turned),
         "attn.gQ": ("self_attn.q_a_layernorm.weight", plain),
         "attn.WUQ": part("q_b_proj", k + r, slice(0, k)),
@@ -175,7 +175,7 @@ def deepseek_places(sizes):
         "attn.WO": ("self_attn.o_proj.weight", out_of(h, w)),
     }
     common = {name: place for name, place in llama_places(sizes).items() if not name.startswith("attn.")}
-    return common | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in own.items()}
+    return common | {name: (f"model.layers.{{}}.{place}", view) for name, (place, view) in block_places.items()}
 
 
 def deepseek():
@@ -229,15 +229,15 @@ def test_logits_of_every_step_are_those_of_transformers_with_its_cache(name):
     generation = Generation(model, sizes, LENGTH, weights=weights)
     tokens = torch.tensor(generation.tokens)
     with torch.no_grad():
-        found = module(input_ids=tokens[:, :PROMPT], use_cache=True)
+        output = module(input_ids=tokens[:, :PROMPT], use_cache=True)
         logits, cache = generation.prompt(PROMPT)
-        np.testing.assert_allclose(logits, numpy_of(found.logits[:, -1]), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(logits, numpy_of(output.logits[:, -1]), rtol=1e-9, atol=1e-9)
         for at in range(PROMPT, LENGTH):
-            found = module(input_ids=tokens[:, at : at + 1], past_key_values=found.past_key_values, use_cache=True)
+            output = module(input_ids=tokens[:, at : at + 1], past_key_values=output.past_key_values, use_cache=True)
             logits, cache = generation.step(cache, at, 1)
-            np.testing.assert_allclose(logits, numpy_of(found.logits), rtol=1e-9, atol=1e-9)
-    held = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
-    assert sum(value.size for value in cache.values()) == held
+            np.testing.assert_allclose(logits, numpy_of(output.logits), rtol=1e-9, atol=1e-9)
+    cached = sum(layer.keys.numel() + layer.values.numel() for layer in output.past_key_values.layers)
+    assert sum(value.size for value in cache.values()) == cached
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -249,13 +249,13 @@ def test_products_of_matrices_are_those_that_torch_counts(name):
         module = foreign()
     tokens = torch.zeros(sizes["B"], context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
-        found = module(input_ids=tokens, use_cache=True, logits_to_keep=1)
-    own = {**sizes, "M": context}
-    assert counter.get_total_flops() == lc.price(tables.prefill, own, "matmul").flops
+        output = module(input_ids=tokens, use_cache=True, logits_to_keep=1)
+    cache_sizes = {**sizes, "M": context}
+    assert counter.get_total_flops() == lc.price(tables.prefill, cache_sizes, "matmul").flops
     with FlopCounterMode(display=False) as counter:
-        module(input_ids=tokens[:, :1], past_key_values=found.past_key_values, use_cache=True)
-    own = {**sizes, **tables.lengths(sizes, context, 1)}
-    assert counter.get_total_flops() == lc.price(tables.decode, own, "matmul").flops
+        module(input_ids=tokens[:, :1], past_key_values=output.past_key_values, use_cache=True)
+    cache_sizes = {**sizes, **tables.lengths(sizes, context, 1)}
+    assert counter.get_total_flops() == lc.price(tables.decode, cache_sizes, "matmul").flops
 
 
 def test_several_new_tokens_are_counted_as_torch_counts_them():
@@ -263,8 +263,8 @@ def test_several_new_tokens_are_counted_as_torch_counts_them():
     with torch.device("meta"):
         module = gpt2()
     tokens = torch.zeros(sizes["B"], 6, dtype=torch.long, device="meta")
-    found = module(input_ids=tokens, use_cache=True)
+    output = module(input_ids=tokens, use_cache=True)
     with FlopCounterMode(display=False) as counter:
-        module(input_ids=tokens[:, :3], past_key_values=found.past_key_values, use_cache=True)
-    own = {**sizes, **tables.lengths(sizes, 6, 3)}
-    assert counter.get_total_flops() == lc.price(tables.decode, own, "matmul").flops
+        module(input_ids=tokens[:, :3], past_key_values=output.past_key_values, use_cache=True)
+    cache_sizes = {**sizes, **tables.lengths(sizes, 6, 3)}
+    assert counter.get_total_flops() == lc.price(tables.decode, cache_sizes, "matmul").flops

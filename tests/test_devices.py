@@ -141,10 +141,10 @@ def test_files_that_are_none(tmp_path):
     ("country", "year", "grams"), [("FRA", 2023, 56.039), ("united states", 2023, 369.473), ("World", 2020, 436.529)]
 )
 def test_the_grid(country, year, grams):
-    found = grid.intensity(country, year)
-    assert found.value == pytest.approx(grams / 1000)
-    assert "CC BY 4.0" in found.source
-    assert str(year) in found.source
+    figure = grid.intensity(country, year)
+    assert figure.value == pytest.approx(grams / 1000)
+    assert "CC BY 4.0" in figure.source
+    assert str(year) in figure.source
 
 
 def test_the_grid_is_within_what_fuels_emit():
@@ -159,8 +159,8 @@ def test_without_a_year_the_last():
 
 
 def test_lists_of_devices_countries_and_runs(capsys):
-    for what, word in (("devices", "NVIDIA H100 SXM"), ("countries", "France"), ("runs", "GPT-3")):
-        assert main(["list", what]) == 0
+    for registry, word in (("devices", "NVIDIA H100 SXM"), ("countries", "France"), ("runs", "GPT-3")):
+        assert main(["list", registry]) == 0
         out = capsys.readouterr().out
         assert word in out
         assert max(map(len, out.splitlines())) <= 80

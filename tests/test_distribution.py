@@ -53,9 +53,9 @@ def test_the_source_distribution_has_what_tests_read():
 
 def test_every_extra_that_a_message_names_is_one():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    named = {part.partition("]")[0] for part in source.split("learncost[")[1:] if part[0] != "{"}
-    assert named
-    assert named <= {*PROJECT["project"]["optional-dependencies"]}
+    extras = {part.partition("]")[0] for part in source.split("learncost[")[1:] if part[0] != "{"}
+    assert extras
+    assert extras <= {*PROJECT["project"]["optional-dependencies"]}
 
 
 def test_python_m(monkeypatch, capsys):
@@ -82,6 +82,6 @@ def test_the_emitted_c_finds_the_library_of_pytorch(name, tmp_path, monkeypatch)
     names |= {"KERNELS": ("has",)}
     names["SOURCE"] = "static void *own; void bind(void *s, void *d) { own = s; } void has(int *to) { *to = own != 0; }"
     exec(LOAD, names)
-    told = ctypes.c_int(7)
-    names["load"]().has(SimpleNamespace(data_ptr=lambda: ctypes.addressof(told)))
-    assert told.value == (name != "other")
+    number = ctypes.c_int(7)
+    names["load"]().has(SimpleNamespace(data_ptr=lambda: ctypes.addressof(number)))
+    assert number.value == (name != "other")

@@ -56,16 +56,16 @@ def test_emitted_gradients_are_those_of_autograd_through_the_emitted_forward_pas
     arrays = random_arrays(table, sizes)
     gradients = execute(table, "torch", arrays, sizes)
     forward = program(layer.table, "torch", "forward")
-    given = {n: torch.as_tensor(np.array(arrays[n])) for n in (*layer.table.inputs, *layer.table.weights)}
-    wanted = [n for n in given if f"d{n}" in gradients]
-    for n in wanted:
-        given[n].requires_grad_()
+    tensors_given = {n: torch.as_tensor(np.array(arrays[n])) for n in (*layer.table.inputs, *layer.table.weights)}
+    names_wanted = [n for n in tensors_given if f"d{n}" in gradients]
+    for n in names_wanted:
+        tensors_given[n].requires_grad_()
     more = {name: sizes[axis] for name, axis in forward.sizes.items()}
-    outputs = namespace(forward.text)["forward"](*(given[n] for n in forward.parameters), **more)
+    outputs = namespace(forward.text)["forward"](*(tensors_given[n] for n in forward.parameters), **more)
     outputs = outputs if len(forward.results) > 1 else (outputs,)
     seeds = [torch.as_tensor(arrays.get(f"d{n}", np.zeros(()))) for n in forward.results]
-    found = torch.autograd.grad(outputs, [given[n] for n in wanted], seeds, allow_unused=True)
-    autograd = {f"d{n}": g.numpy() for n, g in zip(wanted, found, strict=True) if g is not None}
+    computed = torch.autograd.grad(outputs, [tensors_given[n] for n in names_wanted], seeds, allow_unused=True)
+    autograd = {f"d{n}": g.numpy() for n, g in zip(names_wanted, computed, strict=True) if g is not None}
     assert autograd
     assert worst(autograd, gradients)[1] < NEAR
 
@@ -108,12 +108,12 @@ def test_one_half_of_a_layer(macro):
     values = expected(table, random_arrays(table, sizes), sizes)
     names = namespace(lc.emit("attention", macro=macro))
     if macro == "forward":
-        given = [values[n] for n in ("XQ", "XK", "XV", "WQ", "WK", "WV", "WO")]
-        np.testing.assert_allclose(names["forward"](*given), values["Y"], rtol=NEAR, atol=NEAR)
+        arguments_given = [values[n] for n in ("XQ", "XK", "XV", "WQ", "WK", "WV", "WO")]
+        np.testing.assert_allclose(names["forward"](*arguments_given), values["Y"], rtol=NEAR, atol=NEAR)
         return
     arguments = names["backward"].__code__.co_varnames[: names["backward"].__code__.co_argcount]
-    found = names["backward"](*(values[n] for n in arguments))
-    for name, array in zip(("dXQ", "dXK", "dXV", "dWQ", "dWK", "dWV", "dWO"), found, strict=True):
+    gradients = names["backward"](*(values[n] for n in arguments))
+    for name, array in zip(("dXQ", "dXK", "dXV", "dWQ", "dWK", "dWV", "dWO"), gradients, strict=True):
         np.testing.assert_allclose(array, values[name], rtol=NEAR, atol=NEAR)
 
 
@@ -155,8 +155,8 @@ def test_ruff_finds_no_undefined_name_and_no_unused_import(tmp_path):
 
 @pytest.mark.parametrize("seed", range(0, 30, 3))
 def test_identifiers_are_one_to_one(seed):
-    found = program(lc.derive(lc.layer(Writer(Random(seed)).write())).step)
-    assert len(set(found.names.values())) == len(found.names)
+    written = program(lc.derive(lc.layer(Writer(Random(seed)).write())).step)
+    assert len(set(written.names.values())) == len(written.names)
 
 
 def test_names_that_ask_for_the_same_identifier():
@@ -213,19 +213,19 @@ def test_cost_does_not_import_it():
 def test_what_nothing_reads_any_more_is_released():
     # Attention with long sequences: R, S, P, dP, dS and dR are B h M N each and would all be alive at the end.
     text = lc.emit("attention")
-    kept = "\n".join(line for line in text.splitlines() if not line.strip().startswith("del "))
+    unreleased = "\n".join(line for line in text.splitlines() if not line.strip().startswith("del "))
     sizes = {"B": 1, "M": 128, "N": 128, "d": 16, "h": 4, "k": 4}
     table = lc.derive(shipped_layer("attention")).step
     arrays = random_arrays(table, sizes)
-    one = 8 * sizes["h"] * sizes["M"] * sizes["N"]
+    score_bytes = 8 * sizes["h"] * sizes["M"] * sizes["N"]
     peaks = []
-    for program_text in (text, kept):
+    for program_text in (text, unreleased):
         function = namespace(program_text)["step"]
-        given = [arrays[n] for n in ("XQ", "XK", "XV", "WQ", "WK", "WV", "WO", "dY")]
-        function(*given)
+        arguments_given = [arrays[n] for n in ("XQ", "XK", "XV", "WQ", "WK", "WV", "WO", "dY")]
+        function(*arguments_given)
         tracemalloc.start()
-        function(*given)
-        peaks.append(tracemalloc.get_traced_memory()[1] / one)
+        function(*arguments_given)
+        peaks.append(tracemalloc.get_traced_memory()[1] / score_bytes)
         tracemalloc.stop()
     assert peaks[1] > 6
     # The most at one time: dP, P and what the softmax's gradient makes of them, beside arrays without a second length.

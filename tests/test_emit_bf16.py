@@ -60,28 +60,28 @@ def _engine(name: str, kind: str, dtype: str, **more: Any) -> Any:
 def test_steps_are_those_of_fp32_but_for_rounding(name: str, kind: str) -> None:
     # cpu:0 is another device by name: PyTorch's operators run it.
     more = {"device": "cpu:0"} if kind == "torch" else {}
-    found, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
+    trained, other = _engine(name, kind, "bf16", **more), _engine(name, "numpy", "fp32")
     apart = []
     for _ in range(4):
-        table, two = found.step(_batch(), 0.01), other.step(_batch(), 0.01)
+        table, two = trained.step(_batch(), 0.01), other.step(_batch(), 0.01)
         apart.append(abs(table - two) / two)
     assert 0 < max(apart) < 1e-2  # bf16 has 2**-9; a mistake, such as a gradient that is missing, is far more
     for weight, array in other.weights.items():
         if weight.endswith("bK"):
             continue  # adds the same to all scores of a query: its gradient is 0, and what AdamW sees is rounding
-        assert found.weights[weight].dtype == np.float32
+        assert trained.weights[weight].dtype == np.float32
         # AdamW divides by the gradient's own size, so that a step is about 0.01 whatever the gradient: 4 are 0.04.
-        assert np.abs(found.weights[weight] - array).mean() < 0.01, weight
+        assert np.abs(trained.weights[weight] - array).mean() < 0.01, weight
 
 
 def test_every_product_is_in_bf16() -> None:
-    own = _engine("gpt2", "torch", "bf16", device="cpu:0", plan="flash")
-    with Products() as seen:
-        own.step(_batch(), 0.01)
+    trained = _engine("gpt2", "torch", "bf16", device="cpu:0", plan="flash")
+    with Products() as products:
+        trained.step(_batch(), 0.01)
     # Forward 6 a block (q, k, v, scores, values, output) + 2 of the feed-forward network, backward twice as many and
     # the scores made again; the head 3.
-    assert len(seen.types) == 2 * (8 * 3 + 1) + 3
-    assert set.union(*seen.types) == {torch.bfloat16}
+    assert len(products.types) == 2 * (8 * 3 + 1) + 3
+    assert set.union(*products.types) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("model", ["gpt2", "bert-base-uncased", "encoder-decoder"])
@@ -90,16 +90,16 @@ def test_every_procedure(model: str, procedure: str) -> None:
     from learncost.training.torch_engine import _Emitted
 
     training = trainings.training(model, procedure, dtype=np.float32)
-    tokens, given = trainings.batch(model)
-    prepared = training.prepare(tokens, **given)
+    tokens, extra = trainings.batch(model)
+    prepared = training.prepare(tokens, **extra)
     emitted = [_Emitted(prepared.table, prepared.sizes, precision, "cpu") for precision in ("fp32", "bf16")]
     tensors = {name: torch.from_numpy(prepared.values[name]) for name in prepared.table.weights}
-    exact, found = (one(tensors, prepared.values) for one in emitted)
+    exact, rounded = (runner(tensors, prepared.values) for runner in emitted)
     for name, array in exact.items():
         if name.removesuffix(".new").endswith("bK"):
             continue  # its gradient is 0, and the rest rounding
-        assert found[name].dtype in (torch.float32, torch.bfloat16)
-        distance = float((found[name].float() - array).norm() / array.norm())
+        assert rounded[name].dtype in (torch.float32, torch.bfloat16)
+        distance = float((rounded[name].float() - array).norm() / array.norm())
         assert distance < 0.1, name
 
 
@@ -114,10 +114,10 @@ def test_numpy_has_no_bf16() -> None:
 )
 def test_procedures_in_place(procedure: str, plan: str | None) -> None:
     # Modulated passes add rows of their own to the gradient of the embedding.
-    found = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)
+    trained = _engine("gpt2", "torch", "bf16", procedure=procedure, plan=plan)
     other = _engine("gpt2", "numpy", "fp32", procedure=procedure)
     for _ in range(3):
-        assert found.step(_batch(), 0.01) == pytest.approx(other.step(_batch(), 0.01), rel=1e-2)
+        assert trained.step(_batch(), 0.01) == pytest.approx(other.step(_batch(), 0.01), rel=1e-2)
 
 
 def test_experts() -> None:
@@ -129,7 +129,7 @@ def test_experts() -> None:
         name: np.float32(0.3) * array.astype(np.float32) if array.dtype.kind == "f" else array
         for name, array in random_arrays(table, points).items()
     }
-    exact, found = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16"))
+    exact, rounded = (execute(table, "torch", arrays, points, dtype=dtype) for dtype in (None, "bf16"))
     for name in table.weights:
         update = exact[f"{name}.new"] - arrays[name]
-        assert np.linalg.norm(found[f"{name}.new"] - exact[f"{name}.new"]) < 0.05 * np.linalg.norm(update), name
+        assert np.linalg.norm(rounded[f"{name}.new"] - exact[f"{name}.new"]) < 0.05 * np.linalg.norm(update), name

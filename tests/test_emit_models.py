@@ -113,12 +113,12 @@ def test_the_text_trains_as_the_training_does(model, flags, optimizer):
         step(training.model, "bp", optimizer),
         outputs=("loss", *(f"{w}.new" for w in training.model.table.weights)),
     )
-    found = program(table)
+    written = program(table)
     names = namespace(lc.emit(model, optimizer=optimizer, **sizes))
-    result = names["step"](*(fill(tree, arrays, names) for tree in found.parameters))
+    result = names["step"](*(fill(tree, arrays, names) for tree in written.parameters))
     loss = training.step(tokens, **batch)
     assert abs(float(result[0]) - loss) < NEAR
-    weights = dict(unfold(found.results[1], result[1]))
+    weights = dict(unfold(written.results[1], result[1]))
     after = {f"{name}.new": array for name, array in training.weights.items()}
     assert worst(weights, after)[1] < NEAR
 
@@ -129,12 +129,12 @@ def test_without_an_optimizer_it_gives_the_gradients():
     text = lc.emit(model, optimizer="none")
     names = namespace(text)
     assert "sgd" not in text
-    found = program(table)
+    written = program(table)
     del arrays["lr"]
-    trees = [tree for tree in found.parameters if tree != "lr"]
+    trees = [tree for tree in written.parameters if tree != "lr"]
     loss, gradients = names["step"](*(fill(tree, arrays, names) for tree in trees))
     assert abs(float(loss) - values["loss"]) < NEAR
-    (tree,) = (tree for tree in found.results if not isinstance(tree, str) and "dwte" in str(tree))
+    (tree,) = (tree for tree in written.results if not isinstance(tree, str) and "dwte" in str(tree))
     assert worst(dict(unfold(tree, gradients)), values)[1] < NEAR
 
 

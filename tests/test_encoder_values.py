@@ -90,12 +90,12 @@ def gathered(name, place, arrays, axes, sizes):
     turns = pattern.count("{}")
     counts = [sizes[axis] for axis in axes[:turns]]
     first = 1 if name.startswith("rest.") else 0
-    found = [pattern.format(*(i + first for i in at)) for at in itertools.product(*map(range, counts))]
-    missing = [one for one in found if one not in arrays]
+    names_found = [pattern.format(*(i + first for i in at)) for at in itertools.product(*map(range, counts))]
+    missing = [name_found for name_found in names_found if name_found not in arrays]
     if missing:  # a bare model's names have no prefix
-        found = [one.partition(".")[2] for one in found]
-    values = [view(arrays[one]) for one in found]
-    return found, np.stack(values).reshape(*counts, *values[0].shape) if turns else values[0]
+        names_found = [name_found.partition(".")[2] for name_found in names_found]
+    values = [view(arrays[name_found]) for name_found in names_found]
+    return names_found, np.stack(values).reshape(*counts, *values[0].shape) if turns else values[0]
 
 
 def compare(kind, architecture, keys, outputs=()):

@@ -20,36 +20,36 @@ for subject in SUBJECTS:
 
 def wrong(row, line, name=""):
     """What is wrong with what a command line gives; `name`: of a preset under its usual class."""
-    called = call(line)
-    if ending(called):
-        return ending(called)
-    if called.code == 0:
-        return "; ".join(faults(line, called.out, screens=False))
-    why = reason(line.split()[0], called.refusal)
-    return "" if why and (not name or refused_as_listed(row, name)) else called.refusal
+    answer = call(line)
+    if ending(answer):
+        return ending(answer)
+    if answer.code == 0:
+        return "; ".join(faults(line, answer.out, screens=False))
+    why = reason(line.split()[0], answer.refusal)
+    return "" if why and (not name or refused_as_listed(row, name)) else answer.refusal
 
 
 @pytest.mark.parametrize("family", sampled(BY_FAMILY, 3))
 def test_a_sample_of_every_family_answers_or_says_why_not(family):
     chance = random.Random(family)
-    one = next(own for own in BY_FAMILY[family] if own.usual)
+    subject = next(candidate for candidate in BY_FAMILY[family] if candidate.usual)
     other = chance.choice(BY_FAMILY[family])
-    own = [(row, line, one.name) for row, line in chance.sample(list(lines(one)), 1)]
-    own += [(row, line, "") for row, line in chance.sample(list(lines(other)), 1)]
-    found = {line: wrong(row, line, name) for row, line, name in own}
-    assert not {line: said for line, said in found.items() if said}
+    tasks = [(row, line, subject.name) for row, line in chance.sample(list(lines(subject)), 1)]
+    tasks += [(row, line, "") for row, line in chance.sample(list(lines(other)), 1)]
+    problems = {line: wrong(row, line, name) for row, line, name in tasks}
+    assert not {line: problem for line, problem in problems.items() if problem}
 
 
 def test_a_sample_of_the_commands_that_are_about_no_model():
-    found = {line: wrong(row, line) for row, line in random.Random(0).sample(list(others()), 25)}
-    assert not {line: said for line, said in found.items() if said}
+    problems = {line: wrong(row, line) for row, line in random.Random(0).sample(list(others()), 25)}
+    assert not {line: problem for line, problem in problems.items() if problem}
 
 
 def test_a_covering_has_every_pair_of_values():
     options = [["", "a", "b"], ["", "c"], ["", "d", "e", "f"]]
     rows = covering(options)
-    for (i, one), (j, two) in combinations(enumerate(options), 2):
-        assert {(row[i], row[j]) for row in rows} == {(a, b) for a in one for b in two}
+    for (i, first_values), (j, two) in combinations(enumerate(options), 2):
+        assert {(row[i], row[j]) for row in rows} == {(a, b) for a in first_values for b in two}
     assert len(rows) < 3 * 2 * 4
 
 

@@ -49,7 +49,11 @@ def gru(X, H, W, U, b, c):
 
 def bidirectional(X, H, G, W, U, b, V, R, c):
     both = ((W, U, b, ""), (V, R, c, "_reverse"))
-    weights = {f"weight_{kind}_l0{way}": own[place] for *own, way in both for place, kind in enumerate(("ih", "hh"))}
+    weights = {
+        f"weight_{kind}_l0{way}": names_way[place]
+        for *names_way, way in both
+        for place, kind in enumerate(("ih", "hh"))
+    }
     weights |= {f"bias_ih_l0{way}": bias for _, _, bias, way in both}
     weights |= {f"bias_hh_l0{way}": torch.zeros_like(bias) for _, _, bias, way in both}
     module = nn.RNN(X.shape[2], H.shape[1], bidirectional=True)
@@ -143,14 +147,14 @@ def retention(X, g, WQ, WK, WV, WG, WO):
 
 def differential_attention(X, WQ, WK, WV, WO, q1, k1, q2, k2, g):
     v = einsum("bmd,dhv->bhmv", X, WV)
-    one, two = (
+    first, second = (
         functional.scaled_dot_product_attention(
             einsum("bmd,dhk->bhmk", X, WQ[:, s]), einsum("bmd,dhk->bhmk", X, WK[:, s]), v, is_causal=True
         )
         for s in (0, 1)
     )
     share = torch.exp((q1 * k1).sum(-1)) - torch.exp((q2 * k2).sum(-1)) + 0.8
-    heads = functional.rms_norm(one - share[:, None, None] * two, g.shape, g, 1e-5) * (1 - 0.8)
+    heads = functional.rms_norm(first - share[:, None, None] * second, g.shape, g, 1e-5) * (1 - 0.8)
     return einsum("bhmv,hvd->bmd", heads, WO)
 
 
@@ -173,8 +177,8 @@ def clip(F, G, WI, WT, t):
 
 def dpo(LW, LL, w, l, RW, RL, uw, ul):  # noqa: E741 - the loser's letter in the paper
     def ratio(logits, tokens, reference, mask):
-        said = torch.distributions.Categorical(logits=logits).log_prob(tokens)
-        return ((said - reference) * mask).sum(-1)
+        logarithms = torch.distributions.Categorical(logits=logits).log_prob(tokens)
+        return ((logarithms - reference) * mask).sum(-1)
 
     return -functional.logsigmoid(0.1 * (ratio(LW, w, RW, uw) - ratio(LL, l, RL, ul))).mean()
 
@@ -269,21 +273,21 @@ def case(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_gradients_are_those_of_autograd(name):
-    layer, derived, arrays, _, found = case(name)
+    layer, derived, arrays, _, values = case(name)
     table = layer.table
     tensors = {n: torch.tensor(arrays[n]) for n in (*table.inputs, *table.weights)}
-    for own in derived.gradients:
-        tensors[own].requires_grad_()
+    for gradient_of in derived.gradients:
+        tensors[gradient_of].requires_grad_()
     results = PEERS[name](**{n.replace(".", "_"): tensor for n, tensor in tensors.items()})
     results = results if isinstance(results, tuple) else (results,)
     total = 0
     for output, result in zip(table.outputs, results, strict=True):
-        np.testing.assert_allclose(found[output], result.detach().numpy(), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(values[output], result.detach().numpy(), rtol=1e-10, atol=1e-10)
         total = total + (result * torch.tensor(arrays.get(f"d{output}", 1.0))).sum()
     total.backward()
-    for own, gradient in derived.gradients.items():
-        want = tensors[own].grad
-        np.testing.assert_allclose(found[gradient], want.numpy(), rtol=1e-10, atol=1e-10, err_msg=own)
+    for gradient_of, gradient in derived.gradients.items():
+        want = tensors[gradient_of].grad
+        np.testing.assert_allclose(values[gradient], want.numpy(), rtol=1e-10, atol=1e-10, err_msg=gradient_of)
 
 
 IN_C = ("graph_attention", "grouped_convolution")  # what C lays out otherwise: no neighbours, windows written to
@@ -294,18 +298,18 @@ EMITTED += sampled([("jax", name) for name in NAMES], every=12, start=2)
 
 @pytest.mark.parametrize(("backend", "name"), EMITTED)
 def test_an_emitted_step_means_it(backend, name):
-    _, derived, arrays, sizes, found = case(name)
-    assert worst(execute(derived.step, backend, arrays, sizes), found)[1] < 1e-12
+    _, derived, arrays, sizes, values = case(name)
+    assert worst(execute(derived.step, backend, arrays, sizes), values)[1] < 1e-12
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", [*IN_C, *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n not in IN_C)])
 def test_a_step_in_place_means_it(name):
     """Kernels in C and PyTorch's products on one arena."""
-    _, derived, arrays, sizes, found = case(name)
+    _, derived, arrays, sizes, values = case(name)
     results = InPlace(derived.step, sizes, "fp64", {})(arrays)
     assert set(results) == set(derived.step.outputs)
-    assert worst({n: result.numpy() for n, result in results.items()}, found)[1] < 1e-12
+    assert worst({n: result.numpy() for n, result in results.items()}, values)[1] < 1e-12
 
 
 @pytest.mark.parametrize("name", sampled(NAMES, every=8, start=2))

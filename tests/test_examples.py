@@ -49,9 +49,9 @@ def test_the_rules_hold_with_means():
     scaling = example("scaling")
     q, k = scaling.Moments(1, 0.5), scaling.Moments(-2, 3)
     assert scaling.score(64, q, k) == scaling.Moments(-128, 64 * (0.5 * 3 + 0.5 * 4 + 3 * 1))
-    found = scaling.sampled(64, q, k)
-    assert found.mean == pytest.approx(-128, rel=0.02)
-    assert found.variance == pytest.approx(416, rel=0.05)
+    sampled_scores = scaling.sampled(64, q, k)
+    assert sampled_scores.mean == pytest.approx(-128, rel=0.02)
+    assert sampled_scores.variance == pytest.approx(416, rel=0.05)
 
 
 def test_scaling_keeps_the_softmax_soft_and_its_jacobian_alive():
@@ -60,7 +60,7 @@ def test_scaling_keeps_the_softmax_soft_and_its_jacobian_alive():
     scaled = [scaling.softness(scaling.SCALED, width) for width in (64, 512)]
     assert narrow.entropy == pytest.approx(0.49, abs=0.05)
     assert wide.entropy == pytest.approx(0.165, abs=0.03)
-    assert [one.entropy for one in scaled] == pytest.approx([3.02, 3.01], abs=0.03)
+    assert [row.entropy for row in scaled] == pytest.approx([3.02, 3.01], abs=0.03)
     assert wide.jacobian < 0.11
     assert scaled[1].jacobian == pytest.approx(0.242, abs=0.005)
 
@@ -69,36 +69,36 @@ def test_the_jacobian_of_the_example_is_that_of_the_softmax():
     generator = np.random.default_rng(0)
     scores = torch.tensor(generator.standard_normal(6))
     weights = torch.softmax(scores, 0).numpy()
-    found = lc.run(example("scaling").JACOBIAN, {"P": weights[None], "eye": np.eye(6)})["J"][0]
+    computed = lc.run(example("scaling").JACOBIAN, {"P": weights[None], "eye": np.eye(6)})["J"][0]
     expected = torch.autograd.functional.jacobian(lambda x: torch.softmax(x, 0), scores)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-15)
+    np.testing.assert_allclose(computed, expected.numpy(), atol=1e-15)
 
 
 # Equation (1).
 
 
 def test_equation_one_holds_for_x_minus_fe():
-    found = example("equation_one").errors(-1)
-    ratios = [one / other for one, other in pairwise(found)]
+    distances = example("equation_one").errors(-1)
+    ratios = [distance / other for distance, other in pairwise(distances)]
     assert ratios == pytest.approx([10] * len(ratios), rel=0.02)
-    assert found[-1] < 1e-4
+    assert distances[-1] < 1e-4
 
 
 def test_equation_one_has_the_wrong_sign_for_algorithm_1():
-    one = example("equation_one")
-    assert one.errors(+1)[-1] == pytest.approx(2, abs=1e-4)
-    assert one.errors(+1, -1)[-1] < 1e-4
+    equation = example("equation_one")
+    assert equation.errors(+1)[-1] == pytest.approx(2, abs=1e-4)
+    assert equation.errors(+1, -1)[-1] < 1e-4
 
 
 # Feedback alignment.
 
 
 def test_pepita_is_feedback_alignment_in_two_layers():
-    found = list(example("feedback_alignment").update_distances((0.1, 0.01, 0.001)).values())
+    distances = list(example("feedback_alignment").update_distances((0.1, 0.01, 0.001)).values())
     for name in ("W1", "W2"):
-        assert found[0][name] / found[1][name] == pytest.approx(10, rel=0.01)
-        assert found[1][name] / found[2][name] == pytest.approx(10, rel=0.01)
-        assert found[2][name] < 1e-4
+        assert distances[0][name] / distances[1][name] == pytest.approx(10, rel=0.01)
+        assert distances[1][name] / distances[2][name] == pytest.approx(10, rel=0.01)
+        assert distances[2][name] < 1e-4
 
 
 def test_the_two_trainings_stay_together_and_the_feedback_turns():
@@ -125,8 +125,8 @@ def test_the_blog_counts_are_identities_of_polynomials():
 def test_the_block_equals_torch(keep):
     block = example("blog_block")
     sizes = {"b": 2, "s": 5, "h": 12, "a": 3, "k": 4, "f": 48}
-    given = block.arrays(sizes, keep)
-    tensors = {name: torch.tensor(array, requires_grad=name not in block.MASKS) for name, array in given.items()}
+    arrays = block.arrays(sizes, keep)
+    tensors = {name: torch.tensor(array, requires_grad=name not in block.MASKS) for name, array in arrays.items()}
 
     def foreign(x, D1, D2, D3, WQ, WK, WV, wo, g1, b1, w1, w2, g2, b2):
         q, k, v = (torch.einsum("bsh,hak->bask", x, w) for w in (WQ, WK, WV))
@@ -134,11 +134,11 @@ def test_the_block_equals_torch(keep):
         attention = functional.layer_norm(torch.einsum("bask,akh->bsh", inner, wo) * D2 + x, (12,), g1, b1)
         return functional.layer_norm(functional.gelu(attention @ w1) @ w2 * D3 + attention, (12,), g2, b2)
 
-    seed = np.random.default_rng(1).standard_normal(given["x"].shape)
-    values = lc.run(block.BLOCK, {**given, "dxo": seed})
+    seed = np.random.default_rng(1).standard_normal(arrays["x"].shape)
+    values = lc.run(block.BLOCK, {**arrays, "dxo": seed})
     result = foreign(**tensors)
     np.testing.assert_allclose(values["xo"], result.detach().numpy(), 1e-12, 1e-12)
-    names = [name for name in given if name not in block.MASKS]
+    names = [name for name in arrays if name not in block.MASKS]
     gradients = torch.autograd.grad((result * torch.tensor(seed)).sum(), [tensors[n] for n in names])
     for name, gradient in zip(names, gradients, strict=True):
         np.testing.assert_allclose(values[f"d{name}"], gradient.numpy(), 1e-10, 1e-12, err_msg=name)

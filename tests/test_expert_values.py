@@ -107,12 +107,12 @@ def test_a_file_with_nothing_but_its_type(family):
             assert size == (getattr(config, name, None) or config.hidden_size // config.num_attention_heads)
         else:
             assert getattr(config, name) == size, name
-    named = {"activation": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
+    spelling = {"activation": "hidden_act", "layer_norm_epsilon": "rms_norm_eps"}
     for name, value in short.settings.items():
         if name not in (*implied, "original_max_position_embeddings") and not name.startswith(
             "rope_"
         ):  # angles stand in an object of their own there
-            assert (getattr(config, named.get(name, name)) or type(value)()) == value, name
+            assert (getattr(config, spelling.get(name, name)) or type(value)()) == value, name
 
 
 def test_experts_per_token_have_no_default_in_deepseek_v2():

@@ -68,11 +68,11 @@ def test_attention_under_the_paper() -> None:
     assert "(25-26)" in numbers
     assert "E3" in numbers
     assert sorted(line["equation"] for line in parts["weight_update"]["lines"]) == ["(23)", "(27)", "(33)", "(37)"]
-    kept = {row["name"]: row for row in data["kept"]}
-    assert set(kept) == {"XQ", "XK", "XV", "Q", "K", "V", "P", "A"}
-    assert kept["P"]["elements"] == "M*N*h"
-    assert kept["XQ"]["input"]
-    assert kept["A"]["read_by"] == ["dWO"]
+    kept_rows = {row["name"]: row for row in data["kept"]}
+    assert set(kept_rows) == {"XQ", "XK", "XV", "Q", "K", "V", "P", "A"}
+    assert kept_rows["P"]["elements"] == "M*N*h"
+    assert kept_rows["XQ"]["input"]
+    assert kept_rows["A"]["read_by"] == ["dWO"]
 
 
 def test_closed_form_and_jacobian() -> None:
@@ -87,8 +87,8 @@ def test_closed_form_and_jacobian() -> None:
 def test_kept_is_what_live_keeps(name: str) -> None:
     derived = derive(shipped_layer(name))
     sizes = {"B": 2, "M": 3, "N": 5, "d": 14, "h": 2, "k": 7, "f": 11, "v": 13}
-    expected = {held.name: held.bytes for held in live(derived, sizes, "fp32").kept}
-    assert {kept.name: kept.elements.at(sizes) * 4 for kept in explain(name).kept} == expected
+    expected = {array.name: array.bytes for array in live(derived, sizes, "fp32").kept}
+    assert {array.name: array.elements.at(sizes) * 4 for array in explain(name).kept} == expected
 
 
 def test_values_from_inside_a_word_are_named() -> None:
@@ -104,14 +104,14 @@ def test_a_repeat(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "repeat n_layer carry X->X.2:" in text
     assert "repeat n_layer backwards" in text
-    stacks = {kept.name: kept.readers for kept in explanation.kept if kept.name.endswith("*")}
+    stacks = {array.name: array.readers for array in explanation.kept if array.name.endswith("*")}
     assert stacks
     assert all(stacks.values())
 
 
 def test_what_a_repeat_hands_out_is_kept_too() -> None:
     layer = lc.layer("net(X; W) -> Y\nrepeat n carry X:\n  X[B d] = X[B d'] W[d' d]\nY[B d] = X[B d] X[B d]")
-    assert sum(kept.elements.at({"n": 3, "B": 1, "d": 2}) for kept in explain(layer).kept) == 8  # into turns, and out
+    assert sum(array.elements.at({"n": 3, "B": 1, "d": 2}) for array in explain(layer).kept) == 8  # into turns, and out
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -120,43 +120,43 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "bad.table").write_text("bad(X) -> Y\n  Y[M] = nosuchword(X[M])\n")
     with pytest.raises(InputError, match="nosuchword"):
         explain(str(tmp_path / "bad.table"))
-    for name, said in (
+    for name, message in (
         ("x" * 300, "no layer, word or model is called"),
         ("x" * 300 + ".table", "cannot be read"),
         ("\0.table", "path"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             explain(name)
 
 
 @pytest.mark.parametrize("word", [word.name for word in entries()])
 def test_words_have_pages(word: str) -> None:
     """The lines of the body cost what `price` says of the word in a layer; the gradient is written out."""
-    explanation, own = explain(word), entry(word)
+    explanation, word_entry = explain(word), entry(word)
     text = explanation.show("text")
     assert max(map(len, text.splitlines())) <= 80
     assert json.loads(explanation.show("json")) == explanation.to_dict()
     assert explanation.show("latex").count("{") == explanation.show("latex").count("}")
     parts = {part.macro_operation: part for part in explanation.parts}
     assert [step.text for step in parts["backward"].steps] == [
-        str(replace(line.renamed({}, {"_": "B"}), tag=Tag())) for line in own.gradient
+        str(replace(line.renamed({}, {"_": "B"}), tag=Tag())) for line in word_entry.gradient
     ]
-    if own.kind == "constant":
+    if word_entry.kind == "constant":
         return
-    acts = "" if own.pointwise else "[n]"
-    shape = "[B]" if own.pointwise else "[B n]"
-    left = "[B k]" if own.chooses == "some" else "[B]" if own.reduces else shape
-    defaulted = len(own.inputs) - len(own.defaults)
+    acts = "" if word_entry.pointwise else "[n]"
+    shape = "[B]" if word_entry.pointwise else "[B n]"
+    left = "[B k]" if word_entry.chooses == "some" else "[B]" if word_entry.reduces else shape
+    defaulted = len(word_entry.inputs) - len(word_entry.defaults)
     scalars = {"lr", "mu", "b1", "c1", "b2", "c2", "k1", "k2", "eps", "decay"}
-    given = [f"{name}{'[]' if name in scalars else shape}" for name in own.inputs[:defaulted]]
+    operands = [f"{name}{'[]' if name in scalars else shape}" for name in word_entry.inputs[:defaulted]]
     if word == "softmax_with_sink":
-        given[1] = "z[B]"
-    names = " ".join(name.partition("[")[0] for name in given)
-    body = f"{' '.join(f'{name}{left}' for name in own.outputs)} = {word}{acts}({', '.join(given)})"
-    learns = {line.name for line in own.gradient}
+        operands[1] = "z[B]"
+    names = " ".join(name.partition("[")[0] for name in operands)
+    body = f"{' '.join(f'{name}{left}' for name in word_entry.outputs)} = {word}{acts}({', '.join(operands)})"
+    learns = {line.name for line in word_entry.gradient}
     fixed = [name for name in names.split() if learns and f"d{name}" not in learns]
     constants = f"constants: {' '.join(fixed)}\n" if fixed else ""
-    priced = price(layer(f"one({names}) -> {' '.join(own.outputs)}\n{constants}  {body}"), {}, BOOKS["run"])
+    priced = price(layer(f"one({names}) -> {' '.join(word_entry.outputs)}\n{constants}  {body}"), {}, BOOKS["run"])
     assert parts["forward"].flops.terms == total(row.flops for row in priced.rows).terms
     assert parts["forward"].maccs.terms == total(row.maccs for row in priced.rows).terms
 
@@ -169,8 +169,10 @@ def test_words_in_any_spelling() -> None:
 
 
 def test_a_model_is_a_model_and_its_layer_a_layer():
-    whole, part, layer = (explain(*given).to_dict() for given in (("gpt2",), ("gpt2", "attention"), ("attention",)))
-    assert (whole["model"], whole["layer"]) == ("gpt2", None)
+    model_pages, part, layer = (
+        explain(*arguments).to_dict() for arguments in (("gpt2",), ("gpt2", "attention"), ("attention",))
+    )
+    assert (model_pages["model"], model_pages["layer"]) == ("gpt2", None)
     assert (part["model"], part["layer"]) == ("gpt2", "attention")
     assert layer["layer"] == "attention"
     assert "model" not in layer
@@ -189,7 +191,7 @@ def test_a_layer_itself_is_explained():
 
 
 def test_a_term_that_is_longer_than_its_column_goes_on_further_in():
-    found = str(lc.explain("llama-3.1-8b")).splitlines()
-    assert max(map(len, found)) <= 80
-    assert [line for line in found if line.startswith("           k=flip[k]]")]
-    assert not [line for line in found if line.startswith("     k=flip[k]]") or line.rstrip().endswith("(×")]
+    lines = str(lc.explain("llama-3.1-8b")).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("           k=flip[k]]")]
+    assert not [line for line in lines if line.startswith("     k=flip[k]]") or line.rstrip().endswith("(×")]

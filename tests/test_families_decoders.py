@@ -196,8 +196,8 @@ def classes(family):
 @pytest.mark.parametrize("family", DRAWN)
 def test_every_class_of_transformers_is_there(family):
     modeling = getattr(transformers.models, family.removesuffix("_text"))
-    known = ["ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
-    names = {FAMILIES[family].architectures[0].name.replace("ForCausalLM", one) for one in known}
+    endings = ["ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
+    names = {FAMILIES[family].architectures[0].name.replace("ForCausalLM", ending) for ending in endings}
     if family == "gemma3_text":  # Gemma3Model reads images too
         names = {"Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"}
     assert set(classes(family)) == {name for name in names if hasattr(modeling, name)}

@@ -178,7 +178,7 @@ def attention_places(values):
             "sinks": ("sinks", by(h, g)),
         }  # fmt: skip
     keys, turned_keys = sides(values, "kv_a_proj_with_mqa")
-    own, value = sides(values, "kv_b_proj")
+    key, value = sides(values, "kv_b_proj")
     still, rotary = sides(values, "q")
     queries = "q_b_proj.weight" if values["q_lora_rank"] else "q_proj.weight"
     return {
@@ -186,7 +186,7 @@ def attention_places(values):
         "WUQ": (queries, still), "WQ": (queries, still), "WQR": (queries, rotary),
         "WDK": ("kv_a_proj_with_mqa.weight", keys), "WKR": ("kv_a_proj_with_mqa.weight", turned_keys),
         "bDK": ("kv_a_proj_with_mqa.bias", keys), "bKR": ("kv_a_proj_with_mqa.bias", turned_keys),
-        "gK": ("kv_a_layernorm.weight", plain), "WUK": ("kv_b_proj.weight", own), "WUV": ("kv_b_proj.weight", value),
+        "gK": ("kv_a_layernorm.weight", plain), "WUK": ("kv_b_proj.weight", key), "WUV": ("kv_b_proj.weight", value),
         "WO": ("o_proj.weight", out_of(heads, values["v_head_dim"])), "bO": ("o_proj.bias", plain),
     }  # fmt: skip
 
@@ -198,9 +198,9 @@ def halves(weight):
 
 def network_places(at):
     """A gated feed-forward network."""
-    named = {"G": "gate_proj", "U": "up_proj", "D": "down_proj"}
-    weights = {f"W{letter}": (f"{at}.{name}.weight", turned) for letter, name in named.items()}
-    return weights | {f"b{letter}": (f"{at}.{name}.bias", plain) for letter, name in named.items()}
+    networks = {"G": "gate_proj", "U": "up_proj", "D": "down_proj"}
+    weights = {f"W{letter}": (f"{at}.{name}.weight", turned) for letter, name in networks.items()}
+    return weights | {f"b{letter}": (f"{at}.{name}.bias", plain) for letter, name in networks.items()}
 
 
 def block_places(values):
@@ -233,17 +233,17 @@ def places_of(values, table, module, stacks):
     theirs = dict(module.named_parameters())
     ends = {"wte": ("model.embed_tokens.weight", plain), "ln_f": ("model.norm.weight", plain)}
     ends["head.W"] = ("lm_head.weight", turned)
-    found = {}
+    places = {}
     for name in table.weights:
         if name in ends:
             place, view = ends[name]
-            found[name] = [theirs[place]], view, False
+            places[name] = [theirs[place]], view, False
             continue
         kind = next(kind for kind in stacks if name.startswith(kind))
         place, view = block_places(values)[name.removeprefix(kind)]
-        found[name] = [theirs[f"model.layers.{i}.{place}"] for i in stacks[kind]], view, True
-    assert {id(p) for parameters, _, _ in found.values() for p in parameters} == {id(p) for p in theirs.values()}
-    return found
+        places[name] = [theirs[f"model.layers.{i}.{place}"] for i in stacks[kind]], view, True
+    assert {id(p) for parameters, _, _ in places.values() for p in parameters} == {id(p) for p in theirs.values()}
+    return places
 
 
 def ours(parameters, view, stacked):
@@ -342,25 +342,29 @@ def test_loss_and_gradients(name):
         if (stack := f"corrections_{kind[:-1]}" if kind else "corrections") in model.table.inputs:
             gates = [module.model.layers[i].mlp.gate for i in blocks]
             arrays[stack] = np.stack([numpy_of(gate.e_score_correction_bias) for gate in gates])
-    arrays |= {own: ours(*place) for own, place in places.items()}
+    arrays |= {weight: ours(*place) for weight, place in places.items()}
     sizes = {axis: size for axis, size in run_sizes(model, BATCH, LENGTH, None).items() if axis in "wtijqb"}
     result = lc.run(model.table, {**arrays, **sizes, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-9)
     loss.backward()
-    for own, (theirs, view, stacked) in places.items():
+    for weight, (theirs, view, stacked) in places.items():
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in theirs]
-        np.testing.assert_allclose(result[f"d{own}"], ours(gradients, view, stacked), rtol=1e-9, atol=1e-9, err_msg=own)
+        np.testing.assert_allclose(
+            result[f"d{weight}"], ours(gradients, view, stacked), rtol=1e-9, atol=1e-9, err_msg=weight
+        )
 
 
 def test_clamps_matter_where_gpt_oss_is_compared(monkeypatch):
     kind = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts
-    seen = []
+    inputs_seen = []
     before = kind._apply_gate
-    monkeypatch.setattr(kind, "_apply_gate", lambda self, both: (seen.append(numpy_of(both)), before(self, both))[1])
+    monkeypatch.setattr(
+        kind, "_apply_gate", lambda self, both: (inputs_seen.append(numpy_of(both)), before(self, both))[1]
+    )
     values, _ = tiny("gpt_oss")
     tokens = np.random.default_rng(3).integers(1, values["vocab_size"], (BATCH, LENGTH))
     loud(module_of(values, "GptOssForCausalLM", "cpu"))(input_ids=torch.tensor(tokens))
-    gate, up = (np.concatenate([one[..., side::2].ravel() for one in seen]) for side in (0, 1))
+    gate, up = (np.concatenate([seen_array[..., side::2].ravel() for seen_array in inputs_seen]) for side in (0, 1))
     assert gate.max() > 7
     assert up.max() > 7
     assert up.min() < -7

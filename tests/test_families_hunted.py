@@ -38,8 +38,8 @@ def ones(*shape, device="meta"):
 def test_the_ends_of_an_answer_with_another_number_of_labels(family, name, labels):
     """Some classes have an output for each label and others always two."""
     sizes = {"max_position_embeddings": 16, "rotary_dim": 4} if family != "bart" else {"d_model": 32}
-    own = {} if family == "bart" else TINY
-    check_parameters({"model_type": family, **own, **sizes, "num_labels": labels}, name)
+    base_keys = {} if family == "bart" else TINY
+    check_parameters({"model_type": family, **base_keys, **sizes, "num_labels": labels}, name)
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])

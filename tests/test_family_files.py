@@ -48,13 +48,13 @@ SLOT = re.compile(r"\{(\w+)\}")
 def texts(family: Family) -> list[str]:
     """The texts of which a model is made: the table, the heads, and what stands in their slots."""
     heads = [family.heads[architecture.head] for architecture in family.architectures]
-    found = [family.table, *family.made.values(), *(text for head in heads for text in head.values())]
-    known: set[str] = {"head"}
-    for text in found:  # grows on the way
+    all_texts = [family.table, *family.made.values(), *(text for head in heads for text in head.values())]
+    slots_seen: set[str] = {"head"}
+    for text in all_texts:  # grows on the way
         for slot in dict.fromkeys(SLOT.findall(text)):
-            found += () if slot in known else family.slots[slot].texts.values()
-            known.add(slot)
-    return found
+            all_texts += () if slot in slots_seen else family.slots[slot].texts.values()
+            slots_seen.add(slot)
+    return all_texts
 
 
 def arguments(value: object) -> list[str]:
@@ -78,8 +78,8 @@ def expressions(family: Family) -> list[str]:
     """All expressions of a family."""
     calls = called_in(family)
     rewritings = [rewriting for name, layer in family.layers.items() if name in calls for rewriting in layer.rewritings]
-    own = [family.default, family.positions, family.limit, family.length, family.target_length, family.fixed]
-    own += [
+    rules = [family.default, family.positions, family.limit, family.length, family.target_length, family.fixed]
+    rules += [
         family.unread,
         family.module.get("buffers", ""),
         *family.axes.values(),
@@ -89,7 +89,7 @@ def expressions(family: Family) -> list[str]:
         *choices(family),
     ]
     return [
-        text for text in (*own, *(text for rewriting in rewritings for text in arguments(rewriting.argument))) if text
+        text for text in (*rules, *(text for rewriting in rewritings for text in arguments(rewriting.argument))) if text
     ]
 
 
@@ -98,10 +98,10 @@ def values_for(family: Family, name: str, text: str) -> list[dict[str, object]]:
     if name == "tied":
         return [
             {},
-            *({"tie_word_embeddings": one} for one in (True, False) if "tie_word_embeddings" in family.settings),
+            *({"tie_word_embeddings": choice} for choice in (True, False) if "tie_word_embeddings" in family.settings),
         ]
     if name == "positions":
-        return [one for inner in names(family.positions) for one in values_for(family, inner, family.positions)]
+        return [choice for inner in names(family.positions) for choice in values_for(family, inner, family.positions)]
     if name in ("head", "pooler"):
         return [
             {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
@@ -134,20 +134,23 @@ def configurations(family: Family) -> list[Configuration]:
     """The configurations that between them choose everything that can be chosen."""
     needed = {size: value for size, value in REQUIRED.items() if size in family.sizes and family.sizes[size] is None}
     common = needed | ({"num_hidden_layers": LAYERS} if "num_hidden_layers" in family.sizes else {})
-    said: list[dict[str, object]] = [
+    keys_tried: list[dict[str, object]] = [
         {"architectures": [architecture.name]} for architecture in family.architectures if architecture.name
     ] or [{}]
-    said += [{size: 5} for size in family.optional]
+    keys_tried += [{size: 5} for size in family.optional]
     for text in choices(family):
-        own = [values_for(family, name, text) for name in sorted(names(text))]
-        said += [{key: value for one in many for key, value in one.items()} for many in itertools.product(*own)]
-    found = []
-    for keys in said:
+        ways = [values_for(family, name, text) for name in sorted(names(text))]
+        keys_tried += [
+            {key: value for entries_of in many for key, value in entries_of.items()}
+            for many in itertools.product(*ways)
+        ]
+    configurations_found = []
+    for keys in keys_tried:
         try:
-            found.append(configure({"model_type": family.name, **common, **keys}))
+            configurations_found.append(configure({"model_type": family.name, **common, **keys}))
         except InputError:
             continue  # such as sizes that do not divide each other
-    return found
+    return configurations_found
 
 
 @cache
@@ -162,8 +165,8 @@ def made(name: str) -> Made:
             continue  # a choice that the file does not have, on purpose
         model = build(configuration, dropout=True, padding=True)
         for text in choices(family):
-            wanted = names(text)
-            turns = range(configuration.sizes.get("num_hidden_layers", 1)) if "i" in wanted else (0,)
+            names_read = names(text)
+            turns = range(configuration.sizes.get("num_hidden_layers", 1)) if "i" in names_read else (0,)
             for i in turns:
                 value = evaluate(text, {**configuration.values, "i": i})
                 result.chosen.add((text, str(value).lower() if isinstance(value, bool) else value))
@@ -198,10 +201,10 @@ def heirs(file: str) -> tuple[str, ...]:
 
 def entries(file: str, *tables: str) -> set[str]:
     """The keys of a table in a family's file."""
-    found: Any = read_file(file)
+    table_entries: Any = read_file(file)
     for table in tables:
-        found = found.get(table, {})
-    return {key for key in found if not key.startswith("~")}
+        table_entries = table_entries.get(table, {})
+    return {key for key in table_entries if not key.startswith("~")}
 
 
 def slots_in(family: Family) -> set[str]:
@@ -236,7 +239,7 @@ def test_every_text_of_a_slot_is_chosen_and_every_rewriting_is_made_and_not_made
                 assert any((FAMILIES[heir].slots[slot].choose, key) in made(heir).chosen for heir in heirs(file)), key
     for layer, own in read_file(file).get("layers", {}).items():
         own = {} if isinstance(own, str) else own
-        for when in [one["when"] for one in own.get("rewrite", ()) if "when" in one]:
+        for when in [rewriting["when"] for rewriting in own.get("rewrite", ()) if "when" in rewriting]:
             for way in (True, False):
                 assert any((when, way) in made(heir).chosen for heir in heirs(file)), (layer, when, way)
 
@@ -261,22 +264,28 @@ def test_every_entry_is_read(file):
 def test_every_axis_input_and_module_is_in_a_table(file):
     models = [model for name in heirs(file) for model in made(name).models]
     assert entries(file, "axes") <= {axis for model in models for axis in model.rules}
-    own = read_file(file)
-    wanted = {
-        *own.get("inputs", ()),
+    contents = read_file(file)
+    names_expected = {
+        *contents.get("inputs", ()),
         *(
-            one
-            for head in own.get("heads", {}).values()
+            name_found
+            for head in contents.get("heads", {}).values()
             if isinstance(head, dict)
-            for one in head.get("inputs", "").split()
+            for name_found in head.get("inputs", "").split()
         ),
     }
     inputs = {name for model in models for name in model.table.inputs}
-    assert {one for one in wanted if not any(name == one or name.startswith(f"{one}_") for name in inputs)} == set()
+    assert {
+        name_found
+        for name_found in names_expected
+        if not any(name == name_found or name.startswith(f"{name_found}_") for name in inputs)
+    } == set()
     weights = set().union(*map(weights_of, heirs(file)))
-    assert set(own.get("shared", ())) | set(own.get("frozen", ())) <= weights
+    assert set(contents.get("shared", ())) | set(contents.get("frozen", ())) <= weights
     held_ = {
-        weight: weights_named(weight, "", weights) for module in own.get("modules", {}).values() for weight in module
+        weight: weights_named(weight, "", weights)
+        for module in contents.get("modules", {}).values()
+        for weight in module
     }
     assert {weight for weight, ours in held_.items() if not ours} == set()
 

@@ -52,9 +52,9 @@ def with_feedback(module, fixed, feedback):
 
         return forward
 
-    for own in module.modules():
-        if isinstance(own, torch.nn.Linear | transformers.pytorch_utils.Conv1D):
-            own.forward = linear(own)
+    for submodule in module.modules():
+        if isinstance(submodule, torch.nn.Linear | transformers.pytorch_utils.Conv1D):
+            submodule.forward = linear(submodule)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "distilbert"])
@@ -64,7 +64,7 @@ def test_gradients_are_those_of_an_autograd_function(procedure, family, in_float
     parameters, draw = dict(module.named_parameters()), np.random.default_rng(4)
     fixed = {name: torch.tensor(draw.standard_normal(tuple(p.shape))) for name, p in parameters.items()}
     with_feedback(module, {id(p): fixed[name] for name, p in parameters.items()}, FEEDBACK[procedure])
-    given, batch, _ = batch_of(model, draw, False)
+    inputs, batch, _ = batch_of(model, draw, False)
     module(**batch).loss.backward()
 
     def arrays(tensors):
@@ -73,18 +73,18 @@ def test_gradients_are_those_of_an_autograd_function(procedure, family, in_float
     table = step(model, procedure)
     drawn = {name: table.values[name].of for name in table.inputs if table.values[name].role == "projection"}
     matrices = {name: arrays(fixed)[weight] for name, weight in drawn.items()}
-    values = lc.run(table, given | arrays(parameters) | matrices | {"dloss": 1.0})
+    values = lc.run(table, inputs | arrays(parameters) | matrices | {"dloss": 1.0})
     for name, gradient in arrays({name: p.grad for name, p in parameters.items() if p.grad is not None}).items():
         np.testing.assert_allclose(values[f"d{name}"], gradient, 1e-10, 1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("procedure", FEEDBACK)
 def test_fixed_matrices_come_from_the_seed_and_are_said(procedure):
-    one, two, other = (Training(setting("mlp"), Entrant(procedure), 0.1, seed) for seed in (1, 1, 2))
-    for training in (one, two, other):
+    first_training, two, other = (Training(setting("mlp"), Entrant(procedure), 0.1, seed) for seed in (1, 1, 2))
+    for training in (first_training, two, other):
         training.learn(problem("mlp").training, rows(8))
-    assert {name.partition(".")[0] for name in one.fixed} == {"W2", "W3"}
-    for name, matrix in one.fixed.items():
+    assert {name.partition(".")[0] for name in first_training.fixed} == {"W2", "W3"}
+    for name, matrix in first_training.fixed.items():
         assert matrix.std() == pytest.approx(0.02, rel=0.2)
         assert np.array_equal(matrix, two.fixed[name])
         assert not np.array_equal(matrix, other.fixed[name])

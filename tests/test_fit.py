@@ -62,9 +62,11 @@ except MemoryError:
 def runs(batch, room):
     """Whether a step on so many samples runs in a fresh process that gets so many bytes more than it has."""
     # Every array of 64 KiB and more is given back to the system at once, as NumPy gives it back to the library.
-    own = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
-    given = json.dumps([batch, room, MODEL])
-    done = subprocess.run([sys.executable, "-c", STEP, given], env=os.environ | own, check=False, capture_output=True)
+    environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
+    argument = json.dumps([batch, room, MODEL])
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, argument], env=os.environ | environment, check=False, capture_output=True
+    )
     assert done.returncode in (0, 3), done.stderr.decode()
     return done.returncode == 0
 
@@ -72,11 +74,11 @@ def runs(batch, room):
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA limits what is mapped on Linux only")
 def test_the_batch_that_fit_finds_runs_and_one_more_fails():
     room = 160 * MIB
-    (found,) = fit("gpt2", room, procedures="bp", seq_len=512, plan="", engine="numpy", **MODEL).rows
-    assert found.ram > 8 * MIB
+    (row,) = fit("gpt2", room, procedures="bp", seq_len=512, plan="", engine="numpy", **MODEL).rows
+    assert row.ram > 8 * MIB
     # Besides the arrays there are Python's objects, and what is rounded up to pages: less than a MiB.
-    assert runs(found.largest, room + MIB)
-    assert not runs(found.largest + 1, room + MIB)
+    assert runs(row.largest, room + MIB)
+    assert not runs(row.largest + 1, room + MIB)
 
 
 def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
@@ -91,22 +93,22 @@ def test_the_largest_batch_is_where_the_lines_of_a_bent_peak_meet_the_room():
 
 def test_frozen_weights_lie_in_flash_where_there_is_flash():
     sizes = {**MODEL, "num_hidden_layers": 3}
-    given = {"procedures": "bp", "seq_len": 16, "train_layers": "last 1", "plan": "", "engine": "table", **sizes}
-    (ram,) = fit("gpt2", "1GB", **given).rows
-    (both,) = fit("gpt2", "1GB", "1GB", **given).rows
+    settings = {"procedures": "bp", "seq_len": 16, "train_layers": "last 1", "plan": "", "engine": "table", **sizes}
+    (ram,) = fit("gpt2", "1GB", **settings).rows
+    (both,) = fit("gpt2", "1GB", "1GB", **settings).rows
     cost = lc.cost("gpt2", seq_len=16, train_layers="last 1", **sizes)
     assert ram.flash == 0
     # fp32: four bytes of every weight that does not learn.
     assert both.flash == ram.ram - both.ram == 4 * (cost.parameters - cost.trained_parameters)
-    (none,) = fit("gpt2", "1GB", "1kB", **given).rows
+    (none,) = fit("gpt2", "1GB", "1kB", **settings).rows
     assert not none.fits
 
 
 def test_a_batch_more_than_the_largest_takes_more_than_there_is():
     for row in fit("gpt2", "20MB", procedures="bp,mempepita", seq_len=64, **MODEL).rows:
-        given = {"seq_len": 64, "procedure": row.procedure, "plan": row.plan, **MODEL}
-        assert lc.memory("gpt2", batch_size=row.largest, **given).peak <= 20 * 10**6
-        assert lc.memory("gpt2", batch_size=row.largest + 1, **given).peak > 20 * 10**6
+        settings = {"seq_len": 64, "procedure": row.procedure, "plan": row.plan, **MODEL}
+        assert lc.memory("gpt2", batch_size=row.largest, **settings).peak <= 20 * 10**6
+        assert lc.memory("gpt2", batch_size=row.largest + 1, **settings).peak > 20 * 10**6
 
 
 def test_what_to_change_where_nothing_fits(capsys):
@@ -116,12 +118,12 @@ def test_what_to_change_where_nothing_fits(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Nothing fits." in text
     for name in ("inference", "recompute"):
-        told = text[re.search(rf"{name}(, \w+)* (does|do) not fit", text).start() :]
-        length = int(re.search(r"With --seq-len (\d+) it fits", told)[1])
-        for own, fits in ((length, True), (length + 1, False)):
-            given = ["--ram", "1500kB", "--seq-len", str(own), "--procedure", name, "--json"]
-            assert main(["fit", "gpt2", *given, *flags]) == 0
-            assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"]) is fits, (name, own)
+        advice = text[re.search(rf"{name}(, \w+)* (does|do) not fit", text).start() :]
+        length = int(re.search(r"With --seq-len (\d+) it fits", advice)[1])
+        for length_tried, fits in ((length, True), (length + 1, False)):
+            flags_given = ["--ram", "1500kB", "--seq-len", str(length_tried), "--procedure", name, "--json"]
+            assert main(["fit", "gpt2", *flags_given, *flags]) == 0
+            assert any(row["fits"] for row in json.loads(capsys.readouterr().out)["rows"]) is fits, (name, length_tried)
 
 
 def test_an_image_has_one_length_and_nothing_else_is_advised(capsys):
@@ -149,7 +151,7 @@ def test_inference_holds_all_weights_and_a_cache_of_every_token(model, sizes, ta
     # What decode is given, and the place of its new token.
     assert last.grown == 2 * ledger.cache.elements
     witnesses = live(last.table, last.sizes, "fp16", {"weight": 2, "index": 4}).witnesses
-    assert sum(held.bytes for held in witnesses if held.name.endswith(".cache")) == ledger.cache.bytes
+    assert sum(array.bytes for array in witnesses if array.name.endswith(".cache")) == ledger.cache.bytes
     assert served_pass.split()["cache"] == ledger.cache.bytes + last.grown
     assert sum(served_pass.split().values()) == served_pass.peak() > served_pass.weights + served_pass.split()["cache"]
     flash = replace(served_pass, in_flash=True)
@@ -178,8 +180,8 @@ def test_inference_as_numpy_executes_it():
     shapes = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
     program = Emitted(table, sizes)
     tracemalloc.start()
-    given = {name: np.zeros(shape, int if name in table.indices else "f4") for name, shape in shapes.items()}
-    program(given)
+    inputs = {name: np.zeros(shape, int if name in table.indices else "f4") for name, shape in shapes.items()}
+    program(inputs)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 0 <= peak - row.ram < 64 * 2**10  # Python's own objects
@@ -194,8 +196,8 @@ def test_what_a_model_cannot_learn_by_is_said_and_the_rest_is_there(capsys):
 
 
 def test_weights_that_do_not_fit_the_flash_are_said_beside_the_ram():
-    found = fit("gpt2", "10kB", "100kB", "inference", 16, **MODEL)
-    (line,) = found.advice[1:]
+    answer = fit("gpt2", "10kB", "100kB", "inference", 16, **MODEL)
+    (line,) = answer.advice[1:]
     assert re.match(r"inference does not fit\. All weights take [\d,]+ bytes, [\d.]+ of the flash: .* of the RAM", line)
 
 
@@ -236,31 +238,33 @@ def test_no_two_rows_say_the_same(model, given):
 
 
 def test_why_autograd_was_not_taken_is_said_once():
-    given = {"seq_len": 64, "lora": "c_attn", "dtype": "int8", **MODEL}
-    found = fit("gpt2", "8GB", **given)
-    (refused,) = (line for line in found.advice if "updates every weight" in line)
+    settings = {"seq_len": 64, "lora": "c_attn", "dtype": "int8", **MODEL}
+    answer = fit("gpt2", "8GB", **settings)
+    (refused,) = (line for line in answer.advice if "updates every weight" in line)
     assert refused.startswith("pepita, mempepita: each updates every weight")
-    told = lc.memory("gpt2", **given).convention.partition("has no answer here: it ")[2].rstrip(".")
-    assert {row.why for row in found.rows if row.procedure == "bp" and not row.plan} == {told}
-    assert f"for bp, recompute, as it {told}" in " ".join(str(found).split())
+    reason = lc.memory("gpt2", **settings).convention.partition("has no answer here: it ")[2].rstrip(".")
+    assert {row.why for row in answer.rows if row.procedure == "bp" and not row.plan} == {reason}
+    assert f"for bp, recompute, as it {reason}" in " ".join(str(answer).split())
     assert "told by default" not in str(fit("gpt2", "8GB", seq_len=64, procedures="bp", engine="autograd", **MODEL))
 
 
 def test_several_lengths_are_one_table(capsys):
-    asked = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
-    fit = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **asked)
+    settings = {"procedures": "bp,recompute", "optimizer": "sgd", "precision": "nf4", "lora_rank": 2, **NARROW}
+    fit = lc.fit("gpt2", "2MB", seq_len="8,32,4096", **settings)
     assert fit.seq_lens == (8, 32, 4096)
     for place, length in enumerate(fit.seq_lens[:2]):
-        alone = {(row.procedure, row.plan): row.largest for row in lc.fit("gpt2", "2MB", seq_len=length, **asked).rows}
-        here = {(row.procedure, row.plan): row.batches[place] for row in fit.rows}
-        assert {key: here[key] for key in here.keys() & alone.keys()} == {
-            key: alone[key] for key in here.keys() & alone
+        alone = {
+            (row.procedure, row.plan): row.largest for row in lc.fit("gpt2", "2MB", seq_len=length, **settings).rows
         }
-        assert here.keys() & alone.keys()
+        at_length = {(row.procedure, row.plan): row.batches[place] for row in fit.rows}
+        assert {key: at_length[key] for key in at_length.keys() & alone.keys()} == {
+            key: alone[key] for key in at_length.keys() & alone
+        }
+        assert at_length.keys() & alone.keys()
     assert {row.batches[2] for row in fit.rows} == {None}  # the model has positions for 64
     for row in fit.rows:
-        given = {**asked, "procedures": row.procedure, "plan": row.plan}
-        assert lc.fit("gpt2", "2MB", seq_len=row.longest, **given).rows[0].fits
+        settings_of_row = {**settings, "procedures": row.procedure, "plan": row.plan}
+        assert lc.fit("gpt2", "2MB", seq_len=row.longest, **settings_of_row).rows[0].fits
     words = ["fit", "gpt2", "--ram", "2MB", "--seq-len", "8,16", "--precision", "nf4", "--lora-rank", "2"]
     assert main([*words, *(f"--{name}={value}" for name, value in NARROW.items())]) == 0
     out = capsys.readouterr().out

@@ -45,57 +45,57 @@ def of_memory(kind, given, **more):
 
 def of_fit(kind, given, room):
     model, sizes = KINDS[kind]
-    own = {"plan": "", **given}
-    if own.get("engine") == "torch":
-        own.pop("plan")
-    (row,) = lc.fit(model, room, procedures=own.pop("procedure", "bp"), **{**sizes, **own}).rows
+    settings = {"plan": "", **given}
+    if settings.get("engine") == "torch":
+        settings.pop("plan")
+    (row,) = lc.fit(model, room, procedures=settings.pop("procedure", "bp"), **{**sizes, **settings}).rows
     return row
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
 def test_memory_and_fit_say_the_same_batch_and_it_is_the_largest(kind):
-    for given in (own for own in ASKED if "lora" not in own or kind not in ("encoder-decoder", "speech")):
-        one, more = (of_memory(kind, given, batch_size=size).peak for size in (1, 2))
-        for room in (one + 5 * (more - one) + 17,):
-            told = of_memory(kind, given, budget=room)
-            row = of_fit(kind, given, room)
-            assert (row.largest, row.engine) == (told.fits["batch_size"], told.engine), given
-            assert of_memory(kind, given, batch_size=row.largest).peak <= room, given
-            assert of_memory(kind, given, batch_size=row.largest + 1).peak > room, given
-        assert of_fit(kind, given, one - 1).largest == 0, given
+    for settings in (choice for choice in ASKED if "lora" not in choice or kind not in ("encoder-decoder", "speech")):
+        single, more = (of_memory(kind, settings, batch_size=size).peak for size in (1, 2))
+        for room in (single + 5 * (more - single) + 17,):
+            answer = of_memory(kind, settings, budget=room)
+            row = of_fit(kind, settings, room)
+            assert (row.largest, row.engine) == (answer.fits["batch_size"], answer.engine), settings
+            assert of_memory(kind, settings, batch_size=row.largest).peak <= room, settings
+            assert of_memory(kind, settings, batch_size=row.largest + 1).peak > room, settings
+        assert of_fit(kind, settings, single - 1).largest == 0, settings
 
 
 @pytest.mark.slow
 def test_so_do_they_where_the_planner_chooses_for_every_batch():
     room = 2 * of_memory("decoder", {"plan": "auto"}, batch_size=3).peak
-    told, row = of_memory("decoder", {"plan": "auto"}, budget=room), of_fit("decoder", {"plan": "auto"}, room)
-    assert row.largest == told.fits["batch_size"]
+    answer, row = of_memory("decoder", {"plan": "auto"}, budget=room), of_fit("decoder", {"plan": "auto"}, room)
+    assert row.largest == answer.fits["batch_size"]
     at, over = (of_memory("decoder", {"plan": "auto"}, budget=room, batch_size=row.largest + n).peak for n in (0, 1))
     assert at <= room < over
 
 
 @pytest.mark.parametrize("engine", LIMITED)
 def test_so_do_they_of_a_runner_that_is_named(engine):
-    given = {"engine": engine, "optimizer": "sgd"}
-    room = 2 * of_memory("decoder", given, batch_size=3).peak
-    told, row = of_memory("decoder", given, budget=room), of_fit("decoder", given, room)
-    assert (row.largest, row.engine) == (told.fits["batch_size"], engine)
-    own = given | {"budget": room} if engine == "torch" else given  # its planner chooses for every batch
-    assert of_memory("decoder", own, batch_size=row.largest).peak <= room
-    assert of_memory("decoder", own, batch_size=row.largest + 1).peak > room
+    settings = {"engine": engine, "optimizer": "sgd"}
+    room = 2 * of_memory("decoder", settings, batch_size=3).peak
+    answer, row = of_memory("decoder", settings, budget=room), of_fit("decoder", settings, room)
+    assert (row.largest, row.engine) == (answer.fits["batch_size"], engine)
+    own_settings = settings | {"budget": room} if engine == "torch" else settings  # its planner chooses for every batch
+    assert of_memory("decoder", own_settings, batch_size=row.largest).peak <= room
+    assert of_memory("decoder", own_settings, batch_size=row.largest + 1).peak > room
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_longest_sequence_is_the_longest(kind):
-    for given in ({}, {"engine": "table"}, {"dtype": "bf16"}):
-        most = of_memory(kind, given, batch_size=64).peak
+    for settings in ({}, {"engine": "table"}, {"dtype": "bf16"}):
+        most = of_memory(kind, settings, batch_size=64).peak
         room = int(0.7 * most)
-        length = of_memory(kind, given, batch_size=64, budget=room).fits["seq_len"]
+        length = of_memory(kind, settings, batch_size=64, budget=room).fits["seq_len"]
         if kind in ("vision", "speech", "encoder-decoder"):
             assert length is None
             continue
-        assert of_memory(kind, given, batch_size=64, seq_len=length).peak <= room
-        assert of_memory(kind, given, batch_size=64, seq_len=length + 1).peak > room
+        assert of_memory(kind, settings, batch_size=64, seq_len=length).peak <= room
+        assert of_memory(kind, settings, batch_size=64, seq_len=length + 1).peak > room
 
 
 @pytest.mark.parametrize("kind", SAMPLED[:1] + [pytest.param(kind, marks=pytest.mark.slow) for kind in [*KINDS][1:]])
@@ -105,19 +105,21 @@ def test_all_advice_fits_when_it_is_tried(kind, capsys):
     flags = [text for name, value in sizes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     least = min(row.ram for row in lc.fit(model, "1TB", procedures="bp", **sizes).rows)
     tried = 0
-    for given in ([], ["--dtype", "bf16"]):
+    for flags_given in ([], ["--dtype", "bf16"]):
         for room in (0.5, 0.95):
             ram = str(int(room * least))
-            assert main(["fit", model, "--ram", ram, *flags, *given, "--procedure", "inference,bp", "--json"]) == 0
+            assert (
+                main(["fit", model, "--ram", ram, *flags, *flags_given, "--procedure", "inference,bp", "--json"]) == 0
+            )
             for text in json.loads(capsys.readouterr().out)["advice"]:
                 names = re.match(r"([\w, -]+?) do(?:es)? not fit\.", text)
                 match = re.search(r"With (--.*? it fits.*)\.", text)
                 for name in names[1].split(", ") if names and match else ():
                     for change in re.split(r" or with |; with ", match[1].replace(" it fits", "").removesuffix(" too")):
-                        call = ["fit", model, "--ram", ram, *_without(flags, change), *_without(given, change)]
+                        call = ["fit", model, "--ram", ram, *_without(flags, change), *_without(flags_given, change)]
                         assert main([*call, "--procedure", name, *shlex.split(change), "--json"]) == 0
                         rows = json.loads(capsys.readouterr().out)["rows"]
-                        assert any(row["fits"] for row in rows), (kind, name, ram, given, change)
+                        assert any(row["fits"] for row in rows), (kind, name, ram, flags_given, change)
                         tried += 1
     assert tried
 

@@ -96,25 +96,25 @@ def batch(model, architecture, config, draw):
     reads = {name.rpartition(".")[2] for name in model.table.inputs}
     if "image" in reads:
         pixels = draw.normal(size=(B, config.num_channels, config.image_size, config.image_size))
-        own, theirs = answers(architecture, draw, 1, 0)
-        return {"image": pixels, **own}, {"pixel_values": pixels, **theirs}
+        ours, theirs = answers(architecture, draw, 1, 0)
+        return {"image": pixels, **ours}, {"pixel_values": pixels, **theirs}
     if architecture.endswith((LM, "LMHeadModel")):
         tokens = draw.integers(1, config.vocab_size, (B, M))
         return {"tokens": tokens}, {"input_ids": tokens, "labels": tokens}
-    own, theirs = answers(architecture, draw, M, config.vocab_size)
+    ours, theirs = answers(architecture, draw, M, config.vocab_size)
     if not model.two_sided:
-        own["tokens"] = theirs["input_ids"] = draw.integers(3, config.vocab_size, (B, M))
+        ours["tokens"] = theirs["input_ids"] = draw.integers(3, config.vocab_size, (B, M))
         if "types" in reads:
-            own["types"] = theirs["token_type_ids"] = draw.integers(0, 2, (B, M))
-        return own, theirs
+            ours["types"] = theirs["token_type_ids"] = draw.integers(0, 2, (B, M))
+        return ours, theirs
     start = np.full((B, 1), config.decoder_start_token_id)
-    said = np.where(own["targets"] < 0, config.pad_token_id, own["targets"])
-    own["tokens"] = np.concatenate([start, said[:, :-1]], 1)
+    decoder_targets = np.where(ours["targets"] < 0, config.pad_token_id, ours["targets"])
+    ours["tokens"] = np.concatenate([start, decoder_targets[:, :-1]], 1)
     if "features" in reads:
         theirs["input_features"] = draw.normal(size=(B, config.num_mel_bins, 2 * N))
-        return {**own, "features": theirs["input_features"].swapaxes(1, 2)}, theirs
-    own["encoder_tokens"] = theirs["input_ids"] = draw.integers(3, config.vocab_size, (B, N))
-    return own, theirs
+        return {**ours, "features": theirs["input_features"].swapaxes(1, 2)}, theirs
+    ours["encoder_tokens"] = theirs["input_ids"] = draw.integers(3, config.vocab_size, (B, N))
+    return ours, theirs
 
 
 def seen(family, model, module, values):
@@ -170,12 +170,12 @@ def trained(family, optimizer):
         update = OPTIMIZERS[optimizer](learned)
         before, losses, batches = now(), [], []
         for _ in range(STEPS):
-            own, theirs = batch(model, architecture, module.config, draw)
+            ours, theirs = batch(model, architecture, module.config, draw)
             update.zero_grad()
             loss = module(**{name: torch.tensor(array) for name, array in theirs.items()}).loss
             loss.backward()
             update.step()
-            batches.append(own)
+            batches.append(ours)
             losses.append(loss.item())
     return SimpleNamespace(
         configuration=configuration, before=before, after=now(), batches=batches, losses=losses, learns=model.learning
@@ -196,17 +196,17 @@ def test_losses_and_weights_are_those_of_transformers(family, optimizer, kind):
     training = trained(family, optimizer)
     if kind == "table":
         settings = {"learning_rate": RATE, "betas": BETAS, "weight_decay": DECAY}
-        own = lc.Training(training.configuration, "bp", optimizer, weights=training.before, **settings)
-        losses = [own.step(**each) for each in training.batches]
+        trained_here = lc.Training(training.configuration, "bp", optimizer, weights=training.before, **settings)
+        losses = [trained_here.step(**each) for each in training.batches]
     else:
         options = Options(engine=kind, dtype="fp64", optimizer=optimizer, beta_2=BETAS[1], weight_decay=DECAY)
-        own = engine(training.configuration, options)
-        own.load(training.before, {name: 0 * array for name, array in own.state.items()}, 0)
-        losses = [own.step(each, RATE) for each in training.batches]
+        trained_here = engine(training.configuration, options)
+        trained_here.load(training.before, {name: 0 * array for name, array in trained_here.state.items()}, 0)
+        losses = [trained_here.step(each, RATE) for each in training.batches]
         if kind == "torch" and compiler():
-            assert ("kernels compiled" in own.says) == (family not in ON_OPERATORS), own.says
+            assert ("kernels compiled" in trained_here.says) == (family not in ON_OPERATORS), trained_here.says
     np.testing.assert_allclose(losses, training.losses, rtol=1e-9)
-    agree(own.weights, training.after, training.before, training.learns)
+    agree(trained_here.weights, training.after, training.before, training.learns)
 
 
 def agree(found, wanted, before, learns):
@@ -249,7 +249,7 @@ class Mamba(torch.nn.Module):
     def __init__(self, v=13, d=6, e=8, n=3, r=2, w=4, n_layer=2):
         super().__init__()
         self.wte, self.w = torch.nn.Embedding(v, d), w
-        for name, made in {
+        for name, make in {
             "WU": lambda: torch.nn.Linear(d, e, bias=False),
             "WZ": lambda: torch.nn.Linear(d, e, bias=False),
             "conv": lambda: torch.nn.Conv1d(e, e, w, groups=e, padding=w - 1),
@@ -259,7 +259,7 @@ class Mamba(torch.nn.Module):
             "norm": lambda: torch.nn.RMSNorm(d, 1e-6),
             "scan": lambda: torch.nn.ParameterList([torch.empty(e, n), torch.empty(e)]),
         }.items():
-            setattr(self, name, torch.nn.ModuleList(made() for _ in range(n_layer)))
+            setattr(self, name, torch.nn.ModuleList(make() for _ in range(n_layer)))
         self.last, self.split = torch.nn.RMSNorm(d, 1e-6), (n, n, r)
 
     def forward(self, tokens, targets):

@@ -185,25 +185,25 @@ def generic(h: int, k: int, f: int, v: int, d: int) -> dict[str, int]:
 @pytest.mark.parametrize("k", [5, 7])  # 3 heads of 5 make up the width, 3 heads of 7 do not
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_one_sided_models(family: str, k: int) -> None:
-    found, parameters = reference(15, 3, k, 22, 31, 4, source=13)
+    counted, parameters = reference(15, 3, k, 22, 31, 4, source=13)
     sizes = generic(h=3, k=k, f=22, v=31, d=15) | {"num_hidden_layers": 4}
-    assert ours(family, seq_len=13, **sizes) == found  # the causal mask saves nothing: dense attention runs in full
+    assert ours(family, seq_len=13, **sizes) == counted  # the causal mask saves nothing: dense attention runs in full
     assert lc.cost(family, seq_len=13, **sizes).parameters == parameters
 
 
 def test_recomputed_blocks() -> None:
     """Without the early stop, by which torch leaves out of a block's second pass what nothing needs any more."""
     with set_checkpoint_early_stop(False):
-        found, _ = reference(15, 3, 5, 22, 31, 4, source=13, recompute=True)
+        counted, _ = reference(15, 3, 5, 22, 31, 4, source=13, recompute=True)
     sizes = generic(h=3, k=5, f=22, v=31, d=15) | {"num_hidden_layers": 4}
-    assert ours("encoder", "recompute", seq_len=13, **sizes) == found
+    assert ours("encoder", "recompute", seq_len=13, **sizes) == counted
 
 
 @pytest.mark.parametrize("k", [5, 7])
 def test_two_sided_models(k: int) -> None:
-    found, parameters = reference(15, 3, k, 22, 31, 2, source=13, target=9, n_dec=3)
+    counted, parameters = reference(15, 3, k, 22, 31, 2, source=13, target=9, n_dec=3)
     sizes = generic(h=3, k=k, f=22, v=31, d=15) | {"n_enc": 2, "n_dec": 3}
-    assert ours("encoder-decoder", seq_len=13, target_len=9, **sizes) == found
+    assert ours("encoder-decoder", seq_len=13, target_len=9, **sizes) == counted
     assert lc.cost("encoder-decoder", seq_len=13, target_len=9, **sizes).parameters == parameters
 
 
@@ -211,8 +211,8 @@ def test_heads_that_do_not_make_up_the_width() -> None:
     """24 heads of 128 beside a width of 2048, as table 2.1 of GPT-3 prints them; transformers' GPT-2 refuses them."""
     keys = PRESETS["gpt3-xl"]["config"]
     d, v, n = (keys[key] for key in ("n_embd", "vocab_size", "n_layer"))
-    found, _ = reference(d, 24, 128, 4 * d, v, n, source=LENGTH)
-    assert ours("gpt3-xl", n_head=24) == found  # norms before or after and biases change no product
+    counted, _ = reference(d, 24, 128, 4 * d, v, n, source=LENGTH)
+    assert ours("gpt3-xl", n_head=24) == counted  # norms before or after and biases change no product
 
 
 def test_pepita_runs_dense_products_for_its_modulated_input() -> None:
@@ -252,9 +252,9 @@ def test_published_counts_of_a_block(seed: int) -> None:
     assert backward + update == published(237, sizes)  # the blog's backward pass has the weights' gradients in it
     assert forward + backward + update == published(239, sizes)
     assert 2 * forward + backward + update == published(238, sizes)  # with recomputation
-    one = sizes | {"b": 1}
-    assert price("forward", slice(1))[0] == b * published(272, one)
-    assert price("forward", slice(1, 2))[0] == b * published(276, one)
+    single = sizes | {"b": 1}
+    assert price("forward", slice(1))[0] == b * published(272, single)
+    assert price("forward", slice(1, 2))[0] == b * published(276, single)
 
 
 def test_published_counts_of_disentangled_attention() -> None:

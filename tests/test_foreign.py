@@ -78,13 +78,15 @@ def test_both_give_the_same():
     table = shipped_layer("latent_attention").table
     sizes = small_sizes(table)
     arrays, seeds, gradients = sound_arrays(table, sizes), seeds_of(table, sizes), derive(table).gradients
-    (y, dx), (other, dother) = (one.autograd(table, arrays, seeds, gradients, sizes) for one in (torch_side, jax_side))
+    (y, dx), (other, dother) = (
+        side.autograd(table, arrays, seeds, gradients, sizes) for side in (torch_side, jax_side)
+    )
     assert y.keys() == other.keys()
     assert dx.keys() == dother.keys() == gradients.keys()
-    for one, two in ((y, other), (dx, dother)):
-        for name in one:
-            assert two[name].dtype == np.float64
-            np.testing.assert_allclose(one[name], two[name], rtol=1e-9, atol=1e-12)
+    for left, right in ((y, other), (dx, dother)):
+        for name in left:
+            assert right[name].dtype == np.float64
+            np.testing.assert_allclose(left[name], right[name], rtol=1e-9, atol=1e-12)
 
 
 def test_the_process_keeps_its_own_precision():

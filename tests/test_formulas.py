@@ -70,17 +70,17 @@ def test_the_printed_totals_are_all_there() -> None:
 def test_equal_to_the_printed_total(row: dict) -> None:
     book = "paper" if row["variant"] == "printed" else "paper-corrected"
     jacobian = False if row["variant"] == "alternative_vector_form" else None
-    found = formulas(LAYER[row["layer"]], price_book=book, jacobian=jacobian)
-    assert found.to_dict()["times"] == "B"
+    formula = formulas(LAYER[row["layer"]], price_book=book, jacobian=jacobian)
+    assert formula.to_dict()["times"] == "B"
     # The printed total of the embedding's update is PEPITA's.
     procedure = "pepita" if row["layer"] == "embedding" else "bp"
-    ours = written(found, row["macro_operation"], row["quantity"], procedure)
+    ours = written(formula, row["macro_operation"], row["quantity"], procedure)
     assert sympy.expand(symbol(ours) - symbol(row["expression"])) == 0
 
 
 def test_cross_attention_costs_what_attention_does() -> None:
-    one, other = (formulas(name, price_book="paper").to_dict() for name in ("attention", "cross-attention"))
-    assert one["rows"] == other["rows"]
+    first, other = (formulas(name, price_book="paper").to_dict() for name in ("attention", "cross-attention"))
+    assert first["rows"] == other["rows"]
 
 
 def test_embedding_under_bp_and_pepita() -> None:
@@ -110,8 +110,8 @@ def test_embedding_is_that_of_the_ledger(book: str, procedure: str) -> None:
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
 @pytest.mark.parametrize("name", ["embedding", "attention", "add_norm", "feed_forward", "head"])
 def test_totals_follow_table_2(name: str, procedure: str) -> None:
-    found = formulas(name, price_book="paper", procedure=procedure)
-    passes = {row.macro_operation: row.passes for row in found.rows}
+    answer = formulas(name, price_book="paper", procedure=procedure)
+    passes = {row.macro_operation: row.passes for row in answer.rows}
     assert passes.pop("forward") == {"bp": 1, "recompute": 1, "pepita": 2, "mempepita": 3}[procedure]
     assert passes.pop("weight_update") == 1
     again = procedure == "recompute" and name in ("attention", "add_norm", "feed_forward")
@@ -119,31 +119,33 @@ def test_totals_follow_table_2(name: str, procedure: str) -> None:
         **({"recomputation": 1} if again else {}),
         **({"backward": 1} if procedure in ("bp", "recompute") else {}),
     }
-    assert found.total.maccs.terms == sum((r.maccs * r.passes for r in found.rows), Count()).terms
+    assert answer.total.maccs.terms == sum((r.maccs * r.passes for r in answer.rows), Count()).terms
 
 
 @pytest.mark.parametrize("name", layers())
 @pytest.mark.parametrize("book", BOOKS)
 def test_written_counts_keep_their_value(name: str, book: str) -> None:
-    found = formulas(name, price_book=book)
+    answer = formulas(name, price_book=book)
     generator = np.random.default_rng(7)
     for _ in range(3):
-        sizes = {axis: int(size) for axis, size in zip(sorted(found.axes), generator.integers(2, 99, 20), strict=False)}
+        sizes = {
+            axis: int(size) for axis, size in zip(sorted(answer.axes), generator.integers(2, 99, 20), strict=False)
+        }
         if {"d", "h", "k"} <= set(sizes):
             sizes["d"] = sizes["h"] * sizes["k"]
         values = {write.SYMBOLS.get(axis, axis): size for axis, size in sizes.items()}
-        times = sizes.get("B", 1) if found.per_sequence else 1
-        for count in found.counts:
-            shown = write.python(found.written(count))
-            assert eval(shown, {"__builtins__": {}}, values) * times == count.at(sizes)
-            assert write.plain(found.written(count)) == shown.replace("**", "^")
+        times = sizes.get("B", 1) if answer.per_sequence else 1
+        for count in answer.counts:
+            written_text = write.python(answer.written(count))
+            assert eval(written_text, {"__builtins__": {}}, values) * times == count.at(sizes)
+            assert write.plain(answer.written(count)) == written_text.replace("**", "^")
 
 
 @pytest.mark.parametrize("name", layers())
 @pytest.mark.parametrize("format", ["text", "latex", "mathml", "json"])
 def test_every_layer_in_every_format(name: str, format: str) -> None:
-    found = formulas(name.replace("_", "-"), price_book="paper", format=format)
-    text = str(found)
+    answer = formulas(name.replace("_", "-"), price_book="paper", format=format)
+    text = str(answer)
     assert "Pau & Aymone" in text.replace("&amp;", "&")
     if format == "text":
         assert max(map(len, text.splitlines())) <= 80
@@ -152,7 +154,7 @@ def test_every_layer_in_every_format(name: str, format: str) -> None:
     elif format == "mathml":
         assert_mathml(ElementTree.fromstring(text)[0])
     else:
-        assert json.loads(text) == found.to_dict()
+        assert json.loads(text) == answer.to_dict()
 
 
 def assert_latex(text: str) -> None:
@@ -246,9 +248,9 @@ def test_symbols_are_those_of_the_sizes() -> None:
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "linear.table"
     path.write_text("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]\n", encoding="utf-8")
-    found = formulas(str(path), price_book="matmul")
-    assert found.to_dict()["total"]["maccs"] == "3*M*d_model*e"
-    assert found.to_dict()["times"] == ""
+    answer = formulas(str(path), price_book="matmul")
+    assert answer.to_dict()["total"]["maccs"] == "3*M*d_model*e"
+    assert answer.to_dict()["times"] == ""
 
 
 def test_the_optimizer() -> None:
@@ -297,15 +299,15 @@ def test_no_heavy_import() -> None:
 
 
 def test_layer_text_is_not_changed_by_printing() -> None:
-    own = layer("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]")
-    assert write.text(own) == "Y[M e] = X[M d] W[d e]"
+    own_layer = layer("linear(X; W) -> Y\n  Y[M e] = X[M d] W[d e]")
+    assert write.text(own_layer) == "Y[M e] = X[M d] W[d e]"
     assert write.text(Count.of("Md")) == "M*d_model"
 
 
 def test_words_cost_what_their_lines_cost() -> None:
-    found = formulas("softmax")
-    assert [str(row.flops) for row in found.rows] == ["5 B n", "4 B n"]
-    assert json.loads(found.show("json"))["rows"][0]["flops"] == "5*n"
+    answer = formulas("softmax")
+    assert [str(row.flops) for row in answer.rows] == ["5 B n", "4 B n"]
+    assert json.loads(answer.show("json"))["rows"][0]["flops"] == "5*n"
 
 
 MODELS = ["gpt2", "llama-3.2-1b", "t5-small", "vit-b-16", "distilbert-base", "mixtral-8x7b", "pythia-70m", "opt-125m"]
@@ -314,15 +316,15 @@ MODELS = ["gpt2", "llama-3.2-1b", "t5-small", "vit-b-16", "distilbert-base", "mi
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_s_formulas_are_the_rows_of_cost(model: str) -> None:
     """As data too: the expressions of Python, at the sizes beside them, are the counts of the ledger."""
-    found, ledger = formulas(model), cost(model)
+    answer, ledger = formulas(model), cost(model)
     rows = {(row.layer, row.block, row.macro_operation): (row.maccs, row.flops) for row in ledger.rows}
-    assert {(row.layer, row.block, row.macro_operation): row.values for row in found.rows} == rows
-    data = found.to_dict()
+    assert {(row.layer, row.block, row.macro_operation): row.values for row in answer.rows} == rows
+    data = answer.to_dict()
     for row in data["rows"]:
         for kind in ("maccs", "flops"):
             assert eval(row[kind]["formula"], {"min": min, **data["sizes"]}) == row[kind]["value"]
-    assert max(map(len, str(found).splitlines())) <= 80
-    assert "<table" in found._repr_html_()
+    assert max(map(len, str(answer).splitlines())) <= 80
+    assert "<table" in answer._repr_html_()
 
 
 @pytest.mark.parametrize("model", ["gpt2", "t5-small", "mixtral-8x7b"])
@@ -370,6 +372,6 @@ def test_usual_names_are_of_one_layer_each() -> None:
     for name in shipped():
         text = (resources.files("learncost.layers") / "tables" / f"{name}.table").read_text(encoding="utf-8")
         for line in (line.removeprefix("also:") for line in text.splitlines() if line.startswith("also:")):
-            for one in line.split(","):
-                assert usual_names()[plain(one)] == name
-                assert word_called(one) is None, "a word is not a layer"
+            for spelling in line.split(","):
+                assert usual_names()[plain(spelling)] == name
+                assert word_called(spelling) is None, "a word is not a layer"

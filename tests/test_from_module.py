@@ -169,11 +169,11 @@ class Path(torch.nn.Module):
 
 def with_paths(module, ends, blocks=None, rank=3, alpha=12):
     module.requires_grad_(False)
-    for name, own in list(module.named_modules()):
+    for name, submodule in list(module.named_modules()):
         if name.endswith(ends) and (blocks is None or of_blocks(*blocks)(f".{name}.")):
             parent, _, last = name.rpartition(".")
             with torch.device("meta"):
-                setattr(module.get_submodule(parent), last, Path(own, rank, alpha))
+                setattr(module.get_submodule(parent), last, Path(submodule, rank, alpha))
     return module
 
 

@@ -96,9 +96,9 @@ def test_a_layer_and_its_gradients_equal_the_interpreter(text: str) -> None:
     expected = dict(arrays)
     execute(lower(step), expected, sizes)
     noise = torch.full((2**16,), 255, dtype=torch.uint8)
-    found = InPlace(step, sizes, "fp64", {}, noise)({name: np.asarray(array) for name, array in arrays.items()})
-    assert found.keys() == set(step.outputs)
-    for name, tensor in found.items():
+    results = InPlace(step, sizes, "fp64", {}, noise)({name: np.asarray(array) for name, array in arrays.items()})
+    assert results.keys() == set(step.outputs)
+    for name, tensor in results.items():
         np.testing.assert_allclose(tensor.numpy().reshape(np.shape(expected[name])), expected[name], atol=1e-11)
 
 
@@ -137,10 +137,10 @@ def test_products_in_fp32_are_those_of_fp32(m: int, n: int, k: int) -> None:
     # A processor with bf16 tiles rounds the factors of some shapes where PyTorch is told that it may.
     from learncost.engines.in_place import library_products
 
-    one, two = torch.rand(m, k) - 0.5, torch.rand(n, k) - 0.5
-    exact = one.double() @ two.t().double()
+    left, right = torch.rand(m, k) - 0.5, torch.rand(n, k) - 0.5
+    exact = left.double() @ right.t().double()
     with library_products():
-        for product in (one @ two.t(), (two @ one.t()).t()):
+        for product in (left @ right.t(), (right @ left.t()).t()):
             assert float((product - exact).norm() / exact.norm()) < 1e-6  # bf16 has 2e-3
 
 
@@ -151,8 +151,8 @@ def test_mixed_precision_keeps_what_autocast_keeps() -> None:
     fields = {}
     for line in program.text.splitlines():
         if line.startswith('            "'):
-            name, _, found = line.strip().partition(": ")
-            fields[name.strip('"')] = "bfloat16" if "bfloat16" in found else "float32"
+            name, _, dtype = line.strip().partition(": ")
+            fields[name.strip('"')] = "bfloat16" if "bfloat16" in dtype else "float32"
     for name in ("X", "X_2", "X_3", "dX", "dX_2", "wte", "mlp_W1", "wte_M", "loss"):
         assert fields[name] == "float32", name
     for name in ("attn_Q", "attn_A", "mlp_U", "mlp_G", "H", "mlp_W1_low", "dX_2_low", "dmlp_W1", "dattn_Q"):
@@ -244,15 +244,15 @@ def test_repeats_in_repeats_are_done_in_place() -> None:
     tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "vocab_size": 61, "embedding_size": 6}
     groups = {"num_hidden_layers": 4, "num_hidden_groups": 2, "architectures": ["AlbertForMaskedLM"]}
     albert = configure({"model_type": "albert", **tiny, **groups})
-    found, other = (
+    trained, other = (
         engine(albert, Options(engine=name, dtype="fp64", optimizer="sgd", learning_rate=0.1))
         for name in ("torch", "numpy")
     )
     for _ in range(2):
-        assert found.step(_batch(), 0.1) == pytest.approx(other.step(_batch(), 0.1), abs=1e-12)
+        assert trained.step(_batch(), 0.1) == pytest.approx(other.step(_batch(), 0.1), abs=1e-12)
     for name, array in other.weights.items():
-        np.testing.assert_allclose(found.weights[name], array, atol=1e-12, err_msg=name)
-    assert found.says.endswith("kernels compiled by cc")
+        np.testing.assert_allclose(trained.weights[name], array, atol=1e-12, err_msg=name)
+    assert trained.says.endswith("kernels compiled by cc")
 
 
 def test_another_device_gives_the_same_weights() -> None:
@@ -262,17 +262,17 @@ def test_another_device_gives_the_same_weights() -> None:
 
     model = configure(*GPT2)
     common = {"dtype": "fp64", "optimizer": "adamw", "learning_rate": 0.05}
-    found, other = (
+    trained, other = (
         engine(model, Options(engine="torch", device="cpu:0", **common)),
         engine(model, Options(engine="numpy", **common)),
     )
     for _ in range(2):
-        assert found.step(_batch(), 0.05) == pytest.approx(other.step(_batch(), 0.05), abs=1e-12)
-    assert found.says.endswith("on PyTorch's operators on cpu:0")
+        assert trained.step(_batch(), 0.05) == pytest.approx(other.step(_batch(), 0.05), abs=1e-12)
+    assert trained.says.endswith("on PyTorch's operators on cpu:0")
     for name, array in (other.weights | other.state).items():
-        np.testing.assert_allclose((found.weights | found.state)[name], array, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose((trained.weights | trained.state)[name], array, atol=1e-10, err_msg=name)
     again = engine(model, Options(engine="torch", device="cpu:0", **common))
-    again.load(found.weights, found.state, found.steps)
+    again.load(trained.weights, trained.state, trained.steps)
     assert again.step(_batch(), 0.05) == pytest.approx(other.step(_batch(), 0.05), abs=1e-12)
 
 

@@ -22,7 +22,7 @@ GENERIC = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, 
 
 def elements(layer, sizes):
     """Of one token, all layers."""
-    return sum(kept.elements.at(sizes) for kept in inference(layer).cache if kept.tokens)
+    return sum(array.elements.at(sizes) for array in inference(layer).cache if array.tokens)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,11 @@ def test_published_sizes_of_caches(name, sizes, count):
 def test_the_cache_of_llama_2_at_4097_tokens():
     tables = inference(llama())
     sizes = {"n_layer": 32, "h": 32, "g": 1, "k": 128, "B": 1}
-    held = total(Count.of(kept.axes) for kept in tables.cache).at({**sizes, **tables.lengths(sizes, 4097, 1)})
-    assert held * 2 == 4097 * 524_288
-    assert round(held * 2 / 2**30, 2) == 2.00
+    elements_cached = total(Count.of(array.axes) for array in tables.cache).at(
+        {**sizes, **tables.lengths(sizes, 4097, 1)}
+    )
+    assert elements_cached * 2 == 4097 * 524_288
+    assert round(elements_cached * 2 / 2**30, 2) == 2.00
 
 
 def test_a_window_holds_no_more_however_long_the_context():
@@ -58,8 +60,8 @@ def test_a_window_holds_no_more_however_long_the_context():
         lengths = tables.lengths(sizes, context, 1)
         assert lengths["T.window"] == min(context + 1, 128)
         assert lengths["T"] == context + 1
-        held = total(Count.of(kept.axes) for kept in tables.cache).at({**sizes, **lengths})
-        assert held == 18 * 2 * 8 * 64 * (context + min(context, 127))
+        elements_cached = total(Count.of(array.axes) for array in tables.cache).at({**sizes, **lengths})
+        assert elements_cached == 18 * 2 * 8 * 64 * (context + min(context, 127))
 
 
 @pytest.mark.parametrize("context", [1, 100, 1023])
@@ -79,9 +81,9 @@ def test_what_one_more_token_of_context_costs():
     Scores are written and read three times: products, scaled, probabilities.
     """
     h, k, layers = 12, 64, 12
-    one, two = (lc.cost("gpt2", "decode", context=context) for context in (500, 501))
-    assert two.total.flops - one.total.flops == layers * (4 * h * k + 6 * h)
-    moved = [sum(row.bytes for row in cost.rows) for cost in (one, two)]
+    shorter, two = (lc.cost("gpt2", "decode", context=context) for context in (500, 501))
+    assert two.total.flops - shorter.total.flops == layers * (4 * h * k + 6 * h)
+    moved = [sum(row.bytes for row in cost.rows) for cost in (shorter, two)]
     assert moved[1] - moved[0] == 4 * layers * (2 * h * k + 6 * h)
 
 
@@ -100,10 +102,10 @@ def test_latent_attention_makes_keys_and_values_anew():
     tables = inference(MODELS["latent"]())
     h, k, w, c, r = 5, 7, 11, 13, 3
     sizes = {"B": 1, "n_layer": 1, "d": 17, "a": 19, "f": 23, "v": 29, "h": h, "k": k, "w": w, "c": c, "r": r}
-    one, two = (
+    shorter, two = (
         lc.price(tables.decode, {**sizes, **tables.lengths(sizes, context, 1)}, "matmul").maccs for context in (30, 31)
     )
-    assert two - one == c * h * (k + w) + h * (k + r + w)
+    assert two - shorter == c * h * (k + w) + h * (k + r + w)
     assert tables.remade
     assert not inference(llama()).remade
 
@@ -113,8 +115,8 @@ def test_prefill_is_the_forward_pass_with_one_position_of_the_head():
     forward = lc.cost("gpt2", price_book="matmul").macro_operations["forward"][1].maccs
     assert forward - lc.cost("gpt2", "prefill", "matmul").total.maccs == 1023 * 768 * 50257
     ours = {row.layer: row.flops for row in lc.cost("gpt2", "prefill").rows}
-    whole = {row.layer: row.flops for row in lc.cost("gpt2").rows if row.macro_operation == "forward"}
-    assert {layer for layer in whole if ours.get(layer) != whole[layer]} == {"head", "loss"}
+    forward_flops = {row.layer: row.flops for row in lc.cost("gpt2").rows if row.macro_operation == "forward"}
+    assert {layer for layer in forward_flops if ours.get(layer) != forward_flops[layer]} == {"head", "loss"}
 
 
 def test_prefill_and_decode_by_rows_are_the_total():
@@ -135,9 +137,9 @@ def test_a_decoder_beside_an_encoder_does_not_run_the_encoder():
 
 
 def test_new_tokens_of_a_step():
-    one, three = (lc.cost("gpt2", "decode", "matmul", context=99, seq_len=new) for new in (1, 3))
+    single, three = (lc.cost("gpt2", "decode", "matmul", context=99, seq_len=new) for new in (1, 3))
     keys = 12 * 4 * 768
-    assert three.total.flops == 3 * one.total.flops + keys * (3 * (99 + 3) - 3 * (99 + 1))
+    assert three.total.flops == 3 * single.total.flops + keys * (3 * (99 + 3) - 3 * (99 + 1))
 
 
 def test_the_context_is_by_default_as_long_as_the_model_allows():
@@ -294,7 +296,7 @@ def test_every_family_decodes_what_a_position_of_its_prompt_costs(family, tmp_pa
 def test_a_dense_mask_keeps_everything():
     """A window that is a mask from outside is priced as it runs: over all keys."""
     tables = inference(rewritten(with_visible, "visible"))
-    assert {kept.window for kept in tables.cache} == {""}
+    assert {array.window for array in tables.cache} == {""}
     assert tables.decode.axes["visible"] == ("M", "T")
 
 

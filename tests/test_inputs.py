@@ -35,8 +35,8 @@ KINDS = {
 def expected(kind: str, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
     """The mean over the answers that are there, by PyTorch's own losses."""
     if kind == "ElectraForPreTraining":
-        there = answers >= 0
-        return functional.binary_cross_entropy_with_logits(logits.squeeze(-1)[there], answers[there].double())
+        is_answer = answers >= 0
+        return functional.binary_cross_entropy_with_logits(logits.squeeze(-1)[is_answer], answers[is_answer].double())
     if kind == "BertForQuestionAnswering":  # [B M r], an answer's first and last position
         return functional.cross_entropy(logits.transpose(1, 2).flatten(0, 1), answers.flatten(), ignore_index=-1)
     return functional.cross_entropy(logits.flatten(0, -2), answers.flatten(), ignore_index=-1)
@@ -56,16 +56,16 @@ def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
             parameter.copy_(torch.from_numpy(training.weights[name]))
     tensors = {name: torch.from_numpy(array) for name, array in data.items()}
     logits = module(**{name: tensor for name, tensor in tensors.items() if name != answers})
-    wanted = expected(architecture, logits, tensors[answers])
-    wanted.backward()
+    expected_loss = expected(architecture, logits, tensors[answers])
+    expected_loss.backward()
     learned = {name: parameter for name, parameter in module.weights().items() if parameter.requires_grad}
     gradients = {name: parameter.grad.numpy().copy() for name, parameter in learned.items()}
     module.zero_grad()
     loss = module(**tensors)
     loss.backward()
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-12)
     before = dict(training.weights)
-    assert training.step(**data) == pytest.approx(wanted.item(), rel=1e-12)
+    assert training.step(**data) == pytest.approx(expected_loss.item(), rel=1e-12)
     for name, parameter in learned.items():
         np.testing.assert_allclose(parameter.grad.numpy(), gradients[name], rtol=1e-10, atol=1e-13)
         np.testing.assert_allclose(
@@ -76,12 +76,12 @@ def test_every_kind_of_answer_counts_as_in_pytorch(family: str) -> None:
 def test_an_image_is_taken_as_it_lies_and_microbatches_share_the_whole_batch() -> None:
     sizes, architecture, _ = KINDS["vit"]
     configuration = configure({"model_type": "vit", "architectures": [architecture], **sizes})
-    whole, parts = (lc.Training(configuration, "bp", "sgd", seed=3, accumulate=n) for n in (1, 2))
-    data = random_data(whole.model, 4, 6, 5, seed=1)
+    at_once, parts = (lc.Training(configuration, "bp", "sgd", seed=3, accumulate=n) for n in (1, 2))
+    data = random_data(at_once.model, 4, 6, 5, seed=1)
     flat = {"image": data["image"].reshape(4, 2, 8, 8), "labels": data["labels"] * np.array([1, 1, 1, -1])}
-    losses = whole.step(**(data | {"labels": flat["labels"]})), parts.step(**flat)
+    losses = at_once.step(**(data | {"labels": flat["labels"]})), parts.step(**flat)
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
-    for name, array in whole.weights.items():
+    for name, array in at_once.weights.items():
         np.testing.assert_allclose(parts.weights[name], array, rtol=1e-10, atol=1e-14)
 
 

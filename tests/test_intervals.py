@@ -27,11 +27,11 @@ def intervals():
 
 def test_nine_in_ten_of_the_sources_set_aside_are_inside(intervals):
     cases = list(intervals.set_aside(utilizations()))
-    whole = [case for case in cases if "whole runs" in case.row.groups]
+    whole_runs = [case for case in cases if "whole runs" in case.row.groups]
     assert len(cases) > 400
     assert len({case.row.source for case in cases}) >= 30
-    for some in (cases, whole):
-        coverage = intervals.coverage(some)
+    for some_cases in (cases, whole_runs):
+        coverage = intervals.coverage(some_cases)
         assert coverage.held >= NEEDED
         assert coverage.held_of_sources >= NEEDED
         assert coverage.width < 8  # the old one of 2.2 held four in ten
@@ -65,17 +65,17 @@ def test_the_benchmark_prints_coverage_and_width(intervals, capsys):
 @pytest.mark.parametrize("name", devices())
 def test_no_interval_is_wider_than_the_percentiles_of_its_rows(name):
     device = lc.device(name)
-    for rows, asked in (
+    for rows, group_names in (
         (utilizations(), groups(device.family, "whole runs")),
         (utilizations(), groups(device.family, "fine-tuning")),
         (powers(), power_groups(device)),
     ):
-        found = trusted(rows, asked)
-        values = [row.value for row in rows if found.group in row.groups]
-        assert (found.low, found.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
-        assert found.rows == len(values)
-        assert ("fewer than" in found.many) == (len(values) < FEWEST_ROWS)
-        assert str(len(values)) in found.many
+        evidence = trusted(rows, group_names)
+        values = [row.value for row in rows if evidence.group in row.groups]
+        assert (evidence.low, evidence.high) == pytest.approx(tuple(np.percentile(values, [2.5, 97.5])))
+        assert evidence.rows == len(values)
+        assert ("fewer than" in evidence.many) == (len(values) < FEWEST_ROWS)
+        assert str(len(values)) in evidence.many
     mfu = assumptions.mfu(device)
     assert 0 < mfu.low <= mfu.value <= mfu.high < 1
     assert "published numbers of" in mfu.source

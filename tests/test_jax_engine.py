@@ -35,8 +35,12 @@ def batches(count, rows=4):
 
 def losses(name, count=30, **more):
     """30 steps in fp64; arithmetic is the same but for the order of additions: some 1e-16 a step, and it may grow."""
-    one, two = (engine(MODELS["gpt2"], options(engine=kind, **more)) for kind in ("numpy", name))
-    return np.array([[own.step(batch, 1e-2) for own in (one, two)] for batch in batches(count)]), one, two
+    first, second = (engine(MODELS["gpt2"], options(engine=kind, **more)) for kind in ("numpy", name))
+    return (
+        np.array([[trained.step(batch, 1e-2) for trained in (first, second)] for batch in batches(count)]),
+        first,
+        second,
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,38 +52,38 @@ def losses(name, count=30, **more):
     ],
 )
 def test_thirty_steps_are_numpys(more):
-    found, one, two = losses("jax", **more)
-    assert np.isfinite(found).all()
-    assert np.ptp(found[:, 0]) > 1e-3  # it learns: losses are not one and the same number
-    np.testing.assert_allclose(found[:, 0], found[:, 1], rtol=0, atol=1e-9)
+    loss_pairs, first, second = losses("jax", **more)
+    assert np.isfinite(loss_pairs).all()
+    assert np.ptp(loss_pairs[:, 0]) > 1e-3  # it learns: losses are not one and the same number
+    np.testing.assert_allclose(loss_pairs[:, 0], loss_pairs[:, 1], rtol=0, atol=1e-9)
     for kind in ("weights", "state"):
-        for name, array in getattr(one, kind).items():
-            np.testing.assert_allclose(getattr(two, kind)[name], array, rtol=0, atol=1e-7, err_msg=name)
+        for name, array in getattr(first, kind).items():
+            np.testing.assert_allclose(getattr(second, kind)[name], array, rtol=0, atol=1e-7, err_msg=name)
 
 
 def test_llama_too():
-    one, two = (engine(MODELS["llama"], options(engine=kind)) for kind in ("numpy", "jax"))
+    first, second = (engine(MODELS["llama"], options(engine=kind)) for kind in ("numpy", "jax"))
     for batch in batches(3):
-        assert two.step(batch, 1e-2) == pytest.approx(one.step(batch, 1e-2), abs=1e-9)
-        assert two.loss(batch) == pytest.approx(one.loss(batch), abs=1e-9)
-    assert one.flops(batch) == two.flops(batch)
+        assert second.step(batch, 1e-2) == pytest.approx(first.step(batch, 1e-2), abs=1e-9)
+        assert second.loss(batch) == pytest.approx(first.loss(batch), abs=1e-9)
+    assert first.flops(batch) == second.flops(batch)
 
 
 def test_fp32_is_fp32_goes_on_where_it_stopped_and_gives_its_memory_away():
-    own = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
-    given = list(batches(4))
-    before = dict(own._training.weights | own._training.state)
-    for batch in given[:2]:
-        own.step(batch, 1e-2)
+    trained = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
+    batches_given = list(batches(4))
+    before = dict(trained._training.weights | trained._training.state)
+    for batch in batches_given[:2]:
+        trained.step(batch, 1e-2)
     assert all(array.is_deleted() for array in before.values())  # XLA had their memory for the new ones
-    weights, state = own.weights, own.state
+    weights, state = trained.weights, trained.state
     assert {array.dtype for array in (*weights.values(), *state.values())} == {np.dtype("float32")}
-    later = [own.step(batch, 1e-2) for batch in given[2:]]
+    later = [trained.step(batch, 1e-2) for batch in batches_given[2:]]
     other = engine(MODELS["gpt2"], options(engine="jax", dtype="fp32"))
     other.load(weights, state, 2)  # what was handed out is not changed by the steps after it
-    assert [other.step(batch, 1e-2) for batch in given[2:]] == later
-    assert other.steps == own.steps == 4
-    assert all(np.array_equal(other.weights[name], array) for name, array in own.weights.items())
+    assert [other.step(batch, 1e-2) for batch in batches_given[2:]] == later
+    assert other.steps == trained.steps == 4
+    assert all(np.array_equal(other.weights[name], array) for name, array in trained.weights.items())
 
 
 def test_what_it_does_not_have():

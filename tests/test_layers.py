@@ -57,64 +57,77 @@ WEIGHTS = {"WQ": (D, H, K), "WK": (D, H, K), "WV": (D, H, K), "WO": (H, K, D)}
 
 @pytest.mark.parametrize("name", ["attention", "cross_attention"])
 def test_attention_equals_torch(name):
-    given = tensors(XQ=(B, M, D), XK=(B, N, D), XV=(B, N, D), **WEIGHTS)
-    compare(shipped_layer(name), given, torch_attention(given["XQ"], given["XK"], given["XV"], given))
+    drawn = tensors(XQ=(B, M, D), XK=(B, N, D), XV=(B, N, D), **WEIGHTS)
+    compare(
+        shipped_layer(name),
+        drawn,
+        torch_attention(drawn["XQ"], drawn["XK"], drawn["XV"], drawn),
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_self_attention_equals_torch(causal):
     where = " where M' <= M" if causal else ""
     text = f"alone(X) -> Y\n H[B M d] = 1[] X[B M d]\n Y[B M d] = attention(H, H, H; w, N = M'){where}"
-    given = tensors(X=(B, M, D), **WEIGHTS)
+    drawn = tensors(X=(B, M, D), **WEIGHTS)
     mask = torch.full((M, M), -math.inf, dtype=torch.float64).triu(1) if causal else None
-    result = torch_attention(given["X"], given["X"], given["X"], given, attn_mask=mask)
-    compare(lc.layer(text), {"X": given["X"], **{f"w.{n}": given[n] for n in WEIGHTS}}, result)
+    result = torch_attention(drawn["X"], drawn["X"], drawn["X"], drawn, attn_mask=mask)
+    compare(lc.layer(text), {"X": drawn["X"], **{f"w.{n}": drawn[n] for n in WEIGHTS}}, result)
 
 
 def test_self_attention_equals_the_module():
     module = torch.nn.MultiheadAttention(D, H, bias=False, batch_first=True, dtype=torch.float64)
-    given = tensors(X=(B, M, D))
-    result, _ = module(given["X"], given["X"], given["X"], need_weights=False)
+    drawn = tensors(X=(B, M, D))
+    result, _ = module(drawn["X"], drawn["X"], drawn["X"], need_weights=False)
     parts = module.in_proj_weight.detach().split(D)
     arrays = {f"w.{n}": w.T.reshape(D, H, K).numpy() for n, w in zip(("WQ", "WK", "WV"), parts, strict=True)}
     arrays["w.WO"] = module.out_proj.weight.detach().T.reshape(H, K, D).numpy()
     text = "alone(X) -> Y\n H[B M d] = 1[] X[B M d]\n Y[B M d] = attention(H, H, H; w, N = M')"
-    compare(lc.layer(text), given, result, extra=arrays)
+    compare(lc.layer(text), drawn, result, extra=arrays)
 
 
 @pytest.mark.parametrize("name", ["norm", "plain_norm", "add_norm"])
 def test_norms_equal_torch(name):
-    given = tensors(X=(B, M, D), F=(B, M, D), g=(D,), b=(D,))
+    drawn = tensors(X=(B, M, D), F=(B, M, D), g=(D,), b=(D,))
     table = shipped_layer(name).table
-    given = {n: given[n] for n in (*table.inputs, *table.weights)}
-    whole = given["X"] + given["F"] if name == "add_norm" else given["X"]
-    compare(shipped_layer(name), given, functional.layer_norm(whole, (D,), given.get("g"), given.get("b")))
+    drawn = {n: drawn[n] for n in (*table.inputs, *table.weights)}
+    normed = drawn["X"] + drawn["F"] if name == "add_norm" else drawn["X"]
+    compare(
+        shipped_layer(name),
+        drawn,
+        functional.layer_norm(normed, (D,), drawn.get("g"), drawn.get("b")),
+    )
 
 
 @pytest.mark.parametrize(("word", "form"), [("gelu_tanh", "tanh"), ("gelu", "none")])
 def test_feed_forward_equals_torch(word, form):
     layer = lc.layer(shipped_layer("feed_forward").text.replace("gelu_tanh", word))
-    given = tensors(X=(B, M, D), W1=(D, F), b1=(F,), W2=(F, D), b2=(D,))
-    hidden = functional.gelu(functional.linear(given["X"], given["W1"].T, given["b1"]), approximate=form)
-    compare(layer, given, functional.linear(hidden, given["W2"].T, given["b2"]))
+    drawn = tensors(X=(B, M, D), W1=(D, F), b1=(F,), W2=(F, D), b2=(D,))
+    hidden = functional.gelu(functional.linear(drawn["X"], drawn["W1"].T, drawn["b1"]), approximate=form)
+    compare(layer, drawn, functional.linear(hidden, drawn["W2"].T, drawn["b2"]))
     without = lc.layer(shipped_layer("feed_forward_without_biases").text.replace("gelu_tanh", word))
-    hidden = functional.gelu(given["X"] @ given["W1"], approximate=form)
-    compare(without, {n: given[n] for n in ("X", "W1", "W2")}, hidden @ given["W2"])
+    hidden = functional.gelu(drawn["X"] @ drawn["W1"], approximate=form)
+    compare(without, {n: drawn[n] for n in ("X", "W1", "W2")}, hidden @ drawn["W2"])
 
 
 def test_embedding_positions_and_token_types_equal_torch():
     tokens = np.array([[4, 0, 4], [1, 9, 0]])
-    given = tensors(W=(V, D), E=(B, M, D), P=(M + 2, D), S=(M, D))
-    compare(shipped_layer("embedding"), {"W": given["W"]}, functional.embedding(torch.tensor(tokens), given["W"]),
+    drawn = tensors(W=(V, D), E=(B, M, D), P=(M + 2, D), S=(M, D))
+    compare(shipped_layer("embedding"), {"W": drawn["W"]}, functional.embedding(torch.tensor(tokens), drawn["W"]),
             extra={"tokens": tokens})  # fmt: skip
     index = np.array([1, 2, 4])
-    with_positions = given["E"] + functional.embedding(torch.tensor(index), given["P"])
-    compare(shipped_layer("positions"), {n: given[n] for n in "EP"}, with_positions, extra={"index": index})
-    compare(shipped_layer("sinusoidal_positions"), {n: given[n] for n in "ES"}, given["E"] + given["S"], names="E")
+    with_positions = drawn["E"] + functional.embedding(torch.tensor(index), drawn["P"])
+    compare(shipped_layer("positions"), {n: drawn[n] for n in "EP"}, with_positions, extra={"index": index})
+    compare(
+        shipped_layer("sinusoidal_positions"),
+        {n: drawn[n] for n in "ES"},
+        drawn["E"] + drawn["S"],
+        names="E",
+    )
     types = np.array([[0, 1, 1], [1, 0, 0]])
-    given = tensors(W=(2, D), E=(B, M, D))
-    with_types = given["E"] + functional.embedding(torch.tensor(types), given["W"])
-    compare(shipped_layer("token_types"), given, with_types, extra={"types": types})
+    drawn = tensors(W=(2, D), E=(B, M, D))
+    with_types = drawn["E"] + functional.embedding(torch.tensor(types), drawn["W"])
+    compare(shipped_layer("token_types"), drawn, with_types, extra={"types": types})
 
 
 def test_head_and_loss_equal_cross_entropy():
@@ -122,11 +135,11 @@ def test_head_and_loss_equal_cross_entropy():
         "both(X targets share; W) -> loss\n P[B M v] = head(X; W)\n loss[] = loss(P, targets, share)\nconstants: share"
     )
     targets = np.array([[4, 10, -100], [-100, 0, 0]])
-    there = targets >= 0
-    given = tensors(X=(B, M, D), W=(D, V))
-    result = functional.cross_entropy((given["X"] @ given["W"]).reshape(-1, V), torch.tensor(targets).reshape(-1))
-    extra = {"targets": np.where(there, targets, 0), "share": np.where(there, -1.0 / there.sum(), 0.0)}
-    compare(layer, given, result, extra=extra)
+    is_answer = targets >= 0
+    drawn = tensors(X=(B, M, D), W=(D, V))
+    result = functional.cross_entropy((drawn["X"] @ drawn["W"]).reshape(-1, V), torch.tensor(targets).reshape(-1))
+    extra = {"targets": np.where(is_answer, targets, 0), "share": np.where(is_answer, -1.0 / is_answer.sum(), 0.0)}
+    compare(layer, drawn, result, extra=extra)
 
 
 def test_lines_of_a_call_with_a_star_are_the_callers_own():
@@ -179,7 +192,7 @@ def test_derived_lines_of_attention_equal_the_printed_equations(name, jacobian):
     s = [printed.probabilities(*pair) for pair in zip(q, k, strict=True)]
     da = np.split(printed.equation_22(df, wo), H, axis=1)
     attended = [printed.equation_3(*three) for three in zip(q, k, v, strict=True)]
-    jacobians = [printed.equation_28(one) for one in s]
+    jacobians = [printed.equation_28(shares) for shares in s]
     scores = [printed.equation_29(*three) for three in zip(da, v, jacobians, strict=True)]
     dv = [printed.equation_24(*pair) for pair in zip(s, da, strict=True)]
     dq = [printed.equation_30(*pair) for pair in zip(scores, k, strict=True)]
@@ -227,11 +240,11 @@ def test_derived_lines_of_norms_equal_the_printed_equations(name, jacobian):
     normalisation = printed.normalisation_jacobian(x, 1e-5)
     dx = printed.equation_44(printed.equation_43(dy, g), normalisation)
     through = "dR" if name == "add_norm" else "dX"
-    wanted = {"dg": printed.equation_41(dy, z), "db": printed.equation_42(dy)}
-    wanted |= {"dZ": printed.equation_43(dy, g)[None], through: dx[None]}
+    expected = {"dg": printed.equation_41(dy, z), "db": printed.equation_42(dy)}
+    expected |= {"dZ": printed.equation_43(dy, g)[None], through: dx[None]}
     if jacobian:
-        wanted[f"J{through[1:]}"] = normalisation[None]
-    for key, value in wanted.items():
+        expected[f"J{through[1:]}"] = normalisation[None]
+    for key, value in expected.items():
         np.testing.assert_allclose(values[key], value, rtol=1e-8, atol=1e-11, err_msg=key)
     numbers = {row.line: row.equation for row in lc.price(derived.reverse, sizes).rows}
     assert {"dg": "41", "db": "42", "dZ": "43", through: "44"}.items() <= numbers.items()
@@ -263,10 +276,10 @@ def test_the_feed_forward_and_the_error_projection_equal_the_printed_equations()
     values = lc.run(shipped_layer("feed_forward"), {**arrays, "dY": dy[None]})
     x, w1, b1, w2, b2 = arrays["X"][0], *(arrays[n] for n in ("W1", "b1", "W2", "b2"))
     np.testing.assert_allclose(values["Y"][0], printed.equation_38(x, w1, b1, w2, b2), rtol=1e-9)
-    wanted = printed.equation_38_backward(x, w1, b1, w2, dy)
+    expected = printed.equation_38_backward(x, w1, b1, w2, dy)
     for ours, theirs in {"dW1": "w_1", "db1": "b_1", "dW2": "w_2", "db2": "b_2"}.items():
-        np.testing.assert_allclose(values[ours], wanted[theirs], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(values["dX"][0], wanted["x"], rtol=1e-9)
+        np.testing.assert_allclose(values[ours], expected[theirs], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(values["dX"][0], expected["x"], rtol=1e-9)
     tokens, e = generator.integers(0, V, (1, N)), generator.standard_normal((1, M, V))
     projected = lc.run(shipped_layer("error_projection"), {"tokens": tokens, "e": e})["F"][0]
     np.testing.assert_allclose(projected, printed.equation_48(np.eye(V)[tokens[0]], e[0]), rtol=1e-9)
@@ -334,13 +347,13 @@ def test_who_makes_a_value_says_what_it_is():
       Y[B d] = X[B d] X[B d]
       X[B d] = Y[B d] X[B d]""")
     step = with_optimizer(lc.derive(layer).step, {"W": "dW"}, OPTIMIZERS["momentum"])
-    known = {name: (value.role, value.of) for name, value in step.known.items()}
-    assert known["dW"] == ("gradient", "W")
-    assert known["W.V"] == ("state", "W")
-    assert known["W.new"] == ("new", "W")
-    assert known["W.V.new"] == ("new", "W.V")
-    assert known["lr"] == ("constant", "")
-    assert known["H*"] == ("kept", "H")
-    assert [own for own in known.values() if own[0] == "part"] == [("part", "X.3")] * 3
+    roles = {name: (value.role, value.of) for name, value in step.known.items()}
+    assert roles["dW"] == ("gradient", "W")
+    assert roles["W.V"] == ("state", "W")
+    assert roles["W.new"] == ("new", "W")
+    assert roles["W.V.new"] == ("new", "W.V")
+    assert roles["lr"] == ("constant", "")
+    assert roles["H*"] == ("kept", "H")
+    assert [role for role in roles.values() if role[0] == "part"] == [("part", "X.3")] * 3
     assert step.renewed == {"W": "W.new", "W.V": "W.V.new"}
     assert [step.header(name) for name in layer.table.outputs] == ["X"]

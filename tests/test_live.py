@@ -38,39 +38,39 @@ def test_a_block_of_gpt2_keeps_what_korthikanti_counts_without_the_dropout_masks
     h = a * k
     sizes = {"B": b, "M": s, "d": h, "h": a, "k": k, "f": 4 * h, "v": 11, "p": 8, "n_layer": 7}
     live = lc.live(lc.derive(lc.layer(GPT2)), sizes, "fp16")
-    block = [held for held in live.kept if held.axes[0] == "n_layer"]
-    deviations = [held for held in block if held.axes == ("n_layer", "B", "M")]
+    block = [array for array in live.kept if array.axes[0] == "n_layer"]
+    deviations = [array for array in block if array.axes == ("n_layer", "B", "M")]
     assert sum(deviation.bytes for deviation in deviations) == 7 * 2 * 2 * s * b
-    rest = sum(held.bytes for held in block) - sum(deviation.bytes for deviation in deviations)
+    rest = sum(array.bytes for array in block) - sum(deviation.bytes for deviation in deviations)
     assert rest == 7 * (32 * s * b * h + 2 * a * s * s * b)
     # Outside the blocks: the last norm (its value and deviation), the head's input, the logarithms of probabilities
     # and the target's, and the inputs that the scatters and the loss read again.
-    outside = {held.name: held.shape for held in live.kept if held not in block}
+    outside = {array.name: array.shape for array in live.kept if array not in block}
     assert outside == {
         "tokens": (b, s), "positions": (s,), "targets": (b, s), "share": (b, s),
         "ln_f.Z": (b, s, h), "ln_f.Z:g": (b, s), "Y": (b, s, h), "P": (b, s, 11), "T": (b, s),
     }  # fmt: skip
-    assert live.kept_bytes == sum(held.bytes for held in live.kept)
-    assert all(isinstance(held.bytes, int) for held in live.kept)
+    assert live.kept_bytes == sum(array.bytes for array in live.kept)
+    assert all(isinstance(array.bytes, int) for array in live.kept)
 
 
 def test_an_array_lives_from_its_line_to_its_last_reader():
     chain = lc.layer("chain(X; W) -> Y\n A[b c] = X[b d] W[d c]\n D[b c] = exp(A[b c])\n Y[b c] = tanh(D[b c])")
     sizes = {"b": 2, "c": 3, "d": 5}
-    given, value = 2 * 5 + 5 * 3, 2 * 3
+    inputs_elements, value = 2 * 5 + 5 * 3, 2 * 3
     forward = lc.live(chain.table, sizes, "fp32")
-    assert [m.bytes for m in forward.curve] == [4 * (given + n * value) for n in (1, 2, 2)]
+    assert [m.bytes for m in forward.curve] == [4 * (inputs_elements + n * value) for n in (1, 2, 2)]
     assert forward.kept == ()
     # With the backward pass D and Y are kept (exp and tanh are derived from their results), X for the weight; dY is
     # there from the start, as an input.
     step = lc.live(lc.derive(chain), sizes, "fp32")
-    assert {held.name for held in step.kept} == {"X", "D", "Y"}
+    assert {array.name for array in step.kept} == {"X", "D", "Y"}
     names = [m.line for m in step.curve]
     alive = dict(zip(names, (m.bytes for m in step.curve), strict=True))
     assert names == ["A", "D", "Y", "dD", "dA", "dX", "dW"]
-    assert alive["A"] == 4 * (given + 2 * value)  # dY, A
-    assert alive["Y"] == 4 * (given + 3 * value)  # dY, D, Y; A is gone
-    assert alive["dX"] == 4 * (given + 3 * value + 10)  # dY, Y (an output), dA, dX
+    assert alive["A"] == 4 * (inputs_elements + 2 * value)  # dY, A
+    assert alive["Y"] == 4 * (inputs_elements + 3 * value)  # dY, D, Y; A is gone
+    assert alive["dX"] == 4 * (inputs_elements + 3 * value + 10)  # dY, Y (an output), dA, dX
     assert step.peak == max(alive.values())
     assert alive[step.peak_line] == step.peak
     assert sum(witness.bytes for witness in step.witnesses) == step.peak
@@ -87,10 +87,10 @@ def test_a_sum_of_one_term_is_the_same_array():
 def test_stacks_count_every_turn_and_a_body_once():
     text = "deep(X; ) -> X\n repeat n carry X:\n  S[b] = sigmoid(X[b])\n  X[b] = X[b] + S[b]"
     layer = lc.layer(text)
-    one, many = (lc.live(lc.derive(layer), {"b": 10, "n": n}, "fp64") for n in (1, 5))
-    assert {held.name for held in many.kept} == {"S*"}
+    single, many = (lc.live(lc.derive(layer), {"b": 10, "n": n}, "fp64") for n in (1, 5))
+    assert {array.name for array in many.kept} == {"S*"}
     assert many.kept[0].shape == (5, 10)
-    assert many.peak - one.peak == 4 * 80
+    assert many.peak - single.peak == 4 * 80
 
 
 def test_sizes_may_be_arrays_and_must_be_complete():
@@ -119,9 +119,11 @@ def test_blocks_in_a_repeat_take_what_they_take_one_by_one(name, layers):
     model = build(configure(name, {"num_hidden_layers": layers}))
     sizes = run_sizes(model, 2, None if name.startswith("vit") else 40, None)
     for rules, table_of in ((AS_WRITTEN, lambda model: lc.derive(model.table).step), (IN_KERNELS, of_step)):
-        found, oracle = (lc.live(table_of(one), sizes, "fp32", rules=rules) for one in (model, unrolled(model)))
-        assert found.peak == oracle.peak
-        assert found.kept_bytes == oracle.kept_bytes
+        needs, oracle = (
+            lc.live(table_of(model_built), sizes, "fp32", rules=rules) for model_built in (model, unrolled(model))
+        )
+        assert needs.peak == oracle.peak
+        assert needs.kept_bytes == oracle.kept_bytes
 
 
 @pytest.mark.parametrize("plan", ["", "flash,fused,at-once,head", "recompute=block/3+all", "recompute=all"])

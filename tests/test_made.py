@@ -63,10 +63,10 @@ def test_rotary_angles_of_every_kind(family, kind, length):
         values["original_max_position_embeddings"] = 48
     config = transformers.AutoConfig.for_model(**{**values, "rope_parameters": dict(rope)})
     module = transformers.AutoModel.from_config(config).rotary_emb
-    cosine, sine = (one[0].numpy() for one in module(torch.zeros(1), torch.arange(length)[None]))
+    cosine, sine = (angles[0].numpy() for angles in module(torch.zeros(1), torch.arange(length)[None]))
     inputs = made_inputs(read(values), {"M": length})
     if family == "gpt_oss":  # one for each pair
-        cosine, sine = (np.concatenate([one, one], 1) for one in (cosine, sine))
+        cosine, sine = (np.concatenate([angles, angles], 1) for angles in (cosine, sine))
     width = cosine.shape[1]
     sign = np.where(np.arange(width) < width // 2, -1, 1)
     np.testing.assert_allclose(inputs["cosine"][:, :width], cosine, rtol=0, atol=1e-12)
@@ -137,22 +137,22 @@ def test_a_preset_of_every_family_makes_what_their_tables_read():
     for name in {preset.family: name for name, preset in preset_names().items()}.values():
         configuration = configure(name)
         model = build(configuration)
-        found = input_table(configuration)
-        left = set(model.table.inputs) - {found.header(output) for output in found.outputs}
-        assert not {one.rpartition(".")[2] for one in left} & {
+        inputs_table = input_table(configuration)
+        left = set(model.table.inputs) - {inputs_table.header(output) for output in inputs_table.outputs}
+        assert not {input_name.rpartition(".")[2] for input_name in left} & {
             "cosine", "sine", "flip", "local_cosine", "local_sine", "index", "S", "slope", "distance", "bucket",
             "rows", "delta",
         }, name  # fmt: skip
-        for output in found.outputs:
-            assert found.axes[output] == model.table.axes[found.header(output)], (name, output)
+        for output in inputs_table.outputs:
+            assert inputs_table.axes[output] == model.table.axes[inputs_table.header(output)], (name, output)
 
 
 def test_what_is_made_is_made_once_and_not_written_on():
     configuration = configure("gpt2")
-    one, two = (made_inputs(configuration, {"M": 4})["index"] for _ in range(2))
-    assert one is two
+    first, second = (made_inputs(configuration, {"M": 4})["index"] for _ in range(2))
+    assert first is second
     with pytest.raises(ValueError, match="read-only"):
-        one[0] = 1
+        first[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_positions_of_a_token_after_those_in_the_cache(family, keys):
     model, draw = build(configuration), np.random.default_rng(0)
     table = model.table
     weights = {name: draw.normal(0, 0.5, shape_of(table.axes[name], model.sizes)) for name in table.weights}
-    one, whole = (Decoder(configuration, weights, np.float64) for _ in range(2))
-    one.begin([1, 2, 3])
-    last = [one.next(token) for token in (4, 5, 6, 7)][-1]
-    np.testing.assert_allclose(last, whole.begin([1, 2, 3, 4, 5, 6, 7]), rtol=0, atol=1e-12)
+    stepwise, at_once = (Decoder(configuration, weights, np.float64) for _ in range(2))
+    stepwise.begin([1, 2, 3])
+    last = [stepwise.next(token) for token in (4, 5, 6, 7)][-1]
+    np.testing.assert_allclose(last, at_once.begin([1, 2, 3, 4, 5, 6, 7]), rtol=0, atol=1e-12)

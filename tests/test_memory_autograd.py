@@ -38,19 +38,19 @@ ADAMW = {"autograd": {"fused": True}, "autograd-foreach": {"foreach": True}, "au
 
 def train(configuration, batch, length, procedure, optimizer, engine, dtype, device):
     """Two steps as a user of PyTorch writes them, the second with the optimizer's state there from the start."""
-    own = module(configuration).to(device, dtype)
+    network = module(configuration).to(device, dtype)
     if procedure == "recompute":
-        for block in own.h if hasattr(own, "h") else own.layers:
+        for block in network.h if hasattr(network, "h") else network.layers:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if optimizer == "adamw":
-        steps = torch.optim.AdamW(own.parameters(), **ADAMW[engine])
+        steps = torch.optim.AdamW(network.parameters(), **ADAMW[engine])
     else:
-        steps = torch.optim.SGD(own.parameters(), 0.1, 0.9 if optimizer == "momentum" else 0.0)
+        steps = torch.optim.SGD(network.parameters(), 0.1, 0.9 if optimizer == "momentum" else 0.0)
     vocabulary = configuration.sizes["vocab_size"]
     tokens, targets = (torch.randint(0, vocabulary, (batch, length), device=device) for _ in range(2))
     for _ in range(2):
         steps.zero_grad(set_to_none=True)
-        own(tokens, targets).backward()
+        network(tokens, targets).backward()
         steps.step()
 
 
@@ -96,10 +96,10 @@ def test_the_predicted_peak_is_that_of_the_allocator(
 
 
 def test_what_is_asked_on_the_command_line(capsys):
-    given = ["gpt2", "--engine", "autograd", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
-    assert main(["memory", *given]) in (0, None)
+    flags = ["gpt2", "--engine", "autograd", "--batch-size", "4", "--seq-len", "128", "--budget", "8GB"]
+    assert main(["memory", *flags]) in (0, None)
     out = capsys.readouterr().out
-    assert main(["memory", *given, "--procedure", "recompute"]) in (0, None)
+    assert main(["memory", *flags, "--procedure", "recompute"]) in (0, None)
     again = capsys.readouterr().out
     assert "by autograd (transformers)" in out
     assert "Predicted: the allocator's bytes" in out
@@ -142,11 +142,17 @@ def test_a_repeat_and_the_same_blocks_one_by_one_take_the_same(model, module):
     configuration = configure(model, UNROLLED.get(model, {}))
     built = build(configuration, dropout=True)
     peaks = []
-    for own in (built, unrolled(built)):
-        sizes = run_sizes(own, 2, 16, None)
-        asked = Asked(module_of(own, module), 0, 4, frozenset(own.table.weights), frozenset(masks_of(own.table)))
+    for model_built in (built, unrolled(built)):
+        sizes = run_sizes(model_built, 2, 16, None)
+        settings = Asked(
+            module_of(model_built, module),
+            0,
+            4,
+            frozenset(model_built.table.weights),
+            frozenset(masks_of(model_built.table)),
+        )
         tape = Tape(4)
-        run_step(tape, own.table, sizes, asked)
+        run_step(tape, model_built.table, sizes, settings)
         peaks.append(tape.account.peak)
     assert peaks[0] == peaks[1]
 
@@ -175,12 +181,12 @@ CODES = [("llama", "nf4", "lora"), ("opt", "nf4", "both")]
     ("model", "dtype", "setting"), [*sampled(TRANSFORMERS, 32, lambda case: case[2]), *sampled(CODES, 2)]
 )
 def test_the_predicted_peak_of_transformers_own_modules_is_that_of_the_allocator(monkeypatch, model, dtype, setting):
-    own = peaks()
-    monkeypatch.setitem(own.SHAPES, "block", (2, 128, 200))
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (2, 128, 200))
     case = model, "block", dtype, setting, "fused"
     # what the collector has not given back comes on top
-    measured = min(apart(lambda: own.train(*case))[1] for _ in range(2))
-    assert own.predicted(*case) == pytest.approx(measured, rel=0.02)
+    measured = min(apart(lambda: example_module.train(*case))[1] for _ in range(2))
+    assert example_module.predicted(*case) == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
@@ -195,10 +201,10 @@ def test_every_weight_of_a_mixture_has_a_gradient_and_two_moments(family):
 
 
 def test_without_a_cache_queries_and_values_stay_views_of_one_product(monkeypatch):
-    own = peaks()
-    monkeypatch.setitem(own.SHAPES, "block", (2, 64, 100))
+    example_module = peaks()
+    monkeypatch.setitem(example_module.SHAPES, "block", (2, 64, 100))
     case = "phi3", "block", "fp32", "plain", "fused"
-    batch_of = own.batch_of
-    monkeypatch.setattr(own, "batch_of", lambda *asked: {**batch_of(*asked), "use_cache": False})
-    monkeypatch.setattr(own, "MODULE", "transformers-uncached")
-    assert own.predicted(*case) == pytest.approx(most(lambda: own.train(*case)), rel=0.01)
+    batch_of = example_module.batch_of
+    monkeypatch.setattr(example_module, "batch_of", lambda *asked: {**batch_of(*asked), "use_cache": False})
+    monkeypatch.setattr(example_module, "MODULE", "transformers-uncached")
+    assert example_module.predicted(*case) == pytest.approx(most(lambda: example_module.train(*case)), rel=0.01)

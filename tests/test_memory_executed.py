@@ -35,7 +35,10 @@ def seen(table, sizes, dtype):
     def given():
         kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
         shape = {name: [sizes[base(axis)] for axis in table.axes[name]] for name in (*table.inputs, *table.weights)}
-        return {name: np.zeros(own, int if name in table.indices else kind) for name, own in shape.items()}
+        return {
+            name: np.zeros(shape_of_input, int if name in table.indices else kind)
+            for name, shape_of_input in shape.items()
+        }
 
     program = Emitted(table, sizes)
     with warnings.catch_warnings():
@@ -81,15 +84,15 @@ def test_the_predicted_peak_is_that_of_tracemalloc(model, sizes, procedure, opti
 
 def test_the_rooms_of_the_peak_add_up_to_it():
     table, sizes = step_of("gpt2", "bp", "sgd", 4, 128, **SMALL)
-    found = executed(table, sizes, rooms=True)
-    assert found.peak == executed(table, sizes).peak
-    assert 0 <= found.peak - sum(room.bytes for room in found.rooms) < 64 * KIB  # the arrays' own objects
-    assert found.rooms == tuple(sorted(found.rooms, key=lambda room: -room.bytes))
+    execution = executed(table, sizes, rooms=True)
+    assert execution.peak == executed(table, sizes).peak
+    assert 0 <= execution.peak - sum(room.bytes for room in execution.rooms) < 64 * KIB  # the arrays' own objects
+    assert execution.rooms == tuple(sorted(execution.rooms, key=lambda room: -room.bytes))
     # It lies in the gradient of GELU, whose values on the way are there then, 4 B of [4 128 512] each.
-    assert found.line.startswith("Z = T + 1.0 + X")
-    held = {room.line: room.bytes for room in found.rooms}
-    assert held["L = 0.044715 * (X * X)"] == 4 * 4 * 128 * 512
-    assert sum(line.startswith(("L =", "T =", "Z =")) for line in held) == 3
+    assert execution.line.startswith("Z = T + 1.0 + X")
+    room_bytes = {room.line: room.bytes for room in execution.rooms}
+    assert room_bytes["L = 0.044715 * (X * X)"] == 4 * 4 * 128 * 512
+    assert sum(line.startswith(("L =", "T =", "Z =")) for line in room_bytes) == 3
 
 
 def test_nothing_is_held_when_a_program_is_done():
@@ -130,14 +133,14 @@ def test_every_operation_takes_what_numpy_takes(text, given):
     # One buffer of 8,192 elements more or less, and Python's own objects, are within 64 KiB.
     program = f"def f({', '.join('XYZ'[: len(given)])}):\n    return {text}\n"
     account = rooms.Account()
-    named = rooms.loaded(program, account)
-    arrays = [rooms.Array.new(account, *one) for one in given]
+    namespace = rooms.loaded(program, account)
+    arrays = [rooms.Array.new(account, *arguments) for arguments in given]
     before = account.now
-    result = named["f"](*arrays)
+    result = namespace["f"](*arrays)
     predicted, stays = account.peak - before, account.now - before
     real: dict = {"np": np}
     exec(program, real)
-    values = [np.zeros(*one) for one in given]
+    values = [np.zeros(*arguments) for arguments in given]
     tracemalloc.start()
     try:
         other = real["f"](*values)

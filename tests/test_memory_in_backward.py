@@ -25,18 +25,18 @@ CASES = [
 
 def train(configuration, batch, length, optimizer):
     """Two steps with an optimizer a weight that steps in the hook of its gradient."""
-    own = module(configuration)
-    for weight in own.parameters():
-        one = torch.optim.AdamW([weight], fused=True) if optimizer == "adamw" else torch.optim.SGD([weight], 0.1)
+    network = module(configuration)
+    for weight in network.parameters():
+        stepper = torch.optim.AdamW([weight], fused=True) if optimizer == "adamw" else torch.optim.SGD([weight], 0.1)
 
-        def hook(weight, one=one):
+        def hook(weight, one=stepper):
             one.step()
             one.zero_grad()
 
         weight.register_post_accumulate_grad_hook(hook)
     tokens, targets = (torch.randint(0, configuration.sizes["vocab_size"], (batch, length)) for _ in range(2))
     for _ in range(2):
-        own(tokens, targets).backward()
+        network(tokens, targets).backward()
 
 
 def measured():
@@ -58,11 +58,11 @@ def peaks():
 def test_the_predicted_peak_is_that_of_the_allocator(number, peaks):
     model, sizes, batch, length, optimizer = CASES[number]
     configuration = configure(model, sizes)
-    given = {"module": "plain", "optimizer": optimizer}
-    predicted, whole = (
-        lc.memory(configuration, "bp", batch, length, engine=engine, **given)
+    settings = {"module": "plain", "optimizer": optimizer}
+    predicted, usual = (
+        lc.memory(configuration, "bp", batch, length, engine=engine, **settings)
         for engine in ("autograd-in-backward", "autograd")
     )
     assert abs(peaks[number] - predicted.peak) < 0.005 * peaks[number]
-    assert predicted.peak <= whole.peak
+    assert predicted.peak <= usual.peak
     assert sum(predicted.split.values()) == predicted.peak

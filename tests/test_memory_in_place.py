@@ -70,10 +70,10 @@ def test_the_predicted_peak_is_that_of_the_allocator(
     def train():
         tensors = {name: zeros(name) for name in (*table.weights, *states)}
         arena = torch.zeros(needs.split["arena"], dtype=torch.uint8)
-        own = in_place.InPlace(table, run.axes, dtype, tensors, arena)
-        assert own.arena is arena  # it is large enough
+        program = in_place.InPlace(table, run.axes, dtype, tensors, arena)
+        assert program.arena is arena  # it is large enough
         for _ in range(2):
-            own(batch_of)
+            program(batch_of)
 
     # What is more are sums over all sequences of the rows of a position, and what the library takes for a product.
     assert needs.peak <= most(train) <= 1.02 * needs.peak + (scratch() if dtype == "bf16" else 0)

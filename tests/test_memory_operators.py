@@ -33,10 +33,10 @@ def most_of_a_step(table, sizes, dtype):
     kind = torch.float64 if dtype == "fp64" else torch.float32
 
     def run():
-        given = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
+        parameters = dict.fromkeys(name for tree in written.parameters for name in leaves(tree))
         values = {
             name: torch.zeros(shape_of(table.axes[name], sizes), dtype=torch.int64 if name in table.indices else kind)
-            for name in given
+            for name in parameters
         }
         arguments = [fill(tree, values, names) for tree in written.parameters]
         with torch.inference_mode():
@@ -76,8 +76,8 @@ def most_of_a_step(table, sizes, dtype):
     ),
 )
 def test_the_predicted_peak_is_that_of_the_allocator(model, sizes, procedure, optimizer, batch, length, dtype, plan):
-    asked = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
-    needs = lc.memory(model, procedure, batch, length, **asked, **sizes)
+    settings = {"optimizer": optimizer, "dtype": dtype, "plan": plan, "engine": "torch-operators"}
+    needs = lc.memory(model, procedure, batch, length, **settings, **sizes)
     run = prepare(model, "run", batch, length, None, None, "sgd", 0, "fp32", sizes, (procedure,), plan=plan)
     table = Step(run, procedure, precision_of(dtype), optimizer).whole()
     # What differs are single numbers that Python's become, of 4 or 8 bytes.
@@ -115,9 +115,9 @@ def test_every_operation_takes_what_pytorch_takes(text, shapes):
         f"import torch\nfrom torch.nn import functional\ndef f({', '.join('XYZ'[: len(shapes)])}):\n    return {text}\n"
     )
     account = rooms.Account()
-    given = [rooms.Tensor.new(account, shape, "float32") for shape in shapes]
+    tensors = [rooms.Tensor.new(account, shape, "float32") for shape in shapes]
     before = account.now
-    result = rooms.loaded_on_torch(program, account)["f"](*given)
+    result = rooms.loaded_on_torch(program, account)["f"](*tensors)
     names = {}
     exec(program, names)
     values = [torch.ones(shape) for shape in shapes]
@@ -141,10 +141,10 @@ def test_the_shape_of_what_is_chosen_is_known_without_choosing():
             items.insert(chance.randint(0, len(items)), extra)
         if any(isinstance(item, np.ndarray) for item in items):
             tried += 1
-            given, rest, before = chosen(
+            index_shape, rest, before = chosen(
                 shape, [item.shape if isinstance(item, np.ndarray) else item for item in items]
             )
-            assert (*rest[:before], *given, *rest[before:]) == np.zeros(shape)[tuple(items)].shape, (shape, items)
+            assert (*rest[:before], *index_shape, *rest[before:]) == np.zeros(shape)[tuple(items)].shape, (shape, items)
     assert tried > 300
 
 

@@ -88,9 +88,9 @@ SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "i
 
 @pytest.mark.parametrize("procedure", ["bp", "recompute", "pepita", "mempepita"])
 def test_the_exact_number_is_what_a_sequence_adds_to_the_peak_of_a_large_batch(procedure):
-    found = exact(build(model := configure("gpt2", SMALL)), procedure, run_sizes(build(model), 1, 16, None))
+    elements = exact(build(model := configure("gpt2", SMALL)), procedure, run_sizes(build(model), 1, 16, None))
     less, more = (lc.memory(model, procedure, batch, 16, engine="table") for batch in (10_000, 10_001))
-    assert more.peak - less.peak == 4 * found  # fp32, indices of four bytes
+    assert more.peak - less.peak == 4 * elements  # fp32, indices of four bytes
 
 
 def test_backpropagation_has_more_than_it_keeps_and_no_more_than_twice():
@@ -122,11 +122,11 @@ def test_the_table_of_the_page_has_all_models():
 def test_the_table_of_the_page(name, row):
     length, *cells = row.split(" | ")
     tokens = int(length.replace(",", ""))
-    model, given = MODELS[name]
-    sides = (100, tokens) if given.get("target_len") else (tokens, None)
-    sizes = {key: size for key, size in {**BASE, **given}.items() if key != "target_len"}
-    found = {row.procedure: row for row in published_memory(model, *sides, **sizes).rows}
-    bp, recompute, mempepita = (found[procedure] for procedure in ("bp", "recompute", "mempepita"))
+    model, keys = MODELS[name]
+    sides = (100, tokens) if keys.get("target_len") else (tokens, None)
+    sizes = {key: size for key, size in {**BASE, **keys}.items() if key != "target_len"}
+    rows = {row.procedure: row for row in published_memory(model, *sides, **sizes).rows}
+    bp, recompute, mempepita = (rows[procedure] for procedure in ("bp", "recompute", "mempepita"))
     shares = [
         mempepita.published / bp.published,
         mempepita.mended / bp.mended,

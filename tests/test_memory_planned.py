@@ -14,29 +14,29 @@ def test_the_longest_sequence_of_a_planner_is_under_the_plan_that_it_takes_for_i
     def asked(plan):
         return lc.memory("llama-2-7b", seq_len=64, plan=plan, dtype=dtype, budget="4MB", engine="table", **sizes)
 
-    found = asked("auto")
-    length = found.fits["seq_len"]
-    assert length > asked(found.plan).fits["seq_len"], "or the planner would take the same plan for it"
+    planned_needs = asked("auto")
+    length = planned_needs.fits["seq_len"]
+    assert length > asked(planned_needs.plan).fits["seq_len"], "or the planner would take the same plan for it"
     assert length == asked("flash,fused,at-once,recompute=all").fits["seq_len"]
 
 
 @pytest.mark.slow
 def test_the_planner_is_told_the_budget():
-    given = {"optimizer": "adamw", "batch_size": 8, "seq_len": 1024, "plan": "auto", "num_hidden_layers": 3}
-    free = lc.memory("gpt2", **given)
+    settings = {"optimizer": "adamw", "batch_size": 8, "seq_len": 1024, "plan": "auto", "num_hidden_layers": 3}
+    free = lc.memory("gpt2", **settings)
     assert "recompute=all" not in free.plan
-    tight = lc.memory("gpt2", **given, budget=int(0.7 * free.peak))
+    tight = lc.memory("gpt2", **settings, budget=int(0.7 * free.peak))
     assert tight.plan != free.plan
     assert tight.peak <= 0.7 * free.peak  # weights' states, which the planner does not see, are in it
-    wide = lc.memory("gpt2", **given, budget=10 * free.peak)
+    wide = lc.memory("gpt2", **settings, budget=10 * free.peak)
     assert wide.peak >= free.peak
     assert tight.fits["batch_size"] >= 8
 
 
 @pytest.mark.parametrize("dtype", sampled(("bf16", "int8"), 2))
 def test_the_plan_of_a_narrow_type_fits_where_one_does(dtype):
-    given = {"batch_size": 4, "seq_len": 512, "plan": "auto", "dtype": dtype, "optimizer": "adamw"}
-    least = lc.memory("gpt2", **given, budget="600MB" if dtype == "int8" else "2300MB")
+    settings = {"batch_size": 4, "seq_len": 512, "plan": "auto", "dtype": dtype, "optimizer": "adamw"}
+    least = lc.memory("gpt2", **settings, budget="600MB" if dtype == "int8" else "2300MB")
     assert least.peak <= (600 if dtype == "int8" else 2300) * 10**6
 
 

@@ -25,10 +25,10 @@ def kept_in_blocks(procedure, plan=""):
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "vocab_size": 11}
     model = build(configure("gpt2", {**sizes, "max_position_embeddings": 8}), dropout=True)
     table = planned(step(model, procedure, "sgd"), plan)
-    kept = live(table, run_sizes(model, BATCH, LENGTH, None), "fp16").kept
-    block = [held for held in kept if held.axes[0] == "n_layer" and held.axes != ("n_layer", "B", "M")]
-    values = sum(held.bytes for held in block if not held.name.endswith(".mask"))
-    masks = {held.name: held.bytes // 2 for held in block if held.name.endswith(".mask")}
+    kept_arrays = live(table, run_sizes(model, BATCH, LENGTH, None), "fp16").kept
+    block = [array for array in kept_arrays if array.axes[0] == "n_layer" and array.axes != ("n_layer", "B", "M")]
+    values = sum(array.bytes for array in block if not array.name.endswith(".mask"))
+    masks = {array.name: array.bytes // 2 for array in block if array.name.endswith(".mask")}
     return values // LAYERS, {name: size // LAYERS for name, size in masks.items()}
 
 
@@ -64,7 +64,7 @@ def test_mixed_precision_with_adam_takes_16_bytes_a_parameter(dtype):
     assert parts["master weights"] == 4 * parameters
     assert parts["optimizer state"] == 8 * parameters
     # Where the optimizer begins all gradients are there: then 16 bytes, and of activations next to nothing.
-    first = next(one for one in needs.curve if one.macro_operation == "optimizer_step")
+    first = next(moment for moment in needs.curve if moment.macro_operation == "optimizer_step")
     assert 16 * parameters <= first.bytes < 16.02 * parameters
 
 
@@ -111,15 +111,15 @@ def test_a_budget_is_met_by_what_fits_and_by_no_more():
     needs = lc.memory("gpt2", batch_size=2, budget="40MB", **sizes)
     assert needs.fits is not None
     batch, length = needs.fits["batch_size"], needs.fits["seq_len"]
-    for one, fits in ((batch, True), (batch + 1, False)):
-        assert (lc.memory("gpt2", batch_size=one, **sizes).peak <= 40 * 10**6) is fits
-    for one, fits in ((length, True), (length + 1, False)):
-        assert (lc.memory("gpt2", batch_size=2, **{**sizes, "seq_len": one}).peak <= 40 * 10**6) is fits
+    for batch_tried, fits in ((batch, True), (batch + 1, False)):
+        assert (lc.memory("gpt2", batch_size=batch_tried, **sizes).peak <= 40 * 10**6) is fits
+    for batch_tried, fits in ((length, True), (length + 1, False)):
+        assert (lc.memory("gpt2", batch_size=2, **{**sizes, "seq_len": batch_tried}).peak <= 40 * 10**6) is fits
 
 
 def test_the_split_and_the_curve_belong_to_the_peak():
     needs = lc.memory("gpt2", "recompute", 4, 64, optimizer="adamw", dtype="bf16", accumulate=2)
-    assert sum(needs.split.values()) == needs.peak == max(one.bytes for one in needs.curve)
+    assert sum(needs.split.values()) == needs.peak == max(moment.bytes for moment in needs.curve)
     assert needs.moment.bytes == needs.peak
     beside = needs.split["master weights"] + needs.split["optimizer state"]
     assert sum(witness.bytes for witness in needs.witnesses) + beside == needs.peak

@@ -18,19 +18,19 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "v
 
 
 def test_the_parts_of_a_difference_are_the_difference():
-    found = {name: lc.memory("gpt2", engine=name, **SMALL) for name in runners()}
-    assert len(found) >= 6
-    for one, other in permutations(found, 2):
-        parts = list(differences(found[one], found[other]))
-        assert sum(part.bytes for part in parts) == found[one].peak - found[other].peak
+    by_runner = {name: lc.memory("gpt2", engine=name, **SMALL) for name in runners()}
+    assert len(by_runner) >= 6
+    for first, other in permutations(by_runner, 2):
+        parts = list(differences(by_runner[first], by_runner[other]))
+        assert sum(part.bytes for part in parts) == by_runner[first].peak - by_runner[other].peak
         assert all(set(part.rules) <= {*RULES, "plan"} for part in parts)
-    assert all(tuple(memory.rules) == RULES for memory in found.values())
+    assert all(tuple(memory.rules) == RULES for memory in by_runner.values())
 
 
 def test_the_screen_and_the_json(capsys):
     assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,autograd,numpy"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "new weights and states: beside the old ones, not over the old ones" in said
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "new weights and states: beside the old ones, not over the old ones" in screen
     assert main(["memory", "gpt2", "--seq-len", "64", "--engine", "table,numpy", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert list(answer["engines"]) == ["table", "numpy"]

@@ -94,9 +94,9 @@ def projections(module, h, g, k, output="o_proj"):
         "w.WO": (getattr(module, output).weight, out_of(h, g, k)),
     }
     views = {"q_proj": ("w.bQ", by(h, g, k)), "k_proj": ("w.bK", by(h, k)), "v_proj": ("w.bV", by(h, k))}
-    for name, (own, view) in {**views, output: ("w.bO", plain)}.items():
+    for name, (weight_name, view) in {**views, output: ("w.bO", plain)}.items():
         if getattr(module, name).bias is not None:
-            weights[own] = (getattr(module, name).bias, view)
+            weights[weight_name] = (getattr(module, name).bias, view)
     return weights
 
 

@@ -114,13 +114,13 @@ def test_sigmoid_mixture_of_experts_with_a_shared_one(factor):
         with_scale(shipped_layer("sigmoid_mixture_of_experts"), factor, "T"), "C", "groups_of_best_two"
     )
     layer = lc.layer(text, layers={routed.name: routed})
-    own = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
+    router_weights = {"WR": (module.gate.weight, turned), **expert_weights(module.experts, FF)}
     shared = {"WG": "gate_proj", "WU": "up_proj", "WD": "down_proj"}
-    weights = {f"moe.{name}": pair for name, pair in own.items()}
+    weights = {f"moe.{name}": pair for name, pair in router_weights.items()}
     weights |= {f"shared.{n}": (getattr(module.shared_experts, part).weight, turned) for n, part in shared.items()}
-    given = {"correction": draw(e).detach().numpy(), "t": t, "i": 4, "j": 2, "q": 2, "b": 2}
-    module.gate.e_score_correction_bias.copy_(torch.tensor(given["correction"]))
-    compare(layer, given, weights, module(X), {"X": X})
+    inputs = {"correction": draw(e).detach().numpy(), "t": t, "i": 4, "j": 2, "q": 2, "b": 2}
+    module.gate.e_score_correction_bias.copy_(torch.tensor(inputs["correction"]))
+    compare(layer, inputs, weights, module(X), {"X": X})
 
 
 def test_only_the_chosen_experts_are_priced():

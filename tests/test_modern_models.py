@@ -70,19 +70,19 @@ def model(text, attention, **more):
 
 def block_places(h, g, k, prefix="", at="model.layers.{}."):
     """Where transformers keeps a layer's weights, and how they look from here."""
-    own = at + "self_attn."
+    attention_prefix = at + "self_attn."
     places = {
         "ln_1": (at + "input_layernorm.weight", plain),
         "ln_2": (at + "post_attention_layernorm.weight", plain),
-        "attn.WQ": (own + "q_proj.weight", into(h, g, k)),
-        "attn.WK": (own + "k_proj.weight", into(h, k)),
-        "attn.WV": (own + "v_proj.weight", into(h, k)),
-        "attn.WO": (own + "o_proj.weight", out_of(h, g, k)),
-        "attn.bQ": (own + "q_proj.bias", by(h, g, k)),
-        "attn.bK": (own + "k_proj.bias", by(h, k)),
-        "attn.bV": (own + "v_proj.bias", by(h, k)),
-        "attn.gQ": (own + "q_norm.weight", plain),
-        "attn.gK": (own + "k_norm.weight", plain),
+        "attn.WQ": (attention_prefix + "q_proj.weight", into(h, g, k)),
+        "attn.WK": (attention_prefix + "k_proj.weight", into(h, k)),
+        "attn.WV": (attention_prefix + "v_proj.weight", into(h, k)),
+        "attn.WO": (attention_prefix + "o_proj.weight", out_of(h, g, k)),
+        "attn.bQ": (attention_prefix + "q_proj.bias", by(h, g, k)),
+        "attn.bK": (attention_prefix + "k_proj.bias", by(h, k)),
+        "attn.bV": (attention_prefix + "v_proj.bias", by(h, k)),
+        "attn.gQ": (attention_prefix + "q_norm.weight", plain),
+        "attn.gK": (attention_prefix + "k_norm.weight", plain),
         "mlp.WG": (at + "mlp.gate_proj.weight", turned),
         "mlp.WU": (at + "mlp.up_proj.weight", turned),
         "mlp.WD": (at + "mlp.down_proj.weight", turned),
@@ -104,16 +104,21 @@ def places(layer, module):
     named_places["head.W"] = ("lm_head.weight", turned)
     number = module.config.num_hidden_layers
     if "local.ln_1" in layer.table.weights:
-        turns = [(block_places(h, g, k, own), range(i, number, 2)) for i, own in enumerate(("local.", "global."))]
+        turns = [
+            (block_places(h, g, k, block_names), range(i, number, 2))
+            for i, block_names in enumerate(("local.", "global."))
+        ]
     else:
         turns = [(block_places(h, g, k), range(number))]
     theirs = dict(module.named_parameters())
-    found = {name: ([theirs[place]], view, False) for name, (place, view) in named_places.items() if place in theirs}
+    places_found = {
+        name: ([theirs[place]], view, False) for name, (place, view) in named_places.items() if place in theirs
+    }
     for blocks, numbers in turns:
         for name, (place, view) in blocks.items():
             if place.format(0) in theirs and name in layer.table.weights:
-                found[name] = [theirs[place.format(i)] for i in numbers], view, True
-    return {name: found[name] for name in layer.table.weights}
+                places_found[name] = [theirs[place.format(i)] for i in numbers], view, True
+    return {name: places_found[name] for name in layer.table.weights}
 
 
 def ours(values, view, stacked):
@@ -139,17 +144,17 @@ def compare(layer, module, more=None, tolerance=1e-9):
     # Token 0 pads: transformers gives its row of the embedding no gradient.
     tokens = np.random.default_rng(3).integers(1, SIZES["v"], (SIZES["B"], SIZES["M"]))
     loss = module(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).loss
-    found = places(layer, module)
-    used = {id(p) for parameters, _, _ in found.values() for p in parameters}
+    places_found = places(layer, module)
+    used = {id(p) for parameters, _, _ in places_found.values() for p in parameters}
     assert used == {id(p) for p in module.parameters()}
     share = np.full(tokens.shape, -1.0 / (SIZES["B"] * (SIZES["M"] - 1)))
     share[:, -1] = 0
     arrays = {"tokens": tokens, "targets": np.roll(tokens, -1, 1), "share": share, **angles(SIZES["M"], SIZES["k"])}
-    arrays |= {name: ours(*place) for name, place in found.items()} | (more or {})
+    arrays |= {name: ours(*place) for name, place in places_found.items()} | (more or {})
     result = lc.run(layer, {**arrays, "dloss": np.array(1.0)})
     np.testing.assert_allclose(result["loss"], loss.item(), rtol=tolerance)
     loss.backward()
-    for name, (theirs, view, stacked) in found.items():
+    for name, (theirs, view, stacked) in places_found.items():
         gradient = ours([parameter.grad for parameter in theirs], view, stacked)
         np.testing.assert_allclose(result[f"d{name}"], gradient, rtol=tolerance, atol=tolerance, err_msg=name)
 
@@ -173,8 +178,8 @@ GEMMA_LAYERS = {
 
 
 def gemma():
-    own = with_softcap(with_scale(attention(), 7**-0.5), 0.8)
-    return model(GEMMA, own, **GEMMA_LAYERS)
+    capped_attention = with_softcap(with_scale(attention(), 7**-0.5), 0.8)
+    return model(GEMMA, capped_attention, **GEMMA_LAYERS)
 
 
 MODELS = {

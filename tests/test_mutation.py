@@ -44,12 +44,12 @@ WORD_FOR |= {"tanh": "sigmoid", "relu": "silu", "normalize": "softmax"}
 
 def axes_in(line):
     """Start, end and name of every axis that the line writes between brackets."""
-    found = []
+    axes_found = []
     for match in AXIS.finditer(line):
         before = line[: match.start()]
         if before.count("[") > before.count("]") and not before.endswith("#"):
-            found.append((match.start(), match.end(), match.group()))
-    return found
+            axes_found.append((match.start(), match.end(), match.group()))
+    return axes_found
 
 
 def changed_lines(line):
@@ -61,9 +61,9 @@ def changed_lines(line):
             if other != name:
                 yield f"{line[:start]}{other}{line[end:]}"
         yield re.sub(r"\[\s+", "[", f"{line[:start]}{line[end:]}")
-    for (start, middle, one), (begin, end, two) in itertools.pairwise(axes):
+    for (start, middle, axis_text), (begin, end, two) in itertools.pairwise(axes):
         if not line[middle:begin].strip() and not CALL.search(line):
-            yield f"{line[:start]}{two}{line[middle:begin]}{one}{line[end:]}"
+            yield f"{line[:start]}{two}{line[middle:begin]}{axis_text}{line[end:]}"
     for match in re.finditer(r"(?<![\w.^-])(-?[\d.]+)\[\]", line):
         index = line[: match.start()].endswith("=")
         number = str((int(match.group(1)) + 1) % 3) if index else repr(float(match.group(1)) * 1.25)
@@ -116,14 +116,14 @@ MUTABLE = tuple(name for name in shipped() if name not in POSITIONS)
 def test_a_change_of_any_line_of_a_layer_is_seen(name):
     assert not fails(verify_table(shipped_layer(name).table, name, LAYERS[name]))
     survivors, count = [], 0
-    for what, text in mutants(name):
+    for mutant, text in mutants(name):
         count += 1
         try:
             changed = lc.layer(text)
         except lc.InputError:
             continue  # refused when it is defined
         if not fails(verify_table(changed.table, name, LAYERS[name])):
-            survivors.append(what)
+            survivors.append(mutant)
     assert survivors == EQUIVALENT_LINES.get(name, []), "\n".join(survivors)
     assert count > 3
 
@@ -196,8 +196,8 @@ BELOW = "1e-20 is below the rounding of every sum that is not zero"
 EQUIVALENT_WORDS = {
     "max gradient: E[_ n] = equal(Y[_], X[_ n]) <- E[_ n] = equal(X[_ n], Y[_])": SYMMETRIC,
     **{
-        f"proportion {what}": BELOW
-        for what in (
+        f"proportion {change}": BELOW
+        for change in (
             "body: w[_] = s[_] <- w[_] = s[_] + e[]",
             "body: w[_] = s[_] - e[] <- w[_] = s[_] + e[]",
             "default 1e-20[]",
@@ -217,9 +217,9 @@ EQUIVALENT_WORDS = {
     "elu body: S[_] = E[_] <- S[_] = a[] E[_]": "a is 1 where it is not given",
     "sum body: Y[_] = X[_ n] <- Y[_] = 1[] X[_ n]": "a product with 1[]",
     **{
-        f"{word} body: {what}": why
+        f"{word} body: {change}": why
         for word in ("safe_softmax", "safe_log_softmax")
-        for what, why in {
+        for change, why in {
             "m[_] = maximum(a[_], -1.1e+29[]) <- m[_] = maximum(a[_], -1e+29[])": UNSEEN,
             "m[_] = maximum(-1e+29[], a[_]) <- m[_] = maximum(a[_], -1e+29[])": SYMMETRIC,
             "t[_] = divide(s[_], 1[]) <- t[_] = maximum(s[_], 1[])": UNSEEN,
@@ -227,8 +227,8 @@ EQUIVALENT_WORDS = {
         }.items()
     },
     **{
-        f"power gradient: {what}": UNSEEN
-        for what in (
+        f"power gradient: {change}": UNSEEN
+        for change in (
             "O[_] = equal(Z[_], 0.5[]) <- O[_] = equal(Z[_], 0[])",
             "O[_] = less(Z[_], 0[]) <- O[_] = equal(Z[_], 0[])",
             "O[_] = equal(0[], Z[_]) <- O[_] = equal(Z[_], 0[])",
@@ -252,8 +252,8 @@ def word_survives(name, other, monkeypatch):
 @pytest.mark.parametrize("name", sampled((entry.name for entry in entries() if entry.kind != "constant"), 6))
 def test_a_change_of_any_line_of_a_word_is_seen(name, monkeypatch):
     assert not fails(verify_word(entry(name)))
-    changes = [(what, other) for own, what, other in changed_words() if own == name]
-    survivors = [what for what, other in changes if word_survives(name, other, monkeypatch)]
+    changes = [(change, other) for word_name, change, other in changed_words() if word_name == name]
+    survivors = [change for change, other in changes if word_survives(name, other, monkeypatch)]
     assert sorted(survivors) == sorted(word for word in EQUIVALENT_WORDS if word.startswith(f"{name} "))
 
 
@@ -371,5 +371,5 @@ def test_a_change_of_any_price_rule_is_seen(rule, monkeypatch):
     assert rule_survives(rule, getattr(price_module, rule), monkeypatch)
     changes = list(changed_rules(rule))
     assert changes
-    survivors = [what for what, function in changes if rule_survives(rule, function, monkeypatch)]
-    assert sorted(survivors) == sorted(what for what in EQUIVALENT_RULES if what.startswith(f"{rule}, "))
+    survivors = [change for change, function in changes if rule_survives(rule, function, monkeypatch)]
+    assert sorted(survivors) == sorted(change for change in EQUIVALENT_RULES if change.startswith(f"{rule}, "))

@@ -23,11 +23,14 @@ def cases():
             continue
         marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
         axes = [
-            [dict(zip(_names(given), value if isinstance(given, tuple) else (value,), strict=True)) for value in values]
-            for given, values in marks
+            [
+                dict(zip(_names(values_marked), value if isinstance(values_marked, tuple) else (value,), strict=True))
+                for value in values
+            ]
+            for values_marked, values in marks
         ]
         for chosen in product(*axes):
-            arguments = {key: value for one in chosen for key, value in one.items()}
+            arguments = {key: value for chosen_values in chosen for key, value in chosen_values.items()}
             if arguments.keys() == inspect.signature(function).parameters.keys():
                 yield function, arguments
 
@@ -42,7 +45,7 @@ CASES = list(cases())
 def changed_books(name):
     """The book with one of its numbers or names changed, and what was changed."""
     book = BOOKS[name]
-    one = Count.of(())
+    extra = Count.of(())
     for word, price in book.words.items():
         for field in fields(WordPrice):
             number = getattr(price, field.name)
@@ -53,7 +56,7 @@ def changed_books(name):
         for field in fields(Override):
             count = getattr(override, field.name)
             if isinstance(count, Count):
-                other = replace(override, **{field.name: count + one})
+                other = replace(override, **{field.name: count + extra})
                 yield f"{key} {field.name}", replace(book, overrides={**book.overrides, key: other})
         yield f"{key} left out", replace(book, overrides={k: v for k, v in book.overrides.items() if k != key})
     for layer in sorted(book.unpriced):
@@ -88,4 +91,4 @@ PARTS = 15
 def test_a_change_of_any_number_of_a_printed_book_is_seen(part, name, monkeypatch):
     assert survives(name, BOOKS[name], monkeypatch)
     changes = [*changed_books(name)][part::PARTS]
-    assert [what for what, other in changes if survives(name, other, monkeypatch)] == []
+    assert [change for change, other in changes if survives(name, other, monkeypatch)] == []

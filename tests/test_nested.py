@@ -51,18 +51,18 @@ def test_equal_to_what_is_written_out():
     values = {**arrays(nested.table), "dloss": np.array(1.0)}
     other = {name: array for name, array in values.items() if name not in "WU"}
     other |= {f"{name}{turn}": values[name][turn] for name in "WU" for turn in range(2)}
-    one, two = lc.run(nested, values, SIZES), lc.run(unrolled, other)
+    first, second = lc.run(nested, values, SIZES), lc.run(unrolled, other)
     for name in ("loss", "dV", "dX", "dh"):
-        np.testing.assert_allclose(one[name], two[name], 1e-12, err_msg=name)
+        np.testing.assert_allclose(first[name], second[name], 1e-12, err_msg=name)
     for name in "WU":
-        np.testing.assert_allclose(one[f"d{name}"], np.stack([two[f"d{name}{turn}"] for turn in range(2)]), 1e-12)
+        np.testing.assert_allclose(first[f"d{name}"], np.stack([second[f"d{name}{turn}"] for turn in range(2)]), 1e-12)
     # Without the gradient of h, which turns add up one by one and lines that are written out all at once.
-    found, wanted = (lc.derive(layer, ["X", *layer.table.weights]) for layer in (nested, unrolled))
+    derived_nested, derived_unrolled = (lc.derive(layer, ["X", *layer.table.weights]) for layer in (nested, unrolled))
     for book in ("run", "paper", "matmul"):
-        one, two = (lc.price(derived.step, SIZES, book) for derived in (found, wanted))
-        assert (one.maccs, one.flops) == (two.maccs, two.flops)
+        first, second = (lc.price(derived.step, SIZES, book) for derived in (derived_nested, derived_unrolled))
+        assert (first.maccs, first.flops) == (second.maccs, second.flops)
     copies = 2 * 4 * SIZES["B"] * SIZES["d"]  # of h, under the names that each layer has for it
-    assert lc.live(found, SIZES).peak == lc.live(wanted, SIZES).peak - copies
+    assert lc.live(derived_nested, SIZES).peak == lc.live(derived_unrolled, SIZES).peak - copies
 
 
 @pytest.mark.parametrize("procedure", ["bp", "recompute"])
@@ -72,12 +72,12 @@ def test_every_plan_and_backend(procedure, plan):
         pytest.skip("the same lines as those of bp")
     table = step(from_layer(lc.layer(NESTED)), procedure, "momentum")
     values = arrays(table)
-    wanted = results(table, values, SIZES)
+    expected = results(table, values, SIZES)
     table = planned(without_gradients(table) if "at-once" in plan else table, plan)
-    assert worst(results(table, values, SIZES), wanted)[1] < 1e-12
+    assert worst(results(table, values, SIZES), expected)[1] < 1e-12
     for backend in ("numpy", "torch"):
-        found = {name: array for name, array in execute(table, backend, values, SIZES).items() if name in wanted}
-        assert worst(found, wanted)[1] < 1e-12
+        computed = {name: array for name, array in execute(table, backend, values, SIZES).items() if name in expected}
+        assert worst(computed, expected)[1] < 1e-12
 
 
 TURN = """
@@ -99,18 +99,18 @@ def test_forward_learning_of_weights_that_turns_share(procedure, mode):
         unrolled += f"\n  Z{layer}[B M d] = {' + '.join(f'H{layer}{turn}[B M d]' for turn in range(4))}"
         unrolled += f"\n  X[B M d] = X[B M d] + Z{layer}[B M d]"
     texts = NESTED.replace("keep H=h:", "keep H=h shared U:"), unrolled + HEAD
-    values, found = {}, []
+    values, updates = {}, []
     for text in texts:
         table = step(from_layer(lc.layer(text), ("X",)), procedure, mode=mode)
         values = values or arrays(table)
         own = {name: values[name] for name in (*table.inputs, *table.weights) if name in values}
         own |= {name: values[name[0]][int(name[1])] for name in table.weights if name not in values}
         run(lower(table), own, SIZES)
-        found.append(own)
+        updates.append(own)
     for name in "WU":
-        written_out = np.stack([found[1][f"d{name}{turn}"] for turn in range(2)])
-        np.testing.assert_allclose(found[0][f"d{name}"], written_out, 1e-12, 1e-15, err_msg=name)
-    np.testing.assert_allclose(found[0]["dV"], found[1]["dV"], 1e-12)
+        written_out = np.stack([updates[1][f"d{name}{turn}"] for turn in range(2)])
+        np.testing.assert_allclose(updates[0][f"d{name}"], written_out, 1e-12, 1e-15, err_msg=name)
+    np.testing.assert_allclose(updates[0]["dV"], updates[1]["dV"], 1e-12)
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
@@ -122,12 +122,12 @@ def test_in_place(dtype, near):
 
     table = step(from_layer(lc.layer(NESTED)), "bp", "sgd")
     values = arrays(table)
-    wanted = results(table, values, SIZES)
+    expected = results(table, values, SIZES)
     kind = np.float64 if dtype == "fp64" else np.float32
     values = {name: array.astype(kind) if array.dtype.kind == "f" else array for name, array in values.items()}
     weights = {name: torch.from_numpy(values[name].copy()) for name in table.weights}
     InPlace(planned(without_gradients(table), "fused"), SIZES, dtype, weights)(values)
-    assert worst({f"{name}.new": array.double().numpy() for name, array in weights.items()}, wanted)[1] < near
+    assert worst({f"{name}.new": array.double().numpy() for name, array in weights.items()}, expected)[1] < near
 
 
 def test_turns_are_split_with_the_repeats_in_them():
@@ -136,10 +136,10 @@ def test_turns_are_split_with_the_repeats_in_them():
     apart = split(table, repeat, [Part(0, 0, repeat), Part(1, 1, repeat)])
     values = {**arrays(table), "dloss": np.array(1.0)}
     other = {**values, **{f"{name}@{turn}": values[name][turn : turn + 1] for name in "WU" for turn in range(2)}}
-    one, two = lc.run(table, values, SIZES), lc.run(apart, other, SIZES)
+    first, second = lc.run(table, values, SIZES), lc.run(apart, other, SIZES)
     for name in "WU":
         np.testing.assert_allclose(
-            one[f"d{name}"], np.concatenate([two[f"d{name}@{turn}"] for turn in range(2)]), 1e-12
+            first[f"d{name}"], np.concatenate([second[f"d{name}@{turn}"] for turn in range(2)]), 1e-12
         )
 
 

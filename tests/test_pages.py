@@ -66,20 +66,20 @@ def test_a_screen(screen):
 @pytest.mark.parametrize(("page", "line"), COMMAND_LINES, ids=[" ".join(both) for both in COMMAND_LINES])
 def test_a_command(page, line, tmp_path, monkeypatch, capsys):
     """What is quick runs; of what is slow the arguments are read. `here` is a published device then."""
-    given = arguments(line)
-    read(given[0], COMMANDS[given[0]].flags, given[1:])
-    if given[0] in SLOW:
+    words = arguments(line)
+    read(words[0], COMMANDS[words[0]].flags, words[1:])
+    if words[0] in SLOW:
         return
     monkeypatch.chdir(tmp_path)
-    given = ["A100-SXM-80GB" if word == "here" else word for word in given]
-    for word in given:
+    words = ["A100-SXM-80GB" if word == "here" else word for word in words]
+    for word in words:
         if word.endswith(".table"):
             shipped = ROOT / word
             example = next(iter(blocks(ROOT / "docs" / "add-a-layer.md", "text")))
             Path(word).parent.mkdir(parents=True, exist_ok=True)
             Path(word).write_text(shipped.read_text("utf-8") if shipped.exists() else example, encoding="utf-8")
-    assert main(given) == 0, capsys.readouterr().err
-    written = [Path(given[place + 1]) for place, word in enumerate(given) if word in ("--output", "-o")]
+    assert main(words) == 0, capsys.readouterr().err
+    written = [Path(words[place + 1]) for place, word in enumerate(words) if word in ("--output", "-o")]
     assert capsys.readouterr().out or all(path.stat().st_size for path in written)
 
 
@@ -90,8 +90,8 @@ def test_a_training_as_the_page_has_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train, sample, *_ = commands(ROOT / "docs" / "train.md")
     texts = str(ROOT / "src")
-    given = [texts if word == "texts" else word for word in arguments(train)]
-    assert main([*given, "--minutes", "0.33"]) == 0
+    words = [texts if word == "texts" else word for word in arguments(train)]
+    assert main([*words, "--minutes", "0.33"]) == 0
     assert main(arguments(sample)) == 0
     assert capsys.readouterr().out.startswith("def ")
 

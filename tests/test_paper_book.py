@@ -268,21 +268,26 @@ def test_layer_under_a_procedure_as_symbols(row: dict) -> None:
 
 def run(family: str, sizes: dict[str, int], **keywords: object) -> lc.Cost:
     names = {"h": "num_attention_heads", "d_model": "hidden_size", "d_ff": "intermediate_size", "voc": "vocab_size"}
-    given = {ours: sizes[theirs] for theirs, ours in names.items()}
+    keywords_given = {ours: sizes[theirs] for theirs, ours in names.items()}
     if family == "encoder-decoder":
-        given |= {"n_enc": sizes["n_enc"], "n_dec": sizes["n_dec"], "seq_len": sizes["N"], "target_len": sizes["M"]}
+        keywords_given |= {
+            "n_enc": sizes["n_enc"],
+            "n_dec": sizes["n_dec"],
+            "seq_len": sizes["N"],
+            "target_len": sizes["M"],
+        }
     else:
-        given |= {"num_hidden_layers": sizes["n_enc"], "seq_len": sizes["M"]}
-    return lc.cost(family, batch_size=sizes["b"], **given, **keywords)
+        keywords_given |= {"num_hidden_layers": sizes["n_enc"], "seq_len": sizes["M"]}
+    return lc.cost(family, batch_size=sizes["b"], **keywords_given, **keywords)
 
 
 def rows(ledger: lc.Cost) -> dict[tuple[str | None, str | None, str], tuple[int, Cost]]:
     """Rows that cost anything, by layer, block and macro-operation, with their repeats."""
-    found = {}
+    rows_found = {}
     for row in ledger.rows:
-        assert (row.layer, row.block, row.macro_operation) not in found
-        found[row.layer, row.block, row.macro_operation] = row.repeat, Cost(row.maccs, row.flops)
-    return {key: value for key, value in found.items() if value[1] != Cost(0, 0)}
+        assert (row.layer, row.block, row.macro_operation) not in rows_found
+        rows_found[row.layer, row.block, row.macro_operation] = row.repeat, Cost(row.maccs, row.flops)
+    return {key: value for key, value in rows_found.items() if value[1] != Cost(0, 0)}
 
 
 def expected_rows(family: str, procedure: str, book: str, sizes: dict[str, int]) -> dict:
@@ -445,8 +450,8 @@ def openai_gpt(M: int, d: int, h: int, f: int, v: int, n: int) -> dict:
     """The first GPT: the paper's add and norm after each sublayer, biases in attention, a tied head."""
     layers = gpt2(M, d, h, f, v, n)
     add_norm = [LAYERS["add_norm", macro](M=M, d_model=d) for macro in MACROS]
-    kept = {key: value for key, value in layers.items() if key[0] not in ("norm", "residual")}
-    return kept | {("add_norm", "decoder"): (2 * n, [2 * n * cost for cost in add_norm])}
+    blocks = {key: value for key, value in layers.items() if key[0] not in ("norm", "residual")}
+    return blocks | {("add_norm", "decoder"): (2 * n, [2 * n * cost for cost in add_norm])}
 
 
 def check_ledger(model: str, layers: dict, batch: int, keywords: dict, outside: set | None = None) -> None:
@@ -603,11 +608,14 @@ def test_block_of_jiang() -> None:
     jacobians = sum_of("T T T h + T d d")
     products = sum_of("4 T d h k + 2 T d f + 4 T T h k") + jacobians
     more = sum_of("9 T d d + T d + T T T h + T T h + 2 T d + 2 T f")
-    found = price["backward"]
-    assert (polynomial_of(found.maccs), polynomial_of(found.flops)) == (products, 2 * products + more)
+    backward_price = price["backward"]
+    assert (polynomial_of(backward_price.maccs), polynomial_of(backward_price.flops)) == (products, 2 * products + more)
     products = sum_of("4 T d h k + 2 T d f + T d")  # (41) of the gains
-    found = price["weight_update"]
-    assert (polynomial_of(found.maccs), polynomial_of(found.flops)) == (products, 2 * products + sum_of("T d"))
+    backward_price = price["weight_update"]
+    assert (polynomial_of(backward_price.maccs), polynomial_of(backward_price.flops)) == (
+        products,
+        2 * products + sum_of("T d"),
+    )
 
 
 def sum_of(text: str) -> sympy.Expr:
@@ -634,14 +642,14 @@ def test_activations(word: str, forward: int, backward: int) -> None:
     config = {"model_type": "gpt2", "activation_function": word, **tiny}
     for procedure, passes in (("bp", (1, 1)), ("pepita", (2, 0)), ("mempepita", (3, 0))):
         ledger = lc.cost(configure_text(config), procedure=procedure, price_book="paper", by="equation", seq_len=5)
-        found = {}
+        flops = {}
         for row in ledger.rows:
             if row.layer == "feed_forward" and row.line in ("G", "dU"):
-                found[row.macro_operation] = row.flops
+                flops[row.macro_operation] = row.flops
                 assert row.outside_paper == (word == "relu")
         points = 2 * 5 * 11
         expected = {"forward": passes[0] * forward * points, "backward": passes[1] * backward * points}
-        assert found == {macro: count for macro, count in expected.items() if count}
+        assert flops == {macro: count for macro, count in expected.items() if count}
 
 
 def configure_text(config: dict) -> Configuration:

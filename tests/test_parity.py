@@ -75,8 +75,8 @@ class Plain(torch.nn.Module):
 
 def heads(x, weight, bias=None):
     """[B heads M k] from a matrix [d heads k]."""
-    found = torch.einsum("bmd,dhk->bhmk", x, weight)
-    return found if bias is None else found + bias[None, :, None]
+    projected = torch.einsum("bmd,dhk->bhmk", x, weight)
+    return projected if bias is None else projected + bias[None, :, None]
 
 
 def turned(x):
@@ -84,9 +84,9 @@ def turned(x):
     half = x.shape[-1] // 2
     rates = MODELS["llama"].settings["rope_theta"] ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = (torch.arange(x.shape[2], dtype=torch.float64)[:, None] * rates).to(x.dtype)
-    one, two = x[..., :half], x[..., half:]
+    first, second = x[..., :half], x[..., half:]
     cosine, sine = angles.cos(), angles.sin()
-    return torch.cat((one * cosine - two * sine, two * cosine + one * sine), -1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
 def batches(seed=0):
@@ -94,14 +94,14 @@ def batches(seed=0):
     generator = np.random.default_rng(seed + 3)
     for _ in range(STEPS):
         begin, step = generator.integers(0, VOCABULARY, (ROWS, 1)), generator.integers(1, 4, (ROWS, 1))
-        found = (begin + step * np.arange(LENGTH + 1)) % VOCABULARY
-        yield {"tokens": found[:, :-1], "targets": found[:, 1:]}
+        sequences = (begin + step * np.arange(LENGTH + 1)) % VOCABULARY
+        yield {"tokens": sequences[:, :-1], "targets": sequences[:, 1:]}
 
 
 def engines(name, kind, dtype, seed=0, **more):
     options = Options(**{**vars(OPTIONS), "engine": kind, "dtype": dtype, "seed": seed, **more})
-    own = engine(MODELS[name], options)
-    return own, lambda: [own.step(batch, OPTIONS.rate(at)) for at, batch in enumerate(batches(seed))]
+    trained = engine(MODELS[name], options)
+    return trained, lambda: [trained.step(batch, OPTIONS.rate(at)) for at, batch in enumerate(batches(seed))]
 
 
 def plain(name, weights, dtype, seed=0, clip=0.0, autocast=False, compiled=""):
@@ -149,8 +149,8 @@ def test_losses_in_fp64(name, kind, more, steps):
     # The same arithmetic in another order: 1e-16 a step, which 200 steps of AdamW make no more than some 1e-12.
     if kind == "jax":
         pytest.importorskip("jax")
-    own, losses = engines(name, kind, "fp64", **more)
-    expected = plain(name, own.weights, torch.float64, clip=more.get("clip", 0.0))
+    trained, losses = engines(name, kind, "fp64", **more)
+    expected = plain(name, trained.weights, torch.float64, clip=more.get("clip", 0.0))
     assert len(expected) == steps
     np.testing.assert_allclose(losses(), expected, rtol=0, atol=1e-9)
     assert expected[-1] < (0.5 if steps == 200 else 0.95) * expected[0]  # it learned
@@ -172,16 +172,16 @@ def test_fp32_is_no_further_than_torch_compile(name):
     # and their rounding with them: to be that near to eager's losses is no merit, to the exact ones it would be.
     to_exact, to_eager = ({"ours": [], "eager": [], "module": [], "step": []} for _ in range(2))
     for seed in range(5):
-        own, losses = engines(name, "torch", "fp32", seed)
-        weights = initial(own)
+        trained, losses = engines(name, "torch", "fp32", seed)
+        weights = initial(trained)
         exact = plain(name, weights, torch.float64, seed)
-        found = {"ours": losses(), "eager": plain(name, weights, torch.float32, seed)}
+        losses_by_side = {"ours": losses(), "eager": plain(name, weights, torch.float32, seed)}
         for compiled in ("module", "step"):
             torch._dynamo.reset()
-            found[compiled] = plain(name, weights, torch.float32, seed, compiled=compiled)
-        for side, one in found.items():
-            to_exact[side].append(far(one, exact))
-            to_eager[side].append(far(one, found["eager"]))
+            losses_by_side[compiled] = plain(name, weights, torch.float32, seed, compiled=compiled)
+        for side, side_losses in losses_by_side.items():
+            to_exact[side].append(far(side_losses, exact))
+            to_eager[side].append(far(side_losses, losses_by_side["eager"]))
     assert median(to_exact["ours"]) <= min(median(to_exact[side]) for side in ("eager", "module", "step"))
     assert median(to_eager["ours"]) <= median(to_eager["step"])
 
@@ -192,8 +192,8 @@ def test_fp32_is_no_further_than_torch_compile(name):
 def test_bf16_is_within_the_spread_of_autocast(name):
     ours, theirs = [], []
     for seed in range(5):
-        own, losses = engines(name, "torch", "bf16", seed)
-        weights = initial(own)
+        trained, losses = engines(name, "torch", "bf16", seed)
+        weights = initial(trained)
         exact = plain(name, weights, torch.float64, seed)
         ours.append(far(losses(), exact))
         theirs.append(far(plain(name, weights, torch.float32, seed, autocast=True), exact))
@@ -204,9 +204,9 @@ def test_bf16_is_within_the_spread_of_autocast(name):
 @pytest.mark.parametrize("name", sampled(MODELS, 2, start=1))
 def test_fp32_and_bf16_are_near(name):
     # In fp32 200 steps stay within some units in the last place of a loss of 3 (2e-7), as eager's do.
-    own, losses = engines(name, "torch", "fp32")
-    weights = initial(own)
+    trained, losses = engines(name, "torch", "fp32")
+    weights = initial(trained)
     exact = plain(name, weights, torch.float64)
     assert far(losses(), exact) < 1e-6
-    own, losses = engines(name, "torch", "bf16")
+    trained, losses = engines(name, "torch", "bf16")
     assert far(losses(), exact) < 1.5 * far(plain(name, weights, torch.float32, autocast=True), exact)

@@ -66,32 +66,32 @@ STEPS = [
 def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model: str, asked: dict) -> None:
     sizes = {name: value for name, value in (SMALL | asked).items() if value is not None}
     answer = lc.memory(model, **({"engine": "table"} | sizes))
-    found = curve(answer)
+    memory_curve = curve(answer)
     sums = [
-        sum(array.bytes for array in found.arrays if array.first <= place <= array.last)
-        for place in range(len(found.lines))
+        sum(array.bytes for array in memory_curve.arrays if array.first <= place <= array.last)
+        for place in range(len(memory_curve.lines))
     ]
-    assert sums == [line.bytes for line in found.lines] == [one.bytes for one in answer.curve]
-    assert max(sums) == sums[found.peak_at] == found.peak == answer.peak
-    assert [sum(sizes) for sizes in zip(*found.kinds.values(), strict=True)] == sums
+    assert sums == [line.bytes for line in memory_curve.lines] == [moment.bytes for moment in answer.curve]
+    assert max(sums) == sums[memory_curve.peak_at] == memory_curve.peak == answer.peak
+    assert [sum(sizes) for sizes in zip(*memory_curve.kinds.values(), strict=True)] == sums
     parts = Counter[str]()
-    for one in found.alive(found.peak_at):
-        parts[one.part] += one.bytes
+    for array in memory_curve.alive(memory_curve.peak_at):
+        parts[array.part] += array.bytes
     if answer.engine == "table":  # autograd's account says what an array becomes: a gradient from its first moment on
         assert {name: size for name, size in parts.items() if size} == {k: v for k, v in answer.split.items() if v}
-    assert sum(one.bytes for one in found.alive(found.peak_at)) == answer.peak
-    assert json.loads(json.dumps(found.to_dict()))["peak"] == json.loads(answer.show("json"))["peak"]
+    assert sum(array.bytes for array in memory_curve.alive(memory_curve.peak_at)) == answer.peak
+    assert json.loads(json.dumps(memory_curve.to_dict()))["peak"] == json.loads(answer.show("json"))["peak"]
 
 
 def test_arrays_of_the_peak_are_the_witnesses_found_otherwise() -> None:
     answer = lc.memory("gpt2", engine="table", **SMALL)
-    found = Counter[str]()
+    at_peak = Counter[str]()
     for witness in curve(answer).alive(curve(answer).peak_at):
-        found[witness.name] += witness.bytes
-    told = Counter[str]()
+        at_peak[witness.name] += witness.bytes
+    witnesses = Counter[str]()
     for witness in answer.witnesses:
-        told[witness.name.rstrip("*")] += witness.bytes
-    assert {name: size for name, size in found.items() if name != "optimizer state"} == dict(told)
+        witnesses[witness.name.rstrip("*")] += witness.bytes
+    assert {name: size for name, size in at_peak.items() if name != "optimizer state"} == dict(witnesses)
 
 
 def test_a_fold_keeps_the_worst_of_every_turn() -> None:
@@ -117,7 +117,7 @@ def test_a_fold_keeps_the_worst_of_every_turn() -> None:
 def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None:
     answer = lc.memory("gpt2", seq_len=16)
     assert answer.engine == "autograd"
-    assert curve(answer).peak == max(one.bytes for one in answer.curve) == answer.peak
+    assert curve(answer).peak == max(moment.bytes for moment in answer.curve) == answer.peak
     passes = list(dict.fromkeys(line.macro_operation for line in curve(answer).lines))
     assert passes[:2] == ["forward", "backward"]
     with pytest.raises(lc.InputError, match="no account of every line"):
@@ -125,43 +125,45 @@ def test_who_runs_a_step_by_default_has_a_curve_and_programs_have_none() -> None
 
 
 def test_brackets_say_how_often_lines_run() -> None:
-    found = curve(lc.memory("t5-small", engine="table", seq_len=8, n_enc=2, n_dec=4))
-    assert [bracket.title for bracket in found.brackets] == [
+    memory_curve = curve(lc.memory("t5-small", engine="table", seq_len=8, n_enc=2, n_dec=4))
+    assert [bracket.title for bracket in memory_curve.brackets] == [
         "one encoder block, runs 2 ×", "one block, runs 4 ×", "one block, runs 4 ×", "one encoder block, runs 2 ×"
     ]  # fmt: skip
-    for bracket in found.brackets:
-        assert {line.turns for line in found.lines[bracket.first : bracket.last + 1]} == {bracket.turns}
+    for bracket in memory_curve.brackets:
+        assert {line.turns for line in memory_curve.lines[bracket.first : bracket.last + 1]} == {bracket.turns}
     mixed = curve(lc.memory("gemma-3-1b", engine="table", seq_len=8))
     assert {bracket.title.partition(" run ")[0] for bracket in mixed.brackets} == {"these lines"}  # six kinds in a turn
 
 
 def test_a_weight_is_there_throughout_and_a_value_of_the_forward_pass_until_it_is_read() -> None:
-    found = curve(lc.memory("gpt2", engine="table", **SMALL))
-    last = len(found.lines) - 1
-    weights = [array for array in found.arrays if array.kind == "weights"]
+    memory_curve = curve(lc.memory("gpt2", engine="table", **SMALL))
+    last = len(memory_curve.lines) - 1
+    weights = [array for array in memory_curve.arrays if array.kind == "weights"]
     assert {(weight.first, weight.last) for weight in weights} == {(0, last)}
     assert sum(weight.bytes for weight in weights) == 4 * lc.cost("gpt2", **SMALL).parameters
-    head = [place for place, line in enumerate(found.lines) if line.layer == "head"]
-    (scores,) = [array for array in found.arrays if array.name == "P" and array.layer == "head"]
+    head = [place for place, line in enumerate(memory_curve.lines) if line.layer == "head"]
+    (scores,) = [array for array in memory_curve.arrays if array.name == "P" and array.layer == "head"]
     assert (scores.shape, scores.bytes) == ((1, 32, 50257), 4 * 32 * 50257)
     assert scores.first == head[1]
-    assert found.lines[scores.last].macro_operation == "backward"
+    assert memory_curve.lines[scores.last].macro_operation == "backward"
 
 
 @pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b", "t5-small"])
 def test_a_roofline_has_every_second_and_every_operation_once(model: str) -> None:
     answer = lc.cost(model, by="equation", on="A100-SXM-40GB", seq_len=64)
-    found = roofline(answer)
-    assert sum(point.seconds for point in found.points) + found.beside == pytest.approx(found.seconds, rel=1e-12)
-    assert found.seconds == lc.cost(model, on="A100-SXM-40GB", seq_len=64).timing.seconds
-    assert sum(point.flops for point in found.points) == answer.total.flops  # those inside of kernels too
-    for point in found.points:
-        roof = min(found.peak, point.intensity * found.roofs[0].bandwidth)
+    lines_roof = roofline(answer)
+    assert sum(point.seconds for point in lines_roof.points) + lines_roof.beside == pytest.approx(
+        lines_roof.seconds, rel=1e-12
+    )
+    assert lines_roof.seconds == lc.cost(model, on="A100-SXM-40GB", seq_len=64).timing.seconds
+    assert sum(point.flops for point in lines_roof.points) == answer.total.flops  # those inside of kernels too
+    for point in lines_roof.points:
+        roof = min(lines_roof.peak, point.intensity * lines_roof.roofs[0].bandwidth)
         assert 0 <= point.speed <= roof * (1 + 1e-9)
-    inside = [name for point in found.points for name in point.inside]
+    inside = [name for point in lines_roof.points for name in point.inside]
     guests = [row for row in answer.rows if row.seconds is None]
     assert sorted(inside) == sorted(f"{row.layer}.{row.line}" for row in guests)
-    assert sum(found.limits.values()) + found.beside == pytest.approx(found.seconds, rel=1e-12)
+    assert sum(lines_roof.limits.values()) + lines_roof.beside == pytest.approx(lines_roof.seconds, rel=1e-12)
 
 
 def test_a_roofline_needs_lines_and_a_device() -> None:
@@ -177,13 +179,13 @@ def test_a_bridge_leads_from_any_book_to_any_other_to_the_unit(quantity: str, pa
     answer = lc.conventions("gpt2", seq_len=48)
     books = [convention.book.name for convention in answer.conventions if convention.counts]
     for start, end in zip(books, [*books[1:], books[0]], strict=True):
-        found = bridge(answer, start, end, quantity, part)
-        told = [getattr(getattr(answer[name].counts, part), quantity) for name in (start, end)]
-        assert [found.start.amount, found.end.amount] == told
-        assert found.start.amount + sum(item.amount for item in found.items) == found.end.amount
-        assert sum(one.amount for one in found.drawn) == sum(item.amount for item in found.items)
-        low, high = found.reach
-        assert low <= min(told) <= max(told) <= high
+        bridge_found = bridge(answer, start, end, quantity, part)
+        amounts = [getattr(getattr(answer[name].counts, part), quantity) for name in (start, end)]
+        assert [bridge_found.start.amount, bridge_found.end.amount] == amounts
+        assert bridge_found.start.amount + sum(item.amount for item in bridge_found.items) == bridge_found.end.amount
+        assert sum(item.amount for item in bridge_found.drawn) == sum(item.amount for item in bridge_found.items)
+        low, high = bridge_found.reach
+        assert low <= min(amounts) <= max(amounts) <= high
     with pytest.raises(lc.InputError, match="no number of t5-small"):
         bridge(lc.conventions("t5-small", seq_len=8), "run", "palm")
 
@@ -191,7 +193,7 @@ def test_a_bridge_leads_from_any_book_to_any_other_to_the_unit(quantity: str, pa
 @pytest.mark.parametrize("along", ["length", "batch", "depth", "width"])
 def test_growth_is_what_the_command_says_at_other_sizes(along: str) -> None:
     answer = lc.compare("decoder", "bp,pepita", seq_len=16, **DECODER)
-    found = growth(answer, along)
+    growth_found = growth(answer, along)
     flags = {
         "length": lambda size: {"seq_len": size},
         "batch": lambda size: {"seq_len": 16, "batch_size": size},
@@ -200,47 +202,52 @@ def test_growth_is_what_the_command_says_at_other_sizes(along: str) -> None:
             "seq_len": 16, "hidden_size": size, "num_attention_heads": size // 4, "intermediate_size": 20 * size // 12
         },
     }[along]  # fmt: skip
-    assert found.here in found.places
-    for place in {found.places[0], found.places[len(found.places) // 2], found.places[-1], found.here}:
-        for own in found.series:
-            flops = lc.cost("decoder", own.procedure, **(DECODER | flags(place))).total.flops
-            assert own.totals[found.places.index(place)] == flops
-    bp, pepita = found.series
+    assert growth_found.here in growth_found.places
+    for place in {
+        growth_found.places[0],
+        growth_found.places[len(growth_found.places) // 2],
+        growth_found.places[-1],
+        growth_found.here,
+    }:
+        for series in growth_found.series:
+            flops = lc.cost("decoder", series.procedure, **(DECODER | flags(place))).total.flops
+            assert series.totals[growth_found.places.index(place)] == flops
+    bp, pepita = growth_found.series
     assert pepita.ratios == tuple(total / other for total, other in zip(pepita.totals, bp.totals, strict=True))
 
 
 def test_crossings_are_those_of_compare_and_lie_where_the_totals_cross() -> None:
     answer = lc.compare("gpt2", "bp,pepita")
-    found = growth(answer)
-    (own,) = found.crossings
-    assert (own.at, own.cheaper, own.dearer, own.beyond_positions) == (4229, "pepita", "bp", True)
-    near = growth(answer, places=[own.at - 1, own.at])
+    growth_found = growth(answer)
+    (crossing,) = growth_found.crossings
+    assert (crossing.at, crossing.cheaper, crossing.dearer, crossing.beyond_positions) == (4229, "pepita", "bp", True)
+    near = growth(answer, places=[crossing.at - 1, crossing.at])
     assert [ratio < 1 for ratio in near.series[1].ratios] == [False, True]
-    assert "4,229" in found.finding
-    assert "beyond the 1,024" in found.finding
+    assert "4,229" in growth_found.finding
+    assert "beyond the 1,024" in growth_found.finding
     assert growth(answer, price_book="paper", quantity="maccs").crossings[0].at == 598
 
 
 def test_growth_of_a_model_with_several_kinds_of_blocks_has_the_depths_that_it_can_have() -> None:
     answer = lc.compare("gemma-3-1b", "bp", seq_len=8)
-    found = growth(answer, "depth", places=[12, 13, 20])
-    assert found.places == (13, 20)  # 12 are two turns of six, and nothing is left for the second repeat
-    for place in found.places:
+    growth_found = growth(answer, "depth", places=[12, 13, 20])
+    assert growth_found.places == (13, 20)  # 12 are two turns of six, and nothing is left for the second repeat
+    for place in growth_found.places:
         flops = lc.cost("gemma-3-1b", seq_len=8, num_hidden_layers=place).total.flops
-        assert found.series[0].totals[found.places.index(place)] == flops
+        assert growth_found.series[0].totals[growth_found.places.index(place)] == flops
 
 
 def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
     answer = lc.compare("gpt2", **SMALL)
     peaks = {name: lc.memory("gpt2", name, engine="table", **SMALL) for name in answer.procedures}
-    found = procedures(answer, peaks)
-    assert [procedure.name for procedure in found.procedures] == list(answer.procedures)
-    for procedure in found.procedures:
+    procedures_found = procedures(answer, peaks)
+    assert [procedure.name for procedure in procedures_found.procedures] == list(answer.procedures)
+    for procedure in procedures_found.procedures:
         cost = lc.cost("gpt2", procedure.name, **SMALL)
         assert sum(pass_.flops for pass_ in procedure.passes) == procedure.flops == cost.total.flops
         assert procedure.peak == lc.memory("gpt2", procedure.name, engine="table", **SMALL).peak
-        assert procedure.ratio["flops"] == procedure.flops / found.procedures[0].flops
-    assert {pass_.macro_operation for pass_ in found.procedures[1].passes} >= {"recomputation"}
+        assert procedure.ratio["flops"] == procedure.flops / procedures_found.procedures[0].flops
+    assert {pass_.macro_operation for pass_ in procedures_found.procedures[1].passes} >= {"recomputation"}
     assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops
 
 
@@ -286,9 +293,9 @@ def test_a_figure_is_a_file_that_says_what_it_rests_on(
     elif ending == "svg":
         root = ElementTree.fromstring(data)
         assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width, abs=0.01)
-        said = " ".join(root.itertext())
-        assert f"learncost figure {kind}" in said
-        assert "gpt2" in said or "mixtral-8x7b" in said
+        text_drawn = " ".join(root.itertext())
+        assert f"learncost figure {kind}" in text_drawn
+        assert "gpt2" in text_drawn or "mixtral-8x7b" in text_drawn
     else:
         with Image.open(path) as image:
             assert image.size[0] == pytest.approx(DPI * width, abs=1)
@@ -315,7 +322,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
                 figure = answer.plot(kind, columns)
                 figure.savefig(io.BytesIO(), format="png", dpi=72)
                 bbox, boxes, away = figure.bbox, [], set()
-                for axis in (own for axes in figure.axes for own in (axes.xaxis, axes.yaxis)):
+                for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
                     low, high = sorted(axis.get_view_interval())
                     away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
                 for text in figure.findobj(Text):

@@ -83,7 +83,7 @@ def test_kernels_in_c_mean_it():
 
 def as_torch(name, given):
     """The same by PyTorch's own functions."""
-    x, w, z = (given.get(one) for one in "XWZ")
+    x, w, z = (given.get(letter) for letter in "XWZ")
     return {
         "convolution": lambda: functional.conv2d(x, w, stride=2, padding=1),
         "depthwise": lambda: functional.conv1d(x, w[:, None], padding=2, groups=w.shape[0]),
@@ -126,12 +126,12 @@ FORMS = {  # of X, of W or Z, and what else has a size
 def test_values_and_gradients_are_those_of_pytorchs_functions(name):
     sizes, table = FORMS[name], lc.derive(layer(name)).step
     arrays = random_arrays(table, sizes)
-    definition(lower(table), found := dict(arrays), sizes)
-    given = {n: torch.tensor(arrays[n], requires_grad=True) for n in "XWZ" if n in arrays}
-    result = as_torch(name, given)
-    gradients = torch.autograd.grad(result, [*given.values()], torch.tensor(arrays["dL"]))
-    expected = {"L": result} | {f"d{n}": gradient for n, gradient in zip(given, gradients, strict=True)}
-    assert worst({n: found[n] for n in expected}, {n: v.detach() for n, v in expected.items()})[1] < 1e-12
+    definition(lower(table), values := dict(arrays), sizes)
+    tensors = {n: torch.tensor(arrays[n], requires_grad=True) for n in "XWZ" if n in arrays}
+    result = as_torch(name, tensors)
+    gradients = torch.autograd.grad(result, [*tensors.values()], torch.tensor(arrays["dL"]))
+    expected = {"L": result} | {f"d{n}": gradient for n, gradient in zip(tensors, gradients, strict=True)}
+    assert worst({n: values[n] for n in expected}, {n: v.detach() for n, v in expected.items()})[1] < 1e-12
 
 
 @pytest.mark.parametrize(

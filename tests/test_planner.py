@@ -51,19 +51,19 @@ def test_what_waits_for_all_gradients_is_not_updated_at_once():
 
 def test_a_smaller_budget_takes_less_memory_and_more_operations():
     table, sizes = gpt2()
-    found = []
+    needs_and_flops = []
     for budget in (10**11, 6 * 10**9, 4 * 10**9, 3 * 10**9):
         rewritten = planned(table, chosen(table, sizes, budget=budget))
-        found.append((memory(rewritten, sizes).peak, lc.price(rewritten, sizes, lc.book("run")).flops))
-        assert found[-1][0] <= budget
-    assert found == sorted(found, reverse=True, key=lambda pair: pair[0])
-    assert [flops for _, flops in found] == sorted({flops for _, flops in found})
+        needs_and_flops.append((memory(rewritten, sizes).peak, lc.price(rewritten, sizes, lc.book("run")).flops))
+        assert needs_and_flops[-1][0] <= budget
+    assert needs_and_flops == sorted(needs_and_flops, reverse=True, key=lambda pair: pair[0])
+    assert [flops for _, flops in needs_and_flops] == sorted({flops for _, flops in needs_and_flops})
     # Where nothing fits, what takes least.
     least = chosen(table, sizes, budget=1)
     assert least.endswith("recompute=block/3+all")
     several = planned(table, least)
-    assert memory(several, sizes).peak < found[-1][0]
-    assert lc.price(several, sizes, lc.book("run")).flops > found[-1][1]
+    assert memory(several, sizes).peak < needs_and_flops[-1][0]
+    assert lc.price(several, sizes, lc.book("run")).flops > needs_and_flops[-1][1]
 
 
 def test_gradients_never_lie_together_when_weights_are_updated_at_once():
@@ -91,10 +91,10 @@ def test_what_gpt2_keeps_under_the_plan_that_is_nearly_free():
     # Of a token and block: X, X.2, Q, K, V and A of width d, and U of width 4 d; no scores, nothing else of width 4 d.
     table, sizes = gpt2(8, 1024)
     needs = memory(planned(table, "flash,head,recompute=gelu+norm"), sizes)
-    blocks = [held for held in needs.kept if held.axes[0] == "n_layer"]
+    blocks = [array for array in needs.kept if array.axes[0] == "n_layer"]
     assert {block.name.rstrip("*") for block in blocks} == {"X", "X.2", "mlp.U", *(f"attn.{name}" for name in "QKVA")}
     assert sum(block.bytes for block in blocks) == 12 * 8 * 1024 * 10 * 768 * 4
-    assert not any({"B", "v"} <= set(held.axes) for held in needs.kept)
+    assert not any({"B", "v"} <= set(array.axes) for array in needs.kept)
 
 
 def test_the_python_of_the_page():

@@ -59,10 +59,10 @@ def test_every_plan_gives_the_same_loss_and_weights(model, optimizer):
     values = given(table, sizes)
     plain = results(table, values, sizes)
     for text in TOGETHER:
-        found = results(planned(table, text), values, sizes)
-        assert found.keys() == plain.keys()
+        computed = results(planned(table, text), values, sizes)
+        assert computed.keys() == plain.keys()
         for name, array in plain.items():
-            np.testing.assert_allclose(found[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
+            np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
 
 
 def kept(table):
@@ -103,9 +103,9 @@ def test_what_runs_again_costs_what_it_cost_and_nothing_else(model):
     plain = lc.price(table, {}, lc.book("run"))
     activation = {"gpt2": "gelu", "llama-2-7b": "silu"}[model]
     again = lc.price(planned(table, f"recompute={activation}+norm"), {}, lc.book("run"))
-    one, two = plain.by("macro_operation"), again.by("macro_operation")
+    plain_parts, two = plain.by("macro_operation"), again.by("macro_operation")
     more = two.pop(("recomputation",))
-    assert {key: part.flops for key, part in one.items()} == {key: part.flops for key, part in two.items()}
+    assert {key: part.flops for key, part in plain_parts.items()} == {key: part.flops for key, part in two.items()}
     counted = [
         row
         for row in plain.rows
@@ -123,7 +123,7 @@ def test_all_costs_a_block_without_what_its_backward_pass_does_not_read():
     # Chen et al.: the whole block; its last product, W2's, its bias and the sum after it are read by nothing backward.
     table = table_of("gpt2")
     price = [lc.price(planned(table, f"recompute={part}"), {}, lc.book("run")) for part in ("block", "all")]
-    block, lean = (one.by("macro_operation")[("recomputation",)] for one in price)
+    block, lean = (price_of.by("macro_operation")[("recomputation",)] for price_of in price)
     unread = [row for row in block.rows if row.source.name in ("mlp.O", "F", "X.3")]
     assert len(unread) == 3
     assert block.flops == lean.flops + total(row.flops for row in unread)
@@ -138,10 +138,10 @@ def test_the_procedure_recompute_is_the_plan():
 
 def test_flash_under_the_procedure_recompute_stores_no_scores():
     for model in ("gpt2", "gemma-2-2b", "bart-base"):
-        found = planned(table_of(model, "recompute"), "flash")
-        assert found.lines == planned(table_of(model), "flash,recompute=block").lines
-        inside = {name for line in repeats(found) for name in line.axes if name.endswith("attn.P")}
-        outside = {name for line, _ in walk(found.lines) if not line.tag.kernel for name in line.reads}
+        flash_table = planned(table_of(model, "recompute"), "flash")
+        assert flash_table.lines == planned(table_of(model), "flash,recompute=block").lines
+        inside = {name for line in repeats(flash_table) for name in line.axes if name.endswith("attn.P")}
+        outside = {name for line, _ in walk(flash_table.lines) if not line.tag.kernel for name in line.reads}
         assert inside
         assert inside.isdisjoint(outside)
 
@@ -173,15 +173,15 @@ def test_the_head_takes_turns_over_sequences(model):
     (turns,) = [line for line in repeats(turned) if line.count == "B"]
     assert wide <= set(turns.axes)
     # Every sequence adds its share to the loss and to the gradients of the head's weights, and nothing else is new.
-    plain, found = (lc.price(one, {}, lc.book("run")) for one in (table, turned))
-    assert found.maccs == plain.maccs
+    plain, turned_price = (lc.price(table_priced, {}, lc.book("run")) for table_priced in (table, turned))
+    assert turned_price.maccs == plain.maccs
     weights = {carry.final.removesuffix("+1")[1:] for carry in turns.carry if carry.final != "loss"}
     assert weights == {
         "gpt2": {"wte"}, "llama-2-7b": {"head.W"}, "gemma-2-2b": {"wte"}, "mixtral-8x7b": {"head.W"},
         "bert-base": {"wte", "head.b"}, "bart-base": {"wte"}, "albert-base-v2": {"wte", "head.b"},
     }[model]  # fmt: skip
     sums = total(Count.of(("B", *table.axes[name])) for name in weights)
-    assert found.flops == plain.flops + sums + Count.of(("B",))
+    assert turned_price.flops == plain.flops + sums + Count.of(("B",))
 
 
 def test_the_head_is_left_as_it_is_where_its_scores_are_wanted_or_its_loss_is_another():

@@ -41,8 +41,8 @@ def test_a_row_is_all_that_a_precision_needs(capsys, monkeypatch):
 def test_bytes_of_a_parameter_with_adamw(name, bytes_of_a_parameter):
     """Rajbhandari et al. 2020, section 3.1: 2 + 2 + 12 in mixed precision; else four times the type's."""
     needs = lc.memory("gpt2", precision=name, engine="table", seq_len=4, **SMALL)
-    held = ("weights", "gradients", "master weights", "optimizer state")
-    assert sum(needs.split[part] for part in held) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
+    parts = ("weights", "gradients", "master weights", "optimizer state")
+    assert sum(needs.split[part] for part in parts) == bytes_of_a_parameter * lc.cost("gpt2", **SMALL).parameters
 
 
 def test_every_role_names_a_type_that_exists():
@@ -74,10 +74,10 @@ def test_bytes_of_blocks_are_those_of_the_sources(name, count, size):
 
 
 def test_states_in_eight_bits_take_a_quarter_and_their_scales():
-    found, wide = (lc.memory("gpt2", precision=name, engine="table", **SMALL) for name in ("bf16-8bit-states", "fp32"))
-    assert "master weights" not in {name for name, size in found.split.items() if size}
-    assert found.split["optimizer state"] < wide.split["optimizer state"] / 2
-    assert 2 * found.split["weights"] == wide.split["weights"]
+    narrow, wide = (lc.memory("gpt2", precision=name, engine="table", **SMALL) for name in ("bf16-8bit-states", "fp32"))
+    assert "master weights" not in {name for name, size in narrow.split.items() if size}
+    assert narrow.split["optimizer state"] < wide.split["optimizer state"] / 2
+    assert 2 * narrow.split["weights"] == wide.split["weights"]
 
 
 def test_levels_are_in_order_and_reach_one():
@@ -106,9 +106,9 @@ def test_frozen_weights_in_four_bits_are_counted_as_they_are_packed():
 
 
 def test_four_bits_beside_fp16_have_masters_of_what_learns_alone():
-    found, usual = (lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("nf4-fp16", "nf4"))
-    assert found.split["weights"] == usual.split["weights"]
-    assert found.split["master weights"] == 4 * lc.cost("gpt2", seq_len=16, **LORA, **SMALL).trained_parameters
+    narrow, usual = (lc.memory("gpt2", precision=name, seq_len=16, **LORA, **SMALL) for name in ("nf4-fp16", "nf4"))
+    assert narrow.split["weights"] == usual.split["weights"]
+    assert narrow.split["master weights"] == 4 * lc.cost("gpt2", seq_len=16, **LORA, **SMALL).trained_parameters
 
 
 def test_a_dequantized_weight_is_not_kept_for_the_backward_pass():

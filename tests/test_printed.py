@@ -327,9 +327,9 @@ def test_self_attention_adds_three_gradients_and_cross_attention_two(draw: Calla
     weights = {name: value for name, value in attention_inputs(draw, 4, 4).items() if name.startswith("w")}
     x, x_enc = draw(size=(4, 6)), draw(size=(5, 6))
     df = draw(size=(4, 6))
-    own = e.attention(x, x, x, **weights)[1](df)
+    gradients = e.attention(x, x, x, **weights)[1](df)
     expected = derivative(lambda at: (e.attention(at, at, at, **weights)[0] * df).sum(), x)
-    np.testing.assert_allclose(own["x_q"] + own["x_k"] + own["x_v"], expected, rtol=1e-11)
+    np.testing.assert_allclose(gradients["x_q"] + gradients["x_k"] + gradients["x_v"], expected, rtol=1e-11)
     cross = e.attention(x, x_enc, x_enc, **weights)[1](df)
     expected = derivative(lambda at: (e.attention(x, at, at, **weights)[0] * df).sum(), x_enc)
     np.testing.assert_allclose(cross["x_k"] + cross["x_v"], expected, rtol=1e-11)

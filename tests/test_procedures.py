@@ -17,12 +17,12 @@ TIED = {"encoder": True, "decoder": True, "encoder-decoder": True, "gpt2": False
 
 def steps(model, procedure, optimizer="sgd", padding=False, bare=False, more=None, **settings):
     """The weights, the losses and the optimizer's state after some steps."""
-    found = training(model, procedure, optimizer, bare, more, learning_rate=0.05, **settings)
+    trained = training(model, procedure, optimizer, bare, more, learning_rate=0.05, **settings)
     losses = []
     for i in range(STEPS):
-        tokens, given = batch(model, i, padding, bare)
-        losses.append(found.step(tokens, **given))
-    return {**found.weights, **found.state, "loss": np.array(losses)}
+        tokens, extra = batch(model, i, padding, bare)
+        losses.append(trained.step(tokens, **extra))
+    return {**trained.weights, **trained.state, "loss": np.array(losses)}
 
 
 def assert_same(one, two):
@@ -48,8 +48,8 @@ def test_mempepita_equals_pepita_bit_for_bit(model, mode, case):
     assert_same(steps(model, "mempepita", mode=mode, **case), steps(model, "pepita", mode=mode, **case))
     if model in TIED:
         more = {"tie_word_embeddings": TIED[model]}
-        one, two = (steps(model, name, mode=mode, more=more, **case) for name in ("mempepita", "pepita"))
-        assert_same(one, two)
+        first, second = (steps(model, name, mode=mode, more=more, **case) for name in ("mempepita", "pepita"))
+        assert_same(first, second)
 
 
 @pytest.mark.parametrize("case", CASES, ids=["plain", "momentum", "padded", "float32"])
@@ -57,8 +57,8 @@ def test_mempepita_equals_pepita_bit_for_bit(model, mode, case):
 def test_recomputation_equals_backpropagation_bit_for_bit(model, case):
     bare = model == "bare"
     model = "bert-base-uncased" if bare else model
-    one, two = (steps(model, name, bare=bare, **case) for name in ("recompute", "bp"))
-    assert_same(one, two)
+    first, second = (steps(model, name, bare=bare, **case) for name in ("recompute", "bp"))
+    assert_same(first, second)
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
@@ -67,15 +67,17 @@ def test_every_gradient_is_the_complex_step(model, every):
     """Im loss(W + i h)/h for every entry of every weight, or one in so many, with dropout and padding in the table."""
     bare = model == "bare"
     name = "bert-base-uncased" if bare else model
-    found = training(name, "bp", bare=bare, dropout=0.2, more={"head_dim": 3, "intermediate_size": 4, "vocab_size": 7})
-    tokens, given = batch(name, padding=True, bare=bare, rows=2)
+    trained = training(
+        name, "bp", bare=bare, dropout=0.2, more={"head_dim": 3, "intermediate_size": 4, "vocab_size": 7}
+    )
+    tokens, extra = batch(name, padding=True, bare=bare, rows=2)
     tokens %= 7
     for key in ("encoder_tokens", "targets"):
-        if key in given:
-            given[key] = np.where(given[key] >= 0, given[key] % 7, -1)
-    prepared = found.prepare(tokens, **given)
-    gradients = found.updates(tokens, **given)
-    plain = build(found.configuration, dropout=True, padding=True).table
+        if key in extra:
+            extra[key] = np.where(extra[key] >= 0, extra[key] % 7, -1)
+    prepared = trained.prepare(tokens, **extra)
+    gradients = trained.updates(tokens, **extra)
+    plain = build(trained.configuration, dropout=True, padding=True).table
     lowered = lc.lower(plain)
     step = 1e-20
 
@@ -112,10 +114,10 @@ def foreign(model, found, residual, tokens, given):
     source_keep = torch.as_tensor(given["encoder_mask"]) if "encoder_mask" in given else None
 
     def run(*one_hots):
-        made = post_norm.Pass(weights, residual)
+        run_pass = post_norm.Pass(weights, residual)
         if model == "encoder-decoder":
-            return made.two_sided(*one_hots, source_keep, keep), made
-        return made.one_sided(*one_hots, model == "decoder", keep), made
+            return run_pass.two_sided(*one_hots, source_keep, keep), run_pass
+        return run_pass.one_sided(*one_hots, model == "decoder", keep), run_pass
 
     return run, inputs, keep
 
@@ -141,35 +143,35 @@ GENERIC = ["encoder", "decoder", "encoder-decoder"]
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("model", GENERIC)
 def test_gradients_equal_torch(model, padding):
-    found = training(model)
-    tokens, given = batch(model, padding=padding)
-    run, inputs, _ = foreign(model, found, False, tokens, given)
+    trained = training(model)
+    tokens, extra = batch(model, padding=padding)
+    run, inputs, _ = foreign(model, trained, False, tokens, extra)
     weights = run(*inputs)[1].weights
     for tensor in weights.values():
         tensor.requires_grad_()
-    targets = torch.as_tensor(targets_of(model, tokens, given))
+    targets = torch.as_tensor(targets_of(model, tokens, extra))
     loss = torch.nn.functional.cross_entropy(run(*inputs)[0].flatten(0, 1), targets.flatten(), ignore_index=-1)
     loss.backward()
-    for name, update in found.updates(tokens, **given).items():
+    for name, update in trained.updates(tokens, **extra).items():
         np.testing.assert_allclose(update, weights[name].grad, 1e-9, 1e-12, err_msg=name)
-    assert found.step(tokens, **given) == pytest.approx(loss.item(), rel=1e-12)
+    assert trained.step(tokens, **extra) == pytest.approx(loss.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", GENERIC)
 def test_pepita_equals_pepita_written_once_more(model, mode):
     stable = mode == "stable"
-    found = training(model, "pepita", mode=mode)
-    tokens, given = batch(model)
-    run, inputs, keep = foreign(model, found, stable, tokens, given)
+    trained = training(model, "pepita", mode=mode)
+    tokens, extra = batch(model)
+    run, inputs, keep = foreign(model, trained, stable, tokens, extra)
     scores, first = run(*inputs)
-    e, count = post_norm.error(scores, targets_of(model, tokens, given))
+    e, count = post_norm.error(scores, targets_of(model, tokens, extra))
     strength = -0.05 if stable else 1.0
-    added = modulation(model, inputs, e, given, keep)
+    added = modulation(model, inputs, e, extra, keep)
     _, second = run(*(t + strength * more for t, more in zip(inputs, added, strict=True)))
     expected = post_norm.updates(first.weights, first, second, e, count, stable)
-    assert expected.keys() == found.weights.keys()
-    for name, update in found.updates(tokens, **given).items():
+    assert expected.keys() == trained.weights.keys()
+    for name, update in trained.updates(tokens, **extra).items():
         np.testing.assert_allclose(update, expected[name], 1e-9, 1e-12, err_msg=name)
 
 
@@ -178,19 +180,19 @@ def test_pepita_equals_pepita_written_once_more(model, mode):
 def test_small_modulations_tend_to_the_directional_derivative(model, sign):
     """(a - a_mod)/scale -> -sign J e, with torch's forward-mode derivative of each compared value."""
     scale = 1e-7
-    found = training(model, "pepita", sign=sign, scale=scale)
-    tokens, given = batch(model)
-    run, inputs, keep = foreign(model, found, False, tokens, given)
+    trained = training(model, "pepita", sign=sign, scale=scale)
+    tokens, extra = batch(model)
+    run, inputs, keep = foreign(model, trained, False, tokens, extra)
     scores, first = run(*inputs)
-    e, count = post_norm.error(scores, targets_of(model, tokens, given))
-    added = modulation(model, inputs, e, given, keep)
+    e, count = post_norm.error(scores, targets_of(model, tokens, extra))
+    added = modulation(model, inputs, e, extra, keep)
 
     def compared(*one_hots):
-        _, made = run(*one_hots)
-        return {(n, t): a for n, turns in made.note.items() for t, (a, _) in turns.items() if a is not None}
+        _, run_pass = run(*one_hots)
+        return {(n, t): a for n, turns in run_pass.note.items() for t, (a, _) in turns.items() if a is not None}
 
     _, derivative = torch.func.jvp(compared, tuple(inputs), tuple(added))
-    for name, update in found.updates(tokens, **given).items():
+    for name, update in trained.updates(tokens, **extra).items():
         if name == "head.W":
             continue
         turns = [None] if None in first.note[name] else sorted(first.note[name])
@@ -206,11 +208,11 @@ def test_small_modulations_tend_to_the_directional_derivative(model, sign):
 @pytest.mark.parametrize("mode", ["paper", "stable"])
 @pytest.mark.parametrize("model", LEARNING)
 def test_without_a_modulation_only_the_head_learns_as_it_does_by_backpropagation(model, mode):
-    tokens, given = batch(model, padding=True)
+    tokens, extra = batch(model, padding=True)
     tied = training(model).configuration.tied
     more = {"tie_word_embeddings": False} if tied else {}
-    still = training(model, "pepita", mode=mode, scale=0.0, more=more).updates(tokens, **given)
-    learned = training(model, "bp", more=more).updates(tokens, **given)
+    still = training(model, "pepita", mode=mode, scale=0.0, more=more).updates(tokens, **extra)
+    learned = training(model, "bp", more=more).updates(tokens, **extra)
     for name, update in still.items():
         if name.startswith("head."):
             np.testing.assert_array_equal(update, learned[name])
@@ -219,10 +221,10 @@ def test_without_a_modulation_only_the_head_learns_as_it_does_by_backpropagation
             assert not update.any(), name
     if tied:  # the head's part is all that is left of the shared table's update
         untied = training(model, "pepita", mode=mode, scale=0.0)
-        values = untied.forward(tokens, **given)
-        head = untied.updates(tokens, **given)
+        values = untied.forward(tokens, **extra)
+        head = untied.updates(tokens, **extra)
         assert {name for name, update in head.items() if update.any()} <= {"wte", "head.b"}
-        e, count = post_norm.error(torch.as_tensor(values["P"]), targets_of(model, tokens, given))
+        e, count = post_norm.error(torch.as_tensor(values["P"]), targets_of(model, tokens, extra))
         np.testing.assert_allclose(head["wte"], post_norm.outer(e, torch.as_tensor(values["Y"])) / count, 1e-9, 1e-12)
 
 
@@ -275,18 +277,18 @@ def sigmoid(x):
 
 def test_the_network_of_the_reference():
     """x + F e, then (a - a_mod) times the modulated pass's input, the last layer by e."""
-    found, given = network("pepita")
-    w1, w2, w3 = found.weights.values()
-    x, there = given["X"], given["targets"] >= 0
-    updates = found.updates(**given)
-    fixed = found.fixed["X.F"]
+    trained, inputs = network("pepita")
+    w1, w2, w3 = trained.weights.values()
+    x, is_answer = inputs["X"], inputs["targets"] >= 0
+    updates = trained.updates(**inputs)
+    fixed = trained.fixed["X.F"]
     assert fixed.shape == (3, 6)
     assert np.abs(fixed).max() <= 0.05
     g = sigmoid(x @ w1)
     u = np.tanh(g @ w2)
     scores = u @ w3
-    e = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(3)[given["targets"]]
-    e *= there[:, None]
+    e = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(3)[inputs["targets"]]
+    e *= is_answer[:, None]
     x2 = x + e @ fixed
     g2 = sigmoid(x2 @ w1)
     u2 = np.tanh(g2 @ w2)
@@ -298,13 +300,13 @@ def test_the_network_of_the_reference():
 def test_equation_1_holds_with_the_sign_turned():
     """For x + F e the first layer's update tends to -[(W_1 F e) * a_1'] x^T."""
     scale = 1e-7
-    found, given = network("pepita", scale=scale)
-    updates = found.updates(**given)
-    values = found.forward(**given)
-    e, count = post_norm.error(torch.as_tensor(values["L"]), given["targets"])
-    pushed = e.numpy() @ found.fixed["X.F"] @ found.weights["W1"]
+    trained, inputs = network("pepita", scale=scale)
+    updates = trained.updates(**inputs)
+    values = trained.forward(**inputs)
+    e, count = post_norm.error(torch.as_tensor(values["L"]), inputs["targets"])
+    pushed = e.numpy() @ trained.fixed["X.F"] @ trained.weights["W1"]
     slope = values["G"] * (1 - values["G"])
-    printed = given["X"].T @ (pushed * slope) / count
+    printed = inputs["X"].T @ (pushed * slope) / count
     np.testing.assert_allclose(updates["W1"] / scale, -printed, 1e-5, 1e-9)
 
 
@@ -321,21 +323,21 @@ def test_a_fixed_matrix_may_lead_to_an_embedding():
 constants: pool share"""
     generator = np.random.default_rng(7)
     weights = {"wte": generator.standard_normal((9, 5)), "W": generator.standard_normal((5, 3))}
-    given = {"tokens": generator.integers(0, 9, (4, 6)), "targets": np.array([0, 2, 1, 1]), "pool": np.full(6, 1 / 6)}
-    found, memory = (
+    inputs = {"tokens": generator.integers(0, 9, (4, 6)), "targets": np.array([0, 2, 1, 1]), "pool": np.full(6, 1 / 6)}
+    trained, memory = (
         lc.LayerTraining(lc.layer(text), weights, name, projected=("E",), dtype=np.float64)
         for name in ("pepita", "mempepita")
     )
-    updates = found.updates(**given)
-    values = found.forward(**given)
-    e = np.exp(values["P"]) - np.eye(3)[given["targets"]]
-    pushed = (e @ found.fixed["E.F"])[:, None, :]
-    rows = weights["wte"][given["tokens"]]
+    updates = trained.updates(**inputs)
+    values = trained.forward(**inputs)
+    e = np.exp(values["P"]) - np.eye(3)[inputs["targets"]]
+    pushed = (e @ trained.fixed["E.F"])[:, None, :]
+    rows = weights["wte"][inputs["tokens"]]
     difference = np.tanh(rows) - np.tanh(rows + pushed)
     expected = np.zeros((9, 5))
-    np.add.at(expected, given["tokens"], difference / 4)
+    np.add.at(expected, inputs["tokens"], difference / 4)
     np.testing.assert_allclose(updates["wte"], expected, 1e-10, 1e-14)
-    for name, update in memory.updates(**given).items():
+    for name, update in memory.updates(**inputs).items():
         np.testing.assert_array_equal(update, updates[name])
 
 

@@ -29,8 +29,14 @@ def test_a_layer_of_ones_own_is_proved():
     report = lc.check_layer(lc.layer(LAYER))
     assert report.passed, str(report)
     compared = " ".join(check.compared for check in report.checks)
-    for what in ("operations executed", "prices of the passes", "bytes of every line", "Jacobians", "complex steps"):
-        assert what in compared
+    for comparison in (
+        "operations executed",
+        "prices of the passes",
+        "bytes of every line",
+        "Jacobians",
+        "complex steps",
+    ):
+        assert comparison in compared
     assert lc.verify(lc.layer(LAYER)).passed
 
 
@@ -108,10 +114,10 @@ def test_all_words_and_layers_pass(every, monkeypatch):
 def test_a_model_passes_with_every_procedure():
     report = lc.verify("gpt2")
     assert report.passed, "\n".join(map(str, report.failed))
-    found = {(check.subject, check.compared) for check in report.checks}
-    assert ("gpt2", "mempepita with pepita, bit for bit") in found
-    assert ("gpt2", "recompute with bp, bit for bit") in found
-    assert ("gpt2, mempepita with adamw", "operations executed with the run price, line by line") in found
+    comparisons = {(check.subject, check.compared) for check in report.checks}
+    assert ("gpt2", "mempepita with pepita, bit for bit") in comparisons
+    assert ("gpt2", "recompute with bp, bit for bit") in comparisons
+    assert ("gpt2, mempepita with adamw", "operations executed with the run price, line by line") in comparisons
 
 
 @pytest.mark.slow
@@ -125,9 +131,9 @@ def test_a_report_prints_as_a_table_and_as_lines():
     report = lc.check_layer(shipped_layer("residual"))
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report)
-    shown = console.export_text()
-    assert "Proof of residual" in shown
-    assert "passed" in shown
+    screen = console.export_text()
+    assert "Proof of residual" in screen
+    assert "passed" in screen
     assert "\n\npassed  residual, operations executed" in str(report)
     assert json.loads(report.show("json"))["passed"]
     assert report.show("md").count("\n| passed |") == len(report.checks)

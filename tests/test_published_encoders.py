@@ -32,17 +32,17 @@ def test_published_to_the_unit(row):
         overrides["architecture"] = "ElectraModel"
     model = build(configure(row.get("config") or row["preset"], overrides))
     sizes = model.configuration.sizes
-    given = (sizes["hidden_size"], sizes.get("vocab_size", 0), sizes.get("max_source_positions", 0))
-    difference = DIFFERENCES.get(row["what"], lambda *_: 0)(*given)
+    sizes_key = (sizes["hidden_size"], sizes.get("vocab_size", 0), sizes.get("max_source_positions", 0))
+    difference = DIFFERENCES.get(row["what"], lambda *_: 0)(*sizes_key)
     assert parameters(model.table).at(model.sizes) + difference == row["value"]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "config" in row], ids=lambda row: row["model"])
 def test_presets_are_the_published_models(row):
     """Under the published name, with the same parameters as the row's own configuration; XLM-R's type is its own."""
-    found = preset(row["model"].lower())
-    assert found is not None
-    ours = [build(configure(one)) for one in (found.name, row["config"])]
+    preset_found = preset(row["model"].lower())
+    assert preset_found is not None
+    ours = [build(configure(argument)) for argument in (preset_found.name, row["config"])]
     assert len({parameters(model.table).at(model.sizes) for model in ours}) == 1
 
 
@@ -64,6 +64,6 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_preset_names_its_source(kind):
-    found = [preset for preset in presets() if preset.family == kind]
-    assert found
-    assert all("config.json" in one.source or "table" in one.source for one in found)
+    presets_found = [preset for preset in presets() if preset.family == kind]
+    assert presets_found
+    assert all("config.json" in entry.source or "table" in entry.source for entry in presets_found)

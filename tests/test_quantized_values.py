@@ -49,13 +49,13 @@ def stands_for(kind, column):
 def test_codes_are_the_nearest_levels_of_each_block(precision):
     kind = precision.quantized
     model = quantized(adapted(build(configure("gpt2", SMALL)), adaptation(lora="all-linear")), precision)
-    one = next(own for own in model.quantized if own.weight == "attn.WO@1")
+    weight_codes = next(candidate for candidate in model.quantized if candidate.weight == "attn.WO@1")
     shape = [1, 2, 35, 70]
     weight = np.random.default_rng(1).normal(size=shape)
-    found = dequantized(one, quantize(one, weight, model.sizes), model.sizes)
+    decoded = dequantized(weight_codes, quantize(weight_codes, weight, model.sizes), model.sizes)
     columns = weight.reshape(70, 70)
     expected = np.stack([stands_for(kind, columns[:, place]) for place in range(0, 70, 9)], -1)
-    np.testing.assert_allclose(found.reshape(70, 70)[:, ::9], expected, rtol=1e-6)
+    np.testing.assert_allclose(decoded.reshape(70, 70)[:, ::9], expected, rtol=1e-6)
 
 
 SMALL = {"n_layer": 2, "n_embd": 70, "n_head": 2, "vocab_size": 11, "n_positions": 8}
@@ -67,12 +67,12 @@ def arrays_of(model, configuration, seed=3):
     rng = np.random.default_rng(seed)
     training = lc.Training(configuration)
     tokens = rng.integers(0, 11, (2, 6))
-    given = training.inputs(tokens)
+    inputs = training.inputs(tokens)
     weights = {}
     for name in model.table.weights:
         shape = [model.sizes.get(axis) or int(axis) for axis in model.table.axes[name]]
         weights[name] = rng.normal(size=shape) * 0.3
-    return {name: given[name] for name in model.table.inputs if name in given} | weights, weights
+    return {name: inputs[name] for name in model.table.inputs if name in inputs} | weights, weights
 
 
 @pytest.mark.parametrize("precision", KINDS, indirect=True)
@@ -87,15 +87,15 @@ def test_the_step_on_codes_is_that_on_what_they_stand_for(precision, procedure, 
     model = quantized(plain, precision)
     arrays, weights = arrays_of(plain, configuration)
     codes = {}
-    for one in model.quantized:
-        codes |= quantize(one, weights[one.weight], model.sizes)
-        arrays[one.weight] = dequantized(one, codes, model.sizes)
-    given = {name: array for name, array in arrays.items() if name in (*model.table.inputs, *model.table.weights)}
-    given |= codes | constants(model.quantized, model.sizes, float)
+    for weight_codes in model.quantized:
+        codes |= quantize(weight_codes, weights[weight_codes.weight], model.sizes)
+        arrays[weight_codes.weight] = dequantized(weight_codes, codes, model.sizes)
+    inputs = {name: array for name, array in arrays.items() if name in (*model.table.inputs, *model.table.weights)}
+    inputs |= codes | constants(model.quantized, model.sizes, float)
     seed = {"dloss": np.array(1.0)}
     before, after = (
-        lc.run(step(own, procedure), {**own_arrays, **seed}, own.sizes)
-        for own, own_arrays in ((plain, arrays), (model, given))
+        lc.run(step(model_built, procedure), {**own_arrays, **seed}, model_built.sizes)
+        for model_built, own_arrays in ((plain, arrays), (model, inputs))
     )
     np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-9)
     assert set(model.learning) == set(plain.learning)

@@ -36,8 +36,8 @@ class Asked:
 
 
 def lengths(model: str) -> dict[str, object]:
-    found = preset(model)
-    return {} if found and found.values["model_type"] in NO_LENGTH else {"seq_len": 64}
+    preset_found = preset(model)
+    return {} if preset_found and preset_found.values["model_type"] in NO_LENGTH else {"seq_len": 64}
 
 
 def said(command: str, model: str | None, **given: object) -> dict:
@@ -48,19 +48,19 @@ def said(command: str, model: str | None, **given: object) -> dict:
 @cache
 def _said(command: str, model: str | None, given: tuple[tuple[str, object], ...]) -> dict:
     flags = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
-    shown, names = io.StringIO(), () if model is None else (model,)
+    screen, names = io.StringIO(), () if model is None else (model,)
     json_too = () if command == "sweep" else ("--json",)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdout", shown)
+        patch.setattr("sys.stdout", screen)
         assert main([command, *names, *flags, *json_too]) in (0, None)
-    found = getattr(lc, command.replace("-", "_"))(*names, **dict(given))
+    answer = getattr(lc, command.replace("-", "_"))(*names, **dict(given))
     if command == "sweep":
-        own = io.StringIO()
-        write_csv(found, own)
-        assert shown.getvalue() == own.getvalue()
-        return {"rows": list(csv.DictReader(io.StringIO(shown.getvalue())))}
-    from_python = json.loads(json.dumps(found.to_dict()))
-    assert json.loads(shown.getvalue()) == from_python
+        stream = io.StringIO()
+        write_csv(answer, stream)
+        assert screen.getvalue() == stream.getvalue()
+        return {"rows": list(csv.DictReader(io.StringIO(screen.getvalue())))}
+    from_python = json.loads(json.dumps(answer.to_dict()))
+    assert json.loads(screen.getvalue()) == from_python
     return from_python
 
 
@@ -117,16 +117,16 @@ def _without_optimizer(found: dict) -> object:
 
 def _of_convention(book: str) -> Callable[[dict], object]:
     def read(found: dict) -> object:
-        (own,) = (one for one in found["price_books"] if one["price_book"] == book)
-        return own["forward_and_backward"]["flops"]
+        (entry,) = (candidate for candidate in found["price_books"] if candidate["price_book"] == book)
+        return entry["forward_and_backward"]["flops"]
 
     return read
 
 
 def _by_rule(found: dict) -> object:
     """What a rule of thumb is set against: the step itself."""
-    (own,) = (one for one in found["rules"] if one["key"] == "6nd")
-    return own["cases"][0]["exact"]
+    (rule,) = (candidate for candidate in found["rules"] if candidate["key"] == "6nd")
+    return rule["cases"][0]["exact"]
 
 
 def _figure(name: str) -> Callable[[dict], object]:
@@ -220,47 +220,51 @@ LAYERS = (
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_a_layer_costs_forward(layer):
-    own = next(one for one in said("complexity", None, **WIDTHS)["layers"] if one["table"] == layer)
+    layer_entry = next(
+        candidate for candidate in said("complexity", None, **WIDTHS)["layers"] if candidate["table"] == layer
+    )
     (forward,) = (row for row in said("formulas", layer)["rows"] if row["macro_operation"] == "forward")
     explained = said("explain", layer)["macro_operations"]["forward"]
     for count in (forward["maccs"], explained["maccs"]):
-        assert own["at"]["maccs"] == eval(count, {}, LETTERS)
+        assert layer_entry["at"]["maccs"] == eval(count, {}, LETTERS)
 
 
 def test_the_document_names_those_who_are_asked():
-    asked = {question: {one.command for one in asked} for question, asked in QUESTIONS.items()}
-    asked["How many MACCs has a layer by itself, forward?"] = {"complexity", "formulas", "explain"}
-    asked["How many bytes at the peak?"].add("train")
+    commands = {
+        question: {question.command for question in question_list} for question, question_list in QUESTIONS.items()
+    }
+    commands["How many MACCs has a layer by itself, forward?"] = {"complexity", "formulas", "explain"}
+    commands["How many bytes at the peak?"].add("train")
     rows = re.findall(r"^\| ([^|]*\?) \| ([^|]*) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {question: set(re.findall("`([a-z-]+)", who)) for question, who in rows} == asked
+    assert {question: set(re.findall("`([a-z-]+)", names_text)) for question, names_text in rows} == commands
 
 
 @pytest.mark.parametrize("model", KINDS)
 def test_every_price_book_says_one_number_to_all(model):
-    given = lengths(model)
-    compared = lc.compare(model, "bp", **given)
-    swept = lc.sweep(model, "bp", "run,paper,matmul", **given)
+    settings = lengths(model)
+    compared = lc.compare(model, "bp", **settings)
+    swept = lc.sweep(model, "bp", "run,paper,matmul", **settings)
     for series in swept.series:
-        ledger = lc.cost(model, price_book=series.price_book, **given)
+        ledger = lc.cost(model, price_book=series.price_book, **settings)
         assert (series.maccs[0], series.flops[0]) == (ledger.total.maccs, ledger.total.flops) or not series.exact[0]
     for book, costs in compared.costs.items():
-        assert costs["bp"].total == lc.cost(model, price_book=book, **given).total
-    for convention in lc.conventions(model, **given).conventions:
+        assert costs["bp"].total == lc.cost(model, price_book=book, **settings).total
+    for convention in lc.conventions(model, **settings).conventions:
         if convention.counts is None:
             continue
-        ledger = lc.cost(model, price_book=convention.book, **given)
+        ledger = lc.cost(model, price_book=convention.book, **settings)
         flops = ledger.total.flops - ledger.macro_operations["optimizer_step"][1].flops
         assert convention.counts.whole.flops == flops, convention.book.name
 
 
 @pytest.mark.parametrize("model", KINDS)
 def test_the_peak_of_one_sequence_and_the_batch_that_fits(model):
-    given = {"plan": "at-once", **lengths(model)}
-    needs = lc.memory(model, **given)
+    settings = {"plan": "at-once", **lengths(model)}
+    needs = lc.memory(model, **settings)
     room = 2 * needs.peak
-    (row,) = lc.fit(model, room, procedures="bp", **given).rows
-    told = lc.memory(model, **given, budget=room)
-    assert (row.ram, row.largest, row.engine) == (needs.peak, told.fits["batch_size"], needs.engine)
+    (row,) = lc.fit(model, room, procedures="bp", **settings).rows
+    answer = lc.memory(model, **settings, budget=room)
+    assert (row.ram, row.largest, row.engine) == (needs.peak, answer.fits["batch_size"], needs.engine)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ def test_a_whole_number_counts_however_it_is_written(number):
 
 @pytest.mark.parametrize("number", [0.5, float("nan"), float("inf"), True, "2.5"])
 def test_what_is_no_whole_number_is_refused_in_one_line(number):
-    asked = [
+    wrong_questions = [
         lambda: lc.run_cost("gpt2", number, ON, seq_len=8),
         lambda: lc.cost("gpt2", batch_size=number, seq_len=8),
         lambda: lc.cost("gpt2", num_hidden_layers=number, seq_len=8),
@@ -308,7 +312,7 @@ def test_what_is_no_whole_number_is_refused_in_one_line(number):
         lambda: lc.fit("gpt2", number, seq_len=8),
         lambda: lc.run_cost("gpt2", 64, ON, country="France", year=number, seq_len=8),
     ]
-    for ask in asked:
+    for ask in wrong_questions:
         with pytest.raises(lc.InputError) as refused:
             ask()
         assert "\n" not in str(refused.value)

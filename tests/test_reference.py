@@ -25,9 +25,9 @@ def run_example(name):
     text = reference.example_of(name)
     test = doctest.DocTestParser().get_doctest(text, {"lc": lc}, name, None, 0)
     assert test.examples, f"lc.{name} has no example"
-    said = []
-    doctest.DocTestRunner().run(test, out=said.append)
-    assert not said, "".join(said)
+    failures = []
+    doctest.DocTestRunner().run(test, out=failures.append)
+    assert not failures, "".join(failures)
 
 
 @pytest.mark.parametrize("name", sorted(set(reference.NAMES) - ELSEWHERE))
@@ -38,17 +38,22 @@ def test_the_example_prints_what_stands_there(name):
 @pytest.mark.parametrize("name", reference.NAMES)
 def test_everything_is_described(name):
     thing = reference.public(name)
-    said = reference.docstring(thing)
-    assert said.short_description, f"lc.{name} has no docstring"
-    taken = set(reference.parameters(name))
-    described = reference.described(name) if taken else {}
-    assert taken - set(described) == set(), f"arguments of lc.{name} that nothing is said of"
-    named_here = {own for param in said.params if param.args[0] == "param" for own in param.arg_name.split(", ")}
-    assert named_here <= taken or issubclass(thing, Exception), f"arguments that lc.{name} does not have"
+    docstring = reference.docstring(thing)
+    assert docstring.short_description, f"lc.{name} has no docstring"
+    parameters = set(reference.parameters(name))
+    described = reference.described(name) if parameters else {}
+    assert parameters - set(described) == set(), f"arguments of lc.{name} that nothing is said of"
+    named_here = {
+        name_described
+        for param in docstring.params
+        if param.args[0] == "param"
+        for name_described in param.arg_name.split(", ")
+    }
+    assert named_here <= parameters or issubclass(thing, Exception), f"arguments that lc.{name} does not have"
     if is_dataclass(thing):
         assert set(reference.attributes(name)) == {field.name for field in fields(thing)}
     elif not isinstance(thing, type):
-        assert said.returns, f"nothing is said of what lc.{name} gives"
+        assert docstring.returns, f"nothing is said of what lc.{name} gives"
     if isinstance(thing, type):
         assert [member for member, *_, text in spoken(name) if not text] == [], f"members of lc.{name}"
 

@@ -36,8 +36,8 @@ NOW = """(chosen) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as opened_browser:
+        yield opened_browser
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +57,20 @@ def opened(browser: Any, gpt2: Path) -> Iterator[Watched]:
 
 def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str | None, **given: Any) -> None:
     """The page's numbers at sizes are Python's: counts, bytes and the peak to the unit, time to 1e-9."""
-    shown = page.evaluate(NOW, chosen)
+    numbers = page.evaluate(NOW, chosen)
     try:
         step = lc.cost(model, procedure, on=on, by="equation", **{**given, **chosen})
     except lc.InputError:
-        assert "refused" in shown, chosen
+        assert "refused" in numbers, chosen
         return
-    assert "refused" not in shown, (chosen, shown)
+    assert "refused" not in numbers, (chosen, numbers)
     counts = (step.total.flops, step.total.maccs, sum(row.bytes for row in step.rows), step.parameters)
-    assert tuple(int(shown[name]) for name in ("flops", "maccs", "bytes", "parameters")) == counts, chosen
+    assert tuple(int(numbers[name]) for name in ("flops", "maccs", "bytes", "parameters")) == counts, chosen
     if step.timing:
-        assert shown["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
-    if shown["peak"] is not None:
+        assert numbers["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
+    if numbers["peak"] is not None:
         needs = lc.memory(model, procedure, engine="table", precision=step.dtype, **{**given, **chosen})
-        assert int(shown["peak"]) == needs.peak, chosen
+        assert int(numbers["peak"]) == needs.peak, chosen
 
 
 def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int]:
@@ -92,8 +92,8 @@ def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int
 
 
 def given_to(page: Any) -> dict[str, Any]:
-    found: dict[str, Any] = page.evaluate("({ sizes: page.found.sizes, lines: page.found.lines.length })")
-    return found
+    document: dict[str, Any] = page.evaluate("({ sizes: page.found.sizes, lines: page.found.lines.length })")
+    return document
 
 
 def test_it_opens_from_a_disk_and_asks_for_nothing(opened: Watched) -> None:
@@ -110,19 +110,19 @@ def test_it_opens_from_a_disk_and_asks_for_nothing(opened: Watched) -> None:
 
 def test_every_line_is_the_command_lines(opened: Watched) -> None:
     rows = lc.cost("gpt2", on=DEVICE, by="equation").rows
-    shown = opened.page.evaluate(NOW, {})["lines"]
-    wanted = [
+    lines_shown = opened.page.evaluate(NOW, {})["lines"]
+    expected = [
         [row.macro_operation, row.layer, row.line, str(row.maccs), str(row.flops), str(row.bytes)] for row in rows
     ]
-    assert [line[:6] for line in shown] == wanted
-    assert [line[6] for line in shown] == pytest.approx([row.seconds or 0.0 for row in rows], rel=1e-9)
+    assert [line[:6] for line in lines_shown] == expected
+    assert [line[6] for line in lines_shown] == pytest.approx([row.seconds or 0.0 for row in rows], rel=1e-9)
 
 
 def test_sliders_agree_with_python(opened: Watched) -> None:
     rng = random.Random(14)
-    found = given_to(opened.page)
+    document = given_to(opened.page)
     for _ in range(5):
-        agree(opened.page, chosen_at_random(found, rng), "gpt2", "bp", DEVICE)
+        agree(opened.page, chosen_at_random(document, rng), "gpt2", "bp", DEVICE)
 
 
 def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(opened: Watched, gpt2: Path) -> None:
@@ -221,9 +221,9 @@ def test_models_of_other_kinds(browser: Any, tmp_path: Path, model: str, procedu
     report(model, procedure=procedure, on=DEVICE, output=str(path), **given)
     watched = Watched(browser, 900)
     page = watched.open(path.as_uri())
-    rng, found = random.Random(model), given_to(page)
+    rng, document = random.Random(model), given_to(page)
     agree(page, {}, model, procedure, DEVICE, **given)
-    agree(page, chosen_at_random(found, rng), model, procedure, DEVICE, **given)
+    agree(page, chosen_at_random(document, rng), model, procedure, DEVICE, **given)
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
     assert watched.errors == []
     assert watched.requests == []
@@ -245,9 +245,9 @@ def test_sliders_agree_at_a_thousand_points(browser: Any, tmp_path: Path) -> Non
         report(model, procedure=procedure, on=DEVICE, output=str(path))
         watched = Watched(browser)
         page = watched.open(path.as_uri())
-        found = given_to(page)
+        document = given_to(page)
         for _ in range(points):
-            agree(page, chosen_at_random(found, rng), model, procedure, DEVICE)
+            agree(page, chosen_at_random(document, rng), model, procedure, DEVICE)
         page.close()
 
 
@@ -264,11 +264,16 @@ def test_a_report_is_one_small_file_made_soon(tmp_path: Path, capsys: pytest.Cap
     assert "http-equiv" not in html
     assert "@import" not in html
     answer = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
-    assert [one["said"]["procedure"] for one in answer["documents"]] == ["bp", "recompute", "pepita", "mempepita"]
+    assert [document["said"]["procedure"] for document in answer["documents"]] == [
+        "bp",
+        "recompute",
+        "pepita",
+        "mempepita",
+    ]
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, message in (
         ([], "a report is of a model"),
         (["gpt9"], "unknown model 'gpt9'"),
         (["gpt2", "--on", "abacus"], "abacus"),
@@ -278,5 +283,5 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["report", *words]) == 2
         printed = capsys.readouterr()
         assert printed.err.count("\n") == 1
-        assert said in printed.err, printed.err
+        assert message in printed.err, printed.err
     assert list(tmp_path.iterdir()) == []

@@ -44,18 +44,18 @@ KINDS = ("llama-3.2-1b", "gemma-2-2b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deep
 @pytest.mark.parametrize("model", KINDS)
 def test_every_kind_of_block_is_held_against_the_rules(model):
     """A block is the mean of those in its repeat: together they are the ledger's parameters, operations and softmax."""
-    found, ledger = rules(model), lc.cost(model, price_book="matmul", by="layer")
-    assert all(rule.cases and all(case.exact for case in rule.cases) for rule in found.rules)
-    assert {"block", "block_parameters", "elementwise", "softmax"} <= {rule.thumb.key for rule in found.rules}
-    for rule in found.rules:
+    rules_found, ledger = rules(model), lc.cost(model, price_book="matmul", by="layer")
+    assert all(rule.cases and all(case.exact for case in rule.cases) for rule in rules_found.rules)
+    assert {"block", "block_parameters", "elementwise", "softmax"} <= {rule.thumb.key for rule in rules_found.rules}
+    for rule in rules_found.rules:
         if rule.thumb.key.startswith("block"):
             assert all(sum(part.amount for part in case.parts) == case.rule - case.exact for case in rule.cases)
-    own = {case.subject: case.exact for case in found["block"].cases}
-    if len(own) == 1:
+    exact_by_block = {case.subject: case.exact for case in rules_found["block"].cases}
+    if len(exact_by_block) == 1:
         blocks = configure(model).sizes["num_hidden_layers"]
         inside = [row.flops for row in ledger.rows if row.macro_operation == "forward" and row.block]
-        assert sum(own.values()) * blocks == sum(inside)
-    str(found)
+        assert sum(exact_by_block.values()) * blocks == sum(inside)
+    str(rules_found)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -68,17 +68,17 @@ def test_training_is_that_of_the_ledger(model, key, procedure, factor):
 
 
 def test_gpt2():
-    found = rules("gpt2", tokens="3e11")
-    assert found.parameters == 124_439_808
+    rules_found = rules("gpt2", tokens="3e11")
+    assert rules_found.parameters == 124_439_808
     s, h = 1024, 768
     for key, factor in (("block", 1), ("block_training", 3), ("block_recomputed", 4)):
-        case = only(found, key)
+        case = only(rules_found, key)
         assert case.rule == case.exact == factor * (24 * s * h**2 + 4 * s**2 * h)
-    assert only(found, "block_parameters").exact == 12 * h**2 + 13 * h
-    assert only(found, "overtakes", "block").exact == 6 * h
-    assert only(found, "overtakes", "the whole").exact > 6 * h
-    assert only(found, "third").exact > Fraction(4, 3)
-    assert only(found, "third").exact < Fraction(3, 2)
+    assert only(rules_found, "block_parameters").exact == 12 * h**2 + 13 * h
+    assert only(rules_found, "overtakes", "block").exact == 6 * h
+    assert only(rules_found, "overtakes", "the whole").exact > 6 * h
+    assert only(rules_found, "third").exact > Fraction(4, 3)
+    assert only(rules_found, "third").exact < Fraction(3, 2)
 
 
 def test_the_crossing_is_where_the_two_terms_are_equal():
@@ -112,8 +112,8 @@ def test_norm_through_the_jacobian():
 
 
 def test_softmax_is_never_orders_of_magnitude_below():
-    found = rules("gpt3-175b")["softmax"]
-    paper, run = found.cases
+    softmax_rule = rules("gpt3-175b")["softmax"]
+    paper, run = softmax_rule.cases
     assert paper.rule == paper.exact == Fraction(5, 4 * 128)
     assert run.price_book == "run"
 
@@ -148,25 +148,25 @@ def test_a_third_is_the_papers_section_six():
 
 
 def test_gpt3():
-    found = rules("gpt2")
-    assert only(found, "gpt3_blog").exact == 174_563_733_504
-    assert only(found, "gpt3_full").exact == 174_604_259_328
-    days, products = found["gpt3_days"].cases
+    rules_found = rules("gpt2")
+    assert only(rules_found, "gpt3_blog").exact == 174_563_733_504
+    assert only(rules_found, "gpt3_full").exact == 174_604_259_328
+    days, products = rules_found["gpt3_days"].cases
     assert days.rule == 3640 * 10**15 * 86_400
     assert days.exact == 6 * 174_604_259_328 * 300 * 10**9
     assert abs(days.error) < 1e-3
     assert products.exact == lc.cost("gpt3-175b", "bp", "matmul", tokens="3e11").training["flops"]
-    assert only(found, "gpt3_rounded").rule == 6 * 175 * 10**9 * 300 * 10**9
+    assert only(rules_found, "gpt3_rounded").rule == 6 * 175 * 10**9 * 300 * 10**9
 
 
 def test_models_without_an_output_have_no_rule_about_pepita():
-    found = rules("gpt2", architecture="GPT2Model")
-    assert "third" not in [rule.thumb.key for rule in found.rules]
+    rules_found = rules("gpt2", architecture="GPT2Model")
+    assert "third" not in [rule.thumb.key for rule in rules_found.rules]
 
 
 def test_every_rule_has_a_source_and_is_shown():
-    found = rules("gpt2")
-    assert [rule.thumb.key for rule in found.rules] == list(thumbs())
+    rules_found = rules("gpt2")
+    assert [rule.thumb.key for rule in rules_found.rules] == list(thumbs())
     for thumb in thumbs().values():
         assert thumb.source
         assert thumb.because
@@ -186,14 +186,14 @@ def test_text_fits_80_columns(model):
 
 
 def test_formats():
-    found = rules("gpt2")
-    data = json.loads(found.show("json"))
-    assert data == json.loads(json.dumps(found.to_dict()))
-    assert data["rules"][0]["cases"][0]["relative_error"] == found.rules[0].cases[0].error
-    rows = list(csv.DictReader(io.StringIO(found.show("csv"))))
-    assert len(rows) == sum(len(rule.cases) for rule in found.rules)
-    assert found.show("md").count("\n| --- |") == len(found.rules)
-    assert found._repr_html_().count("<table>") == len(found.rules)
+    rules_found = rules("gpt2")
+    data = json.loads(rules_found.show("json"))
+    assert data == json.loads(json.dumps(rules_found.to_dict()))
+    assert data["rules"][0]["cases"][0]["relative_error"] == rules_found.rules[0].cases[0].error
+    rows = list(csv.DictReader(io.StringIO(rules_found.show("csv"))))
+    assert len(rows) == sum(len(rule.cases) for rule in rules_found.rules)
+    assert rules_found.show("md").count("\n| --- |") == len(rules_found.rules)
+    assert rules_found._repr_html_().count("<table>") == len(rules_found.rules)
 
 
 @pytest.mark.parametrize(

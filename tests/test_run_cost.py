@@ -50,10 +50,10 @@ def test_gpt3_takes_3640_petaflop_days():
     layers, width, length, vocabulary = 96, 12288, 2048, 50257
     matrices = layers * 12 * width**2 + vocabulary * width
     exact = 6 * matrices + 12 * layers * width * length
-    found = gpt3()
-    assert found.flops == exact * 300 * 10**9
-    assert found.figures["petaflop_s_days"].value == pytest.approx(3737.4, abs=0.05)
-    assert found.beside["gpt3"] == 6 * 174_604_259_328 * 300 * 10**9
+    run = gpt3()
+    assert run.flops == exact * 300 * 10**9
+    assert run.figures["petaflop_s_days"].value == pytest.approx(3737.4, abs=0.05)
+    assert run.beside["gpt3"] == 6 * 174_604_259_328 * 300 * 10**9
 
 
 def test_gpt3_from_structure_to_carbon():
@@ -61,15 +61,15 @@ def test_gpt3_from_structure_to_carbon():
 
     The rest is N: 174,604 million from structure for the rounded 3.14e23 that Patterson starts from.
     """
-    found = gpt3("gpt3", **PATTERSON)
-    assert found.days == pytest.approx(14.8, abs=0.05)
-    assert found.energy_kwh == pytest.approx(1287e3, rel=1.5e-3)
-    assert found.co2_kg == pytest.approx(552.1e3, rel=1.5e-3)
-    assert found.price_usd == pytest.approx(1.8e6, rel=0.01)
+    run = gpt3("gpt3", **PATTERSON)
+    assert run.days == pytest.approx(14.8, abs=0.05)
+    assert run.energy_kwh == pytest.approx(1287e3, rel=1.5e-3)
+    assert run.co2_kg == pytest.approx(552.1e3, rel=1.5e-3)
+    assert run.price_usd == pytest.approx(1.8e6, rel=0.01)
     # All that goes in is given or counted, so what comes out is arithmetic and has no interval.
     for name in ("time", "energy", "co2", "price"):
-        assert found.figures[name].label == "arithmetic"
-        assert found.figures[name].interval is None
+        assert run.figures[name].label == "arithmetic"
+        assert run.figures[name].interval is None
 
 
 def digits(value):
@@ -83,9 +83,9 @@ def test_products_of_published_inputs(name):
     """Patterson et al. 2021, table 4; Touvron et al. 2023, table 15; Groeneveld et al. 2024, table 8; DeepSeek-AI 2024,
     table 1; the AI Index. Their inputs multiplied again give what they print, to within what their rounding leaves."""
     run = PUBLISHED[name]
-    found = {"mwh": (run.energy, 1e3), "t": (run.co2, 1e3), "usd": (run.price, 1.0)}
+    products = {"mwh": (run.energy, 1e3), "t": (run.co2, 1e3), "usd": (run.price, 1.0)}
     for key, printed in run.printed.items():
-        figure, scale = found[key]
+        figure, scale = products[key]
         assert figure.label == "arithmetic"
         # Patterson's rates have three digits (0.4 % each); LLaMA prints 449 of 449.84 MWh, cut instead of rounded.
         tolerance = max(
@@ -194,10 +194,10 @@ def test_intervals_are_the_outermost():
 def test_the_default_intervals_hold_what_was_published():
     """PaLM's table 3, Llama 3's table 4, Patterson et al. 2021, table 4; MLPerf's servers."""
     for name in ("V100", "A100 SXM 80GB", "H100 SXM", "TPU v3", "B200"):
-        found = assumptions.mfu(lc.device(name))
+        figure = assumptions.mfu(lc.device(name))
         for mfu in (0.213, 0.325, 0.302, 0.462, 0.38, 0.43):
-            assert found.low <= mfu <= found.high
-        assert "published numbers of" in found.source
+            assert figure.low <= mfu <= figure.high
+        assert "published numbers of" in figure.source
     # Watts a device of servers with eight H100s: MLPerf Training v4.1, means of runs.
     servers = assumptions.power(lc.device("H100 SXM"))
     assert all(servers.low <= watts / 8 <= servers.high for watts in (6736.9, 7086.1, 7123.2, 7176.0, 7190.8))
@@ -230,8 +230,8 @@ def test_a_device_of_ones_own_whose_power_was_measured(tmp_path):
 def test_products_of_figures():
     exact, loose = Figure(6.0, "", "given", ""), Figure(2.0, "", "assumed", "", 1.0, 3.0)
     assert computed("", "", [exact], [exact]).label == "arithmetic"
-    found = computed("W", "6 / 2", [exact], [loose], 10)
-    assert (found.value, found.interval, found.label) == (30, (20, 60), "modelled")
+    figure = computed("W", "6 / 2", [exact], [loose], 10)
+    assert (figure.value, figure.interval, figure.label) == (30, (20, 60), "modelled")
 
 
 def test_the_country_and_its_year():

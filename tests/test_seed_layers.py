@@ -91,8 +91,8 @@ def maccs(layer, book="run"):
 def test_pooler():
     arrays = {"X": draw(B, M, D), "W": draw(D, D), "b": draw(D)}
     layer = shipped_layer("pooler")
-    found = check(layer, arrays, lambda X, W, b: torch.tanh(functional.linear(X[:, 0], W.T, b)))
-    assert not found["dX"][:, 1:].any()
+    values_checked = check(layer, arrays, lambda X, W, b: torch.tanh(functional.linear(X[:, 0], W.T, b)))
+    assert not values_checked["dX"][:, 1:].any()
     assert maccs(layer) == maccs(layer, "matmul") == "d^2"
 
 
@@ -192,8 +192,8 @@ def test_derived_backward_equals_the_printed_p_matrix_form(causal, packed):
         text = str(shipped_layer("jiang_packed_attention"))
         layer = lc.layer("\n".join(f"{line} where T' <= T" if causal and "T' T" in line else line for line in
                                    text.splitlines()))  # fmt: skip
-        given = {"X": arrays["X"], "W": np.stack([arrays[n] for n in "ABC"]), "WO": arrays["WO"]}
-        values = lc.run(layer, {**given, "dZ": dZ})
+        arrays_packed = {"X": arrays["X"], "W": np.stack([arrays[n] for n in "ABC"]), "WO": arrays["WO"]}
+        values = lc.run(layer, {**arrays_packed, "dZ": dZ})
         gradients = {name: values["dW"][i] for i, name in enumerate("ABC")}
     else:
         values = lc.run(jiang("attention", causal), {**arrays, "dZ": dZ})
@@ -339,9 +339,9 @@ def test_restricted_attention():
     assert maccs(layer, "matmul") == "4 M d h k"
     # torch runs it as a product of single rows, and its counter counts that.
     q, k = torch.empty(B, H, M, 1, K), torch.empty(B, H, M, window, K)
-    seen = 2 * flops_of(lambda: torch.matmul(q, k.mT))
+    counted = 2 * flops_of(lambda: torch.matmul(q, k.mT))
     sizes = infer_sizes(layer.table, arrays)
-    assert seen == lc.price(layer, sizes, "run").maccs * 2 - lc.price(layer, sizes, "matmul").flops
+    assert counted == lc.price(layer, sizes, "run").maccs * 2 - lc.price(layer, sizes, "matmul").flops
 
 
 def test_a_window_as_wide_as_the_sequence_is_full_attention():
@@ -373,8 +373,8 @@ def test_recurrent():
         return states, last[0]
 
     layer = shipped_layer("recurrent")
-    found = check(layer, arrays, foreign)
-    np.testing.assert_array_equal(found["Y"][:, -1], found["h"])
+    values_checked = check(layer, arrays, foreign)
+    np.testing.assert_array_equal(values_checked["Y"][:, -1], values_checked["h"])
     assert maccs(layer) == maccs(layer, "matmul") == "M d e + M e^2"
     tensors = {n: torch.tensor(a) for n, a in arrays.items()}
     assert flops_of(lambda: recurrence(**tensors)) == lc.price(layer, infer_sizes(layer.table, arrays), "matmul").flops

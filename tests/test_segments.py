@@ -42,8 +42,8 @@ def test_segments_run_again_bit_for_bit_at_the_price_of_every_block(model, segme
     for turns in segments:
         again = planned(table, f"at-once,recompute=block/{turns}")
         counted = {name: counting(array) for name, array in values.items()}
-        found, units = tally_of(results, again, counted, sizes)
-        assert all(np.asarray(found[name]).tobytes() == array.tobytes() for name, array in plain.items()), turns
+        computed, units = tally_of(results, again, counted, sizes)
+        assert all(np.asarray(computed[name]).tobytes() == array.tobytes() for name, array in plain.items()), turns
         price = lc.price(again, sizes, lc.book("run"))
         assert (price.flops, price.maccs, price.bytes) == (blocks.flops, blocks.maccs, blocks.bytes)
         assert units == price.flops
@@ -56,8 +56,8 @@ def test_what_runs_once_more_in_a_block_is_priced_as_it_is_executed():
     _, units = tally_of(results, more, counted, sizes)
     assert units == lc.price(more, sizes, lc.book("run")).flops
     forward, again, twice = (
-        lc.price(one, sizes, lc.book("run")).by("macro_operation")[key,].flops
-        for one, key in ((table, "forward"), (once, "recomputation"), (more, "recomputation"))
+        lc.price(table_priced, sizes, lc.book("run")).by("macro_operation")[key,].flops
+        for table_priced, key in ((table, "forward"), (once, "recomputation"), (more, "recomputation"))
     )
     blocks = [
         row for row in lc.price(table, sizes, lc.book("run")).rows if row.block and row.macro_operation == "forward"
@@ -71,8 +71,8 @@ def test_segments_keep_their_input_alone():
         again = planned(table, f"recompute=block/{turns}")
         forward = next(line for line in again.lines if isinstance(line, Repeat))
         assert {inside for inside, _ in forward.keep} == {"X"}
-        (held,) = [held for held in lc.live(again, sizes).kept if held.axes[0] == f"n_layer/{turns}"]
-        assert held.bytes == 12 // turns * sizes["B"] * sizes["M"] * sizes["d"] * 4
+        (array,) = [candidate for candidate in lc.live(again, sizes).kept if candidate.axes[0] == f"n_layer/{turns}"]
+        assert array.bytes == 12 // turns * sizes["B"] * sizes["M"] * sizes["d"] * 4
     assert planned(table, "recompute=block/1").lines == planned(table, "recompute=block").lines
 
 
@@ -126,10 +126,10 @@ def test_every_plan_goes_with_segments(model):
     values = given(table, sizes)
     plain = results(table, values, sizes)
     for text in SEGMENTS:
-        found = results(planned(table, text), values, sizes)
-        assert found.keys() == plain.keys()
+        computed = results(planned(table, text), values, sizes)
+        assert computed.keys() == plain.keys()
         for name, array in plain.items():
-            np.testing.assert_allclose(found[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
+            np.testing.assert_allclose(computed[name], array, 1e-12, 1e-12, err_msg=f"{name} under {text}")
 
 
 @pytest.mark.parametrize(

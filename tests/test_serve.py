@@ -34,17 +34,17 @@ BASE = f"http://127.0.0.1:{PORT}"
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(application(PORT, answers=Here()), BASE) as own:
-        yield own
+    with TestClient(application(PORT, answers=Here()), BASE) as test_client:
+        yield test_client
 
 
 def refused(answer, status=400):
     """The one line that a refusal is."""
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
-    (said,) = answer.json().values()
-    assert "\n" not in said
-    return said
+    (message,) = answer.json().values()
+    assert "\n" not in message
+    return message
 
 
 # The numbers.
@@ -67,34 +67,34 @@ SIZES = some.fixed_dictionaries(
 @settings(max_examples=15, deadline=None)
 def test_numbers_are_those_of_the_command_line(client, model, flags):
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as error:
+    with redirect_stdout(io.StringIO()) as screen, redirect_stderr(io.StringIO()) as error:
         code = main(["cost", model, *words, "--by", "equation", "--json"])
     answer = client.get("/api/document", params={"model": model, **flags})
     if code:
         assert refused(answer) in " ".join(error.getvalue().split())
         return
-    found, cost = answer.json(), json.loads(shown.getvalue())
+    document, cost = answer.json(), json.loads(screen.getvalue())
     for name in ("maccs", "flops"):
-        assert int(found["totals"][name]) == cost["total"][name]
-        assert sum(int(line.get(name, 0)) for line in found["lines"]) == cost["total"][name]
-    assert int(found["totals"]["bytes"]) == sum(row["bytes"] for row in cost["rows"])
-    assert int(found["totals"]["parameters"]) == cost["parameters"]
+        assert int(document["totals"][name]) == cost["total"][name]
+        assert sum(int(line.get(name, 0)) for line in document["lines"]) == cost["total"][name]
+    assert int(document["totals"]["bytes"]) == sum(row["bytes"] for row in cost["rows"])
+    assert int(document["totals"]["parameters"]) == cost["parameters"]
 
 
 def test_time_is_that_of_the_command_line(client):
-    given = {"model": "gpt2", "on": "a100 sxm 40gb", "seq_len": 256}
-    found = client.get("/api/document", params=given).json()["totals"]
-    timing = lc.cost(**given).timing
-    assert (found["seconds"], found["low"], found["high"]) == (timing.seconds, timing.time.low, timing.time.high)
+    settings = {"model": "gpt2", "on": "a100 sxm 40gb", "seq_len": 256}
+    totals = client.get("/api/document", params=settings).json()["totals"]
+    timing = lc.cost(**settings).timing
+    assert (totals["seconds"], totals["low"], totals["high"]) == (timing.seconds, timing.time.low, timing.time.high)
 
 
 def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_own(client):
     config = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 50}
-    found = client.post("/api/document?n-layer=2&seq-len=10", json=config)
-    assert found.status_code == 200
-    assert found.json()["asked"]["model"] == "config.json"
+    response = client.post("/api/document?n-layer=2&seq-len=10", json=config)
+    assert response.status_code == 200
+    assert response.json()["asked"]["model"] == "config.json"
     ledger = lc.cost(config, n_layer=2, seq_len=10)
-    assert int(found.json()["totals"]["flops"]) == ledger.total.flops
+    assert int(response.json()["totals"]["flops"]) == ledger.total.flops
 
 
 @pytest.mark.parametrize("ending", ["json", "csv", "md", "tex", "trace.json", "pftrace"])
@@ -107,40 +107,40 @@ def test_exports_are_what_the_command_line_writes(client, ending, tmp_path):
     else:
         assert main(["cost", "gpt2", *flags, "--format", {"tex": "latex"}.get(ending, ending), "-o", str(path)]) == 0
     query = {"as": ending, "model": "gpt2", "seq-len": 8, "n-layer": 2, "on": "H100-SXM"}
-    found = client.get("/api/export", params=query)
-    assert found.content == path.read_bytes()
-    assert found.headers["content-disposition"] == f'attachment; filename="learncost.{ending}"'
+    response = client.get("/api/export", params=query)
+    assert response.content == path.read_bytes()
+    assert response.headers["content-disposition"] == f'attachment; filename="learncost.{ending}"'
     assert "as must be one of" in refused(client.get("/api/export", params=query | {"as": "exe"}))
 
 
 def test_fields_are_those_of_the_question(client):
-    found = client.get("/api/fields").json()
+    fields = client.get("/api/fields").json()
     names = [flag.name for flag in flags_of(document) if flag.how != "flags"]
-    assert [flag["name"] for flag in found["flags"]] == names
-    assert all(flag["meaning"] for flag in found["flags"])
-    assert {own["name"] for own in found["choices"]["model"]} >= {preset.name for preset in presets()}
+    assert [flag["name"] for flag in fields["flags"]] == names
+    assert all(flag["meaning"] for flag in fields["flags"])
+    assert {choice["name"] for choice in fields["choices"]["model"]} >= {preset.name for preset in presets()}
     for name in ("model", "procedure", "price_book", "on", "precision", "plan", "optimizer"):
-        assert found["choices"][name]
-    for own in found["choices"]["procedure"]:
+        assert fields["choices"][name]
+    for choice in fields["choices"]["procedure"]:
         assert client.get(
-            "/api/document", params={"model": "gpt2", "procedure": own["name"], "n_layer": 1, "seq_len": 4}
+            "/api/document", params={"model": "gpt2", "procedure": choice["name"], "n_layer": 1, "seq_len": 4}
         ).is_success
 
 
 def test_the_page_is_whole_and_may_run_nothing_but_itself(client):
-    one, two = client.get("/"), client.get("/")
-    assert one.status_code == 200
-    policy = one.headers["content-security-policy"]
+    first, second = client.get("/"), client.get("/")
+    assert first.status_code == 200
+    policy = first.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
-    assert one.text.count(f'nonce="{nonce}"') >= 2
-    assert nonce not in two.text
+    assert first.text.count(f'nonce="{nonce}"') >= 2
+    assert nonce not in second.text
     for name, value in {
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
         "cache-control": "no-store",
     }.items():
-        assert one.headers[name] == value
+        assert first.headers[name] == value
 
 
 # What is refused.
@@ -326,13 +326,13 @@ def test_answers_are_kept_within_so_many_bytes():
             return Answer(200 if what == "good" else 400, "text/plain", b"x" * 10, "")
 
     async def ask():
-        own = Counted()
-        kept = Kept(own, 35)
+        counted_answers = Counted()
+        cached = Kept(counted_answers, 35)
         for number in [0, 0, 1, 2, 0, 3, 0, 1]:  # 1 is the oldest when 3 comes
-            await kept.answer("good", [("a", str(number))])
-        await kept.answer("bad", [])
-        await kept.answer("bad", [])
-        return own.asked, len(kept), kept.bytes
+            await cached.answer("good", [("a", str(number))])
+        await cached.answer("bad", [])
+        await cached.answer("bad", [])
+        return counted_answers.asked, len(cached), cached.bytes
 
     assert asyncio.run(ask()) == (7, 3, 30)
 
@@ -352,20 +352,23 @@ def server():
 
 def test_the_command_serves_until_ctrl_c(server):
     process, address = server
-    with httpx.Client(base_url=address) as own:
+    with httpx.Client(base_url=address) as http_client:
         for _ in range(100):
             try:
-                assert own.get("/api/document", params={"model": "gpt2", "seq_len": 4}, timeout=60).status_code == 200
+                assert (
+                    http_client.get("/api/document", params={"model": "gpt2", "seq_len": 4}, timeout=60).status_code
+                    == 200
+                )
                 break
             except httpx.ConnectError:
                 time.sleep(0.05)
-        assert own.get("/", timeout=60).status_code == 200
+        assert http_client.get("/", timeout=60).status_code == 200
         raw = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
         raw.sendall(b"GET / HTTP/1.0\r\n\r\n")  # no Host at all
         assert raw.recv(100).startswith(b"HTTP/1.1 403")
         raw.close()
-    taken = ["serve", "--port", address.rpartition(":")[2]]
-    assert main(taken) == 2
+    words = ["serve", "--port", address.rpartition(":")[2]]
+    assert main(words) == 2
     process.send_signal(signal.SIGINT)
     assert process.wait(20) in (0, 130)
     assert "Traceback" not in process.stderr.read()
@@ -398,8 +401,15 @@ def test_without_the_extra_one_line_names_it(monkeypatch, capsys):
 def written(folder, steps, options=None, **more):
     """The files of a training after so many steps, as learncost train writes them."""
     folder.mkdir(exist_ok=True)
-    told = {"model": "gpt2", "procedure": "bp", "optimizer": "adamw", "batch_size": 2, "accumulate": 1, "seq_len": 8}
-    (folder / "training.json").write_text(json.dumps(told | {"steps": 10} | (options or {})))
+    options_written = {
+        "model": "gpt2",
+        "procedure": "bp",
+        "optimizer": "adamw",
+        "batch_size": 2,
+        "accumulate": 1,
+        "seq_len": 8,
+    }
+    (folder / "training.json").write_text(json.dumps(options_written | {"steps": 10} | (options or {})))
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}))
     rows = [
         {
@@ -418,25 +428,25 @@ def written(folder, steps, options=None, **more):
 
 @pytest.fixture
 def watched(tmp_path):
-    with TestClient(application(PORT, tmp_path, Here()), BASE) as own:
-        yield tmp_path, own
+    with TestClient(application(PORT, tmp_path, Here()), BASE) as test_client:
+        yield tmp_path, test_client
 
 
 def test_a_training_is_read_on_as_it_grows(watched):
     folder, client = watched
     assert client.get("/api/runs").json()["runs"] == []
     written(folder / "one", 3, validation_loss=1.5, predicted=5)
-    found = client.get("/api/runs").json()
-    (run,) = found["runs"]
+    runs = client.get("/api/runs").json()
+    (run,) = runs["runs"]
     assert (run["name"], run["done"], run["steps"], run["ended"]) == ("one", 3, 10, False)
     assert run["loss"] == [5.0, 2.5, 5 / 3]
     assert run["seconds"] == [0.5, 1.0, 1.5]
-    assert [own["loss"] for own in run["validation"]] == [1.5] * 3
+    assert [point["loss"] for point in run["validation"]] == [1.5] * 3
     assert (run["predicted"], run["measured"]) == (5, 7)
     flops = lc.cost(str(folder / "one" / "config.json"), batch_size=2, seq_len=8, optimizer="adamw").total.flops
     assert int(run["flops_per_step"]) == flops
-    assert client.get("/api/runs", params={"since": found["version"]}).json() == {
-        "version": found["version"],
+    assert client.get("/api/runs", params={"since": runs["version"]}).json() == {
+        "version": runs["version"],
         "same": True,
     }
     with (folder / "one" / "metrics.jsonl").open("a") as file:
@@ -481,11 +491,11 @@ def test_a_contest_is_a_curve_for_each_training(watched):
 
 
 def test_a_contest_is_written_after_every_training(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr("learncost.faces.contest.write_json", lambda path, value: seen.append(value))
+    written_values = []
+    monkeypatch.setattr("learncost.faces.contest.write_json", lambda path, value: written_values.append(value))
     flags = ["digits", "--budget", "steps:2", "--seeds", "0", "--rates", "0.1", "--procedure", "bp,pepita"]
     assert main(["contest", *flags, "--out", str(tmp_path / "contest.json")]) == 0
-    assert [sum(len(result["trainings"]) for result in value["results"]) for value in seen] == [1, 2, 2]
+    assert [sum(len(result["trainings"]) for result in value["results"]) for value in written_values] == [1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -503,20 +513,20 @@ def test_files_that_are_something_else_are_left_alone(watched, content):
 
 def test_the_page_of_runs_loads_nothing_and_names_its_library(watched):
     _, client = watched
-    found = client.get("/run")
-    assert found.status_code == 200
-    assert "uPlot" in found.text
-    assert "{{" not in found.text.replace("{{}}", "")
-    assert "default-src 'none'" in found.headers["content-security-policy"]
+    response = client.get("/run")
+    assert response.status_code == 200
+    assert "uPlot" in response.text
+    assert "{{" not in response.text.replace("{{}}", "")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
 @given(some.lists(some.one_of(some.none(), some.floats(-1e9, 1e9)), max_size=300), some.integers(3, 60))
 def test_a_thinned_curve_keeps_its_lowest_and_its_highest(values, most):
-    kept = thinned(values, most)
-    assert kept == sorted(set(kept))
-    assert len(kept) <= max(most, 3)
-    known = [value for value in values if value is not None]
-    if known:
-        left = [values[place] for place in kept if values[place] is not None]
-        assert (min(left), max(left)) == (min(known), max(known))
-        assert kept[-1] == len(values) - 1
+    thinned_values = thinned(values, most)
+    assert thinned_values == sorted(set(thinned_values))
+    assert len(thinned_values) <= max(most, 3)
+    numbers = [value for value in values if value is not None]
+    if numbers:
+        left = [values[place] for place in thinned_values if values[place] is not None]
+        assert (min(left), max(left)) == (min(numbers), max(numbers))
+        assert thinned_values[-1] == len(values) - 1

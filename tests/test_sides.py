@@ -20,11 +20,11 @@ CASES = {
 def test_every_axis_is_of_one_side(line, expected):
     inputs = [word.partition("[")[0] for word in line.split(" = ")[1].split() if word[0].isalpha() and "[" in word]
     layer = lc.layer(f"one({', '.join(inputs)}) -> {line[0]}\n  {line}\n")
-    (product,) = (own for own, _ in walk(layer.table.lines))
+    (product,) = (product_line for product_line, _ in walk(layer.table.lines))
     assert isinstance(product, Product)
     sides = product.sides
-    found = (sides.rows, sides.columns, sides.summed, sides.batch, sides.lone)
-    assert tuple(" ".join(axes) for axes in found) == expected
+    sides_found = (sides.rows, sides.columns, sides.summed, sides.batch, sides.lone)
+    assert tuple(" ".join(axes) for axes in sides_found) == expected
     assert sides.are_of_matrices == bool(expected[0] and expected[1] and expected[2])
     assert sides.sums == bool(expected[2] or expected[4])
-    assert sorted(axis for axes in found for axis in axes) == sorted(product.loops)
+    assert sorted(axis for axes in sides_found for axis in axes) == sorted(product.loops)

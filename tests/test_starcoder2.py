@@ -33,8 +33,8 @@ def test_parameters_products_loss_and_every_gradient(keys):
     for architecture in ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"):
         check_parameters(values, f"Starcoder2{architecture}")
     numbers = torch.zeros((BATCH, LENGTH), dtype=torch.long)
-    given = {"input_ids": numbers, "labels": numbers}, lambda result: result.loss
-    assert check_flops(values, "Starcoder2ForCausalLM", *given, BATCH, LENGTH, device="cpu") == 0
+    arguments = {"input_ids": numbers, "labels": numbers}, lambda result: result.loss
+    assert check_flops(values, "Starcoder2ForCausalLM", *arguments, BATCH, LENGTH, device="cpu") == 0
 
     model = build(read(values))
     module = shaken(module_of(values, "Starcoder2ForCausalLM", "cpu"))

@@ -16,8 +16,8 @@ def sample() -> list[tuple[str, str]]:
     """A dozen fields of all, others at every run, of which one is slow."""
     draw = random.Random()  # another dozen at every run; a failure names its field
     every = [(family, field) for family in FAMILIES for field in fields()]
-    slow = [one for one in every if any(word in one[1] for word in SLOW)]
-    return [*draw.sample([one for one in every if one not in slow], 11), draw.choice(slow)]
+    slow = [field for field in every if any(word in field[1] for word in SLOW)]
+    return [*draw.sample([field for field in every if field not in slow], 11), draw.choice(slow)]
 
 
 def test_the_matrix_is_of_the_tables_of_today() -> None:
@@ -34,9 +34,9 @@ def test_a_dozen_fields_are_as_they_were_found() -> None:
 
 
 def test_no_other_field_is_wrong_and_every_family_trains_on_every_engine() -> None:
-    for family, one in kept_support().items():
-        assert not [field for field, text in one["reasons"].items() if text.startswith("wrong")], family
-        trained = [text for field, text in one["reasons"].items() if field.startswith("train ")]
+    for family, entry in kept_support().items():
+        assert not [field for field, text in entry["reasons"].items() if text.startswith("wrong")], family
+        trained = [text for field, text in entry["reasons"].items() if field.startswith("train ")]
         assert not any(text for text in trained if text != UNTRIED), family
 
 

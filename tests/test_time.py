@@ -46,7 +46,7 @@ TWO = "own(X; b) -> Y\nU[B M d] = X[B M d] + b[d]\nY[B M d] = relu(U[B M d])"
 def test_what_stays_inside_of_a_kernel_moves_no_bytes():
     # Apart: X, b, U written; U read, Y. In a kernel: X, b, Y. Each of X, U, Y has 256 numbers, b has 16.
     rates = flat(bandwidth=1e6, operators=False, launch=1.0)
-    apart, together = (time(rows_of(TWO, own), SIZES, rates) for own in (None, Kernel("own", ("B", "M"))))
+    apart, together = (time(rows_of(TWO, kernel), SIZES, rates) for kernel in (None, Kernel("own", ("B", "M"))))
     assert apart.total == pytest.approx(4e-6 * (4 * 256 + 16) + 2)
     assert together.total == pytest.approx(4e-6 * (2 * 256 + 16) + 1)
 
@@ -113,8 +113,8 @@ def test_adamw_moves_twenty_eight_bytes_a_parameter():
 
 def test_twice_the_rate_halves_what_compute_bounds():
     rows, sizes = model_rows()
-    one, two = (time(rows, sizes, flat(flops=rate, bandwidth=1e15)) for rate in (1e6, 2e6))
-    pairs = [(a, b) for a, b in zip(one.parts, two.parts, strict=True) if a.bound == "compute"]
+    slower, two = (time(rows, sizes, flat(flops=rate, bandwidth=1e15)) for rate in (1e6, 2e6))
+    pairs = [(a, b) for a, b in zip(slower.parts, two.parts, strict=True) if a.bound == "compute"]
     assert len(pairs) > 20
     assert all(a.total == pytest.approx(2 * b.total) for a, b in pairs)
 

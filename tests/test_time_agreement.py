@@ -37,27 +37,27 @@ def printed(capsys, *line: str) -> dict:
 
 @pytest.mark.parametrize("model", CASES)
 def test_one_step_takes_as_long_wherever_it_is_asked(model, capsys):
-    given, on = CASES[model], "H100-SXM"
-    step = lc.cost(model, on=on, **given)
-    run = lc.run_cost(model, 10**9, on, 64, **given)
-    shown = printed(capsys, "cost", model, "--on", on, *flags(given))
-    whole = printed(capsys, "run-cost", model, "--tokens", "1e9", "--on", on, "--devices", "64", *flags(given))
-    assert step.dtype == run.dtype == shown["dtype"] == whole["dtype"] == "bf16"
+    settings, on = CASES[model], "H100-SXM"
+    step = lc.cost(model, on=on, **settings)
+    run = lc.run_cost(model, 10**9, on, 64, **settings)
+    answer = printed(capsys, "cost", model, "--on", on, *flags(settings))
+    run_answer = printed(capsys, "run-cost", model, "--tokens", "1e9", "--on", on, "--devices", "64", *flags(settings))
+    assert step.dtype == run.dtype == answer["dtype"] == run_answer["dtype"] == "bf16"
     seconds, joules = run.figures["step"], run.figures["step_energy"]
     assert (seconds.value, *seconds.interval) == (step.timing.seconds, step.timing.time.low, step.timing.time.high)
     assert (joules.low, joules.value, joules.high) == pytest.approx(step.timing.joules)
-    assert shown["time"]["seconds"] == whole["figures"]["step"]["value"] == seconds.value
-    assert shown["time"]["energy"]["joules"] == pytest.approx(whole["figures"]["step_energy"]["value"])
-    assert whole["total_by"] == "mfu"
+    assert answer["time"]["seconds"] == run_answer["figures"]["step"]["value"] == seconds.value
+    assert answer["time"]["energy"]["joules"] == pytest.approx(run_answer["figures"]["step_energy"]["value"])
+    assert run_answer["total_by"] == "mfu"
 
 
 @pytest.mark.parametrize("more", [{"procedure": "recompute"}, {"procedure": "pepita"}, {"lora": "c_attn"}])
 @pytest.mark.parametrize(("on", "dtype"), [("V100", "fp16"), ("V100", "fp32"), ("RTX 4090", "bf16")])
 def test_whatever_the_step_is(more, on, dtype):
-    given = {"seq_len": 64, "optimizer": "adamw", "dtype": dtype, **more}
-    step = lc.cost("gpt2", on=on, **given)
+    settings = {"seq_len": 64, "optimizer": "adamw", "dtype": dtype, **more}
+    step = lc.cost("gpt2", on=on, **settings)
     for book in ("matmul", "run"):  # what counts as an operation does not change how long it takes
-        assert lc.run_cost("gpt2", 10**9, on, price_book=book, **given).figures["step"].value == step.timing.seconds
+        assert lc.run_cost("gpt2", 10**9, on, price_book=book, **settings).figures["step"].value == step.timing.seconds
 
 
 def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatch, capsys):
@@ -65,25 +65,27 @@ def test_a_measured_machine_makes_the_time_of_the_run(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = tmp_path / "learncost" / "device.json"
     save(Calibration("made up", "2026-01-01", "PyTorch 0", {"operators": {"fp32": flat()}}), path)
-    given = {"seq_len": 64, "batch_size": 2, "optimizer": "adamw"}
-    seconds = lc.cost("gpt2", on="here", **given).timing.seconds
+    settings = {"seq_len": 64, "batch_size": 2, "optimizer": "adamw"}
+    seconds = lc.cost("gpt2", on="here", **settings).timing.seconds
     for on in ("here", str(path), lc.rates("here")):
-        run = lc.run_cost("gpt2", 128 * 1000, on, 4, **given)
+        run = lc.run_cost("gpt2", 128 * 1000, on, 4, **settings)
         assert run.total_by == "step"
         assert run.figures["step"].value == seconds
         assert run.days == pytest.approx(1000 * seconds / 4 / 86_400)
         assert run.energy_kwh is None
         assert "--power" in run.unknown["energy"]
-    powered = lc.run_cost("gpt2", 128 * 1000, "here", power=65, **given)
+    powered = lc.run_cost("gpt2", 128 * 1000, "here", power=65, **settings)
     assert powered.figures["step_energy"].value == pytest.approx(65 * seconds)
-    whole = printed(capsys, "run-cost", "gpt2", "--tokens", "128000", "--on", "here", "--devices", "4", *flags(given))
-    assert whole["figures"]["step"]["value"] == seconds
-    planned = {**given, "plan": "flash,fused"}
+    run_answer = printed(
+        capsys, "run-cost", "gpt2", "--tokens", "128000", "--on", "here", "--devices", "4", *flags(settings)
+    )
+    assert run_answer["figures"]["step"]["value"] == seconds
+    planned = {**settings, "plan": "flash,fused"}
     assert lc.run_cost("gpt2", 10**6, "here", **planned).figures["step"].value == (
         lc.cost("gpt2", on="here", **planned).timing.seconds
     )
     with pytest.raises(lc.InputError, match="was measured in fp32, not in 'bf16'"):
-        lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **given)
+        lc.run_cost("gpt2", 10**6, "here", dtype="bf16", **settings)
     assert main(["run-cost", "gpt2", "--tokens", "1e9", "--on", "here"]) == 0
     assert "rests on the modelled step" in " ".join(capsys.readouterr().out.split())
 

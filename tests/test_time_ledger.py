@@ -72,9 +72,9 @@ def test_no_line_is_faster_than_the_device(model, by):
             elif row.flops:
                 assert row.flops / row.seconds <= peak, row
                 assert row.time.flops / row.seconds <= peak, row
-        whole = sum(row.time.flops for row in ledger.rows)
+        flops_timed = sum(row.time.flops for row in ledger.rows)
         if plan is None:  # flash computes the blocks that are visible only
-            assert whole == pytest.approx(ledger.total.flops, rel=1e-6)
+            assert flops_timed == pytest.approx(ledger.total.flops, rel=1e-6)
 
 
 def test_a_line_inside_a_kernel_says_which(capsys):
@@ -88,12 +88,12 @@ def test_a_line_inside_a_kernel_says_which(capsys):
     assert product.time.bytes == 12 * 2 * (64 * 768 + 768 * 768 + 768 + 64 * 768)
     command = ["cost", "gpt2", "--on", "H100-SXM", "--by", "equation", "--seq-len", "64"]
     assert main([*command, "--json"]) == 0
-    (shown,) = (
+    (inside_row,) = (
         row
         for row in json.loads(capsys.readouterr().out)["rows"]
         if (row["layer"], row["macro_operation"], row["line"]) == ("attention", "forward", "Q")
     )
-    assert (shown["seconds"], shown["inside"]) == (None, "attention.Q.linear")
+    assert (inside_row["seconds"], inside_row["inside"]) == (None, "attention.Q.linear")
     assert main([*command, "--format", "csv"]) == 0
     assert ",,,0,0,attention.Q.linear," in capsys.readouterr().out
     assert main(command) == 0
@@ -184,16 +184,16 @@ def test_inference_has_a_time(model, procedure):
 
 def test_a_token_takes_as_long_as_the_weights_and_the_cache_take_to_be_read():
     # Pope et al. 2022, section 2.2: with a small batch the time of a token is that of loading weights and cache.
-    given = {"dtype": "bf16", "context": 8191, "by": "layer"}
+    settings = {"dtype": "bf16", "context": 8191, "by": "layer"}
     bandwidth = 100e9
     rates = flat(flops=1e15, bandwidth=bandwidth)
-    one, many = (lc.cost("llama-3-8b", "decode", batch_size=batch, on=rates, **given) for batch in (1, 8))
-    weights = 2 * (one.parameters - 128256 * 4096)  # of the table of tokens one row alone is read
-    for found, batch in ((one, 1), (many, 8)):
-        least = (weights + found.cache.bytes) / bandwidth
-        assert least < found.timing.seconds < 1.05 * least, batch
-        assert {row.bound for row in found.rows if (row.seconds or 0) > 1e-3} == {"memory"}
-    assert many.timing.seconds < 2 * one.timing.seconds
+    single, many = (lc.cost("llama-3-8b", "decode", batch_size=batch, on=rates, **settings) for batch in (1, 8))
+    weights = 2 * (single.parameters - 128256 * 4096)  # of the table of tokens one row alone is read
+    for step_cost, batch in ((single, 1), (many, 8)):
+        least = (weights + step_cost.cache.bytes) / bandwidth
+        assert least < step_cost.timing.seconds < 1.05 * least, batch
+        assert {row.bound for row in step_cost.rows if (row.seconds or 0) > 1e-3} == {"memory"}
+    assert many.timing.seconds < 2 * single.timing.seconds
 
 
 def test_a_long_prompt_is_bound_by_its_products():

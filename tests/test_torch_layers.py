@@ -61,7 +61,7 @@ def attention(prefix: str, part: object, grad: bool) -> dict[str, Array]:
     def array(parameter: object) -> Array:
         return (parameter.grad if grad else parameter.detach()).numpy()
 
-    q, k, v = (own.T.reshape(D, H, -1) for own in np.split(array(part.in_proj_weight), 3))
+    q, k, v = (matrix.T.reshape(D, H, -1) for matrix in np.split(array(part.in_proj_weight), 3))
     output = array(part.out_proj.weight).T.reshape(H, -1, D)
     return {f"{prefix}.WQ": q, f"{prefix}.WK": k, f"{prefix}.WV": v, f"{prefix}.WO": output}
 
@@ -85,9 +85,9 @@ def arrays_of(module: Reference, two_sided: bool, grad: bool = False) -> dict[st
     """Weights (or their gradients) by our names; the blocks of one side are stacked."""
     sides = ("encoder.", "decoder.") if two_sided else ("",)
     tables = {"wte": module.embeddings, "wpe": module.positions}
-    found = {f"{s}{name}": t.weight for name, table in tables.items() for s, t in zip(sides, table, strict=False)}
-    found["head.W"] = module.head.weight.T if not grad else module.head.weight
-    result = {name: (p.grad if grad else p.detach()).numpy() for name, p in found.items()}
+    places = {f"{s}{name}": t.weight for name, table in tables.items() for s, t in zip(sides, table, strict=False)}
+    places["head.W"] = module.head.weight.T if not grad else module.head.weight
+    result = {name: (p.grad if grad else p.detach()).numpy() for name, p in places.items()}
     if grad:
         result["head.W"] = result["head.W"].T
     for side in sides:
@@ -116,11 +116,11 @@ def test_generic_models(family: str, learned: int, padding: bool) -> None:
     sines = [draw.normal(size=(length, D)) for length in lengths]
     real = [np.arange(length) < np.array([[length], [2], [1]]) for length in lengths]
     if not padding:
-        real = [np.ones_like(own) for own in real]
+        real = [np.ones_like(mask) for mask in real]
     targets = np.where(real[-1], draw.integers(0, V, (B, M)), -100)
     targets[0, 2] = -100  # without a target
 
-    padded = [torch.tensor(~own) if padding else None for own in real]
+    padded = [torch.tensor(~mask) if padding else None for mask in real]
     causal = family == "decoder"
     scores = module([torch.tensor(token) for token in tokens], [torch.tensor(sine) for sine in sines], padded, causal)
     loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.tensor(targets).flatten())
@@ -128,8 +128,8 @@ def test_generic_models(family: str, learned: int, padding: bool) -> None:
 
     values = lc.run(model.table, given(model, module, tokens, sines, real, targets), model.sizes)
     assert abs(values["loss"] - loss.item()) < TOLERANCE
-    found = torch.log_softmax(scores, -1).detach().numpy()
-    assert np.abs((values["P"] - found)[real[-1]]).max() < TOLERANCE
+    logarithms = torch.log_softmax(scores, -1).detach().numpy()
+    assert np.abs((values["P"] - logarithms)[real[-1]]).max() < TOLERANCE
     gradients = arrays_of(module, two_sided, grad=True)
     assert gradients.keys() == set(model.table.weights)
     for name, gradient in gradients.items():

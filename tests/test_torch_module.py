@@ -34,8 +34,8 @@ def tokens(rows=2, length=7, seed=0):
 
 
 def batch():
-    found = tokens()
-    return found[:, :-1], found[:, 1:].clone()
+    numbers = tokens()
+    return numbers[:, :-1], numbers[:, 1:].clone()
 
 
 def module_of(name, dtype=torch.float64):
@@ -45,8 +45,8 @@ def module_of(name, dtype=torch.float64):
     arrays = {key: torch.tensor(array) for key, array in sound_arrays(table, sizes).items()}
     arrays = {key: array.to(dtype) if array.is_floating_point() else array for key, array in arrays.items()}
     stands = {axis.rstrip("'") for key in table.inputs for axis in table.axes[key]}
-    own = {axis.rstrip("'") for key in table.weights for axis in table.axes[key]}
-    layer = lt.layer(name, dtype=dtype, **{a: s for a, s in sizes.items() if a in own or a not in stands})
+    axes_of_weights = {axis.rstrip("'") for key in table.weights for axis in table.axes[key]}
+    layer = lt.layer(name, dtype=dtype, **{a: s for a, s in sizes.items() if a in axes_of_weights or a not in stands})
     with torch.no_grad():
         for key, parameter in layer.weights().items():
             parameter.copy_(arrays[key])
@@ -79,8 +79,8 @@ def test_nothing_is_derived_for_what_requires_no_gradient():
     inputs["X"].requires_grad_()
     module.W2.requires_grad_()
     module(**inputs).sum().backward()
-    (wanted,) = module.passes((False,))._derived
-    assert wanted == ("X", "W2")  # these alone: one backward pass, emitted for them
+    (names_derived,) = module.passes((False,))._derived
+    assert names_derived == ("X", "W2")  # these alone: one backward pass, emitted for them
     assert [p.grad is not None for p in module.parameters()] == [False, False, True, False]
     module(**inputs).sum().backward()
     assert len(module.passes((False,))._derived) == 1  # and kept
@@ -89,10 +89,10 @@ def test_nothing_is_derived_for_what_requires_no_gradient():
 def test_of_several_outputs_some():
     module, inputs = module_of("recurrent")
     gradients = torch.autograd.grad(
-        sum(one.sum() * k for one, k in zip(module(**inputs), (1, 0), strict=True)), module.U
+        sum(output.sum() * k for output, k in zip(module(**inputs), (1, 0), strict=True)), module.U
     )
-    one, _ = module(**inputs)
-    assert torch.equal(torch.autograd.grad(one.sum(), module.U)[0], gradients[0])
+    output, _ = module(**inputs)
+    assert torch.equal(torch.autograd.grad(output.sum(), module.U)[0], gradients[0])
 
 
 def test_a_second_derivative_is_refused_in_one_line():
@@ -105,7 +105,7 @@ def test_a_second_derivative_is_refused_in_one_line():
 def test_wrong_inputs_are_refused_in_one_line():
     module = lt.layer("feed_forward", d=4, f=8)
     x = torch.zeros(1, 2, 4)
-    for given, said in (
+    for call, message in (
         (lambda: module(), "feed_forward needs X"),
         (lambda: module(x, x), "feed_forward takes 1 inputs, not 2: X"),
         (lambda: module(x, Y=x), "Y is no input: there are X"),
@@ -123,8 +123,8 @@ def test_wrong_inputs_are_refused_in_one_line():
         (lambda: gpt2(dropout=2.0), "dropout must be a number from 0 to below 1, not 2.0"),
         (lambda: lt.layer("loss")(*_loss(torch.ones(1, 2, requires_grad=True))), "share is a constant of the table"),
     ):
-        with pytest.raises(lc.InputError, match=said) as refused:
-            given()
+        with pytest.raises(lc.InputError, match=message) as refused:
+            call()
         assert "\n" not in str(refused.value)
 
 
@@ -134,21 +134,21 @@ def _loss(share):
 
 def test_a_model_is_the_engines():
     # The loss of the same weights and batch in NumPy's engine, whose steps other tests hold to autograd.
-    found = gpt2(dtype=torch.float64)
-    own = engine(found.configuration, Options(engine="numpy", dtype="fp64", learning_rate=1e-3))
-    own.load({name: weight.detach().numpy() for name, weight in found.weights().items()}, own.state, 0)
-    given, targets = batch()
+    module = gpt2(dtype=torch.float64)
+    trained = engine(module.configuration, Options(engine="numpy", dtype="fp64", learning_rate=1e-3))
+    trained.load({name: weight.detach().numpy() for name, weight in module.weights().items()}, trained.state, 0)
+    tokens_given, targets = batch()
     targets[0, :3] = -1  # no target there
-    assert found(given, targets).item() == pytest.approx(
-        own.loss({"tokens": given.numpy(), "targets": targets.numpy()}), abs=1e-12
+    assert module(tokens_given, targets).item() == pytest.approx(
+        trained.loss({"tokens": tokens_given.numpy(), "targets": targets.numpy()}), abs=1e-12
     )
-    weights = {name: weight.detach().numpy() for name, weight in found.weights().items()}
-    updates = lc.Training(found.configuration, weights=weights).updates(given.numpy(), targets.numpy())
-    found(given, targets).backward()
-    for name, parameter in found.weights().items():
+    weights = {name: weight.detach().numpy() for name, weight in module.weights().items()}
+    updates = lc.Training(module.configuration, weights=weights).updates(tokens_given.numpy(), targets.numpy())
+    module(tokens_given, targets).backward()
+    for name, parameter in module.weights().items():
         np.testing.assert_allclose(parameter.grad.numpy(), updates[name], rtol=0, atol=1e-12, err_msg=name)
-    picked = torch.nn.functional.cross_entropy(found(given).flatten(0, 1), targets.flatten(), ignore_index=-1)
-    assert picked.item() == pytest.approx(found(given, targets).item(), abs=1e-12)
+    picked = torch.nn.functional.cross_entropy(module(tokens_given).flatten(0, 1), targets.flatten(), ignore_index=-1)
+    assert picked.item() == pytest.approx(module(tokens_given, targets).item(), abs=1e-12)
 
 
 @pytest.mark.parametrize("model", ["bert-base-uncased", "encoder-decoder", "llama-3-8b", "mistral-7b"])
@@ -157,40 +157,40 @@ def test_other_models_and_padding(model):
     sizes |= {"n_enc": 1, "n_dec": 2} if model == "encoder-decoder" else {"num_hidden_layers": 2}
     sizes |= {"num_key_value_heads": 1, "head_dim": 4} if model in ("llama-3-8b", "mistral-7b") else {}
     sizes |= {"architecture": "BertForMaskedLM"} if model.startswith("bert") else {}
-    found = lt.model(model, dtype=torch.float64, **sizes)
+    module = lt.model(model, dtype=torch.float64, **sizes)
     training = lc.Training(
-        found.configuration, weights={name: weight.detach().numpy() for name, weight in found.weights().items()}
+        module.configuration, weights={name: weight.detach().numpy() for name, weight in module.weights().items()}
     )
-    given, targets = batch()
+    tokens_given, targets = batch()
     more = {"encoder_tokens": tokens(seed=1)} if model == "encoder-decoder" else {}
     mask = torch.arange(7) < torch.tensor([[7], [4]])
-    arrays = {name: one.numpy() for name, one in more.items()}
-    expected = training.forward(given.numpy(), targets.numpy(), mask=mask.numpy(), **arrays)["loss"]
-    assert found(given, targets, mask=mask, **more).item() == pytest.approx(float(expected), abs=1e-12)
+    arrays = {name: tensor.numpy() for name, tensor in more.items()}
+    expected = training.forward(tokens_given.numpy(), targets.numpy(), mask=mask.numpy(), **arrays)["loss"]
+    assert module(tokens_given, targets, mask=mask, **more).item() == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_copies_and_files():
-    found, (given, targets) = gpt2(), batch()
-    expected = found(given, targets)
-    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert torch.equal(other(given, targets), expected)
-        assert other.wte is not found.wte
+    module, (tokens_given, targets) = gpt2(), batch()
+    expected = module(tokens_given, targets)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(tokens_given, targets), expected)
+        assert other.wte is not module.wte
     fresh = lt.model("gpt2", **TINY)
-    assert not torch.equal(fresh(given, targets), expected)
-    assert fresh.load_state_dict(found.state_dict()) == ([], [])
-    assert list(found.state_dict()) == list(found.weights())
-    assert torch.equal(fresh(given, targets), expected)
+    assert not torch.equal(fresh(tokens_given, targets), expected)
+    assert fresh.load_state_dict(module.state_dict()) == ([], [])
+    assert list(module.state_dict()) == list(module.weights())
+    assert torch.equal(fresh(tokens_given, targets), expected)
 
 
 def test_dropout_is_torchs_and_of_training_alone():
-    found, (given, targets) = gpt2(dropout=0.5), batch()
+    module, (tokens_given, targets) = gpt2(dropout=0.5), batch()
     torch.manual_seed(1)
-    one, two = found(given, targets), found(given, targets)
-    assert not torch.equal(one, two)
+    first, second = module(tokens_given, targets), module(tokens_given, targets)
+    assert not torch.equal(first, second)
     torch.manual_seed(1)
-    assert torch.equal(found(given, targets), one)
-    found.eval()
-    assert torch.equal(found(given, targets), found(given, targets))
+    assert torch.equal(module(tokens_given, targets), first)
+    module.eval()
+    assert torch.equal(module(tokens_given, targets), module(tokens_given, targets))
     layer = lt.layer("feed_forward", d=4, f=1000, dropout={"G": 0.25})
     with torch.no_grad():
         layer.W1.zero_(), layer.b1.fill_(10.0), layer.W2.fill_(1.0)
@@ -211,41 +211,41 @@ def test_autocast(name):
     moved = [value for value in (*inputs.values(), *module.parameters()) if value.requires_grad]
 
     def gradients():
-        found = module(**inputs)
-        found = found if isinstance(found, tuple) else (found,)
-        return found, lambda: torch.autograd.grad(sum(one.float().pow(2).sum() for one in found), moved)
+        outputs = module(**inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return outputs, lambda: torch.autograd.grad(sum(output.float().pow(2).sum() for output in outputs), moved)
 
     exact = gradients()[1]()
     with torch.autocast("cpu", torch.bfloat16):
         backward = gradients()[1]
-    for one, two in zip(backward(), exact, strict=True):  # outside of autocast, as everybody calls it
-        assert one.dtype == torch.float32
-        assert (one - two).norm() < 0.05 * two.norm()
+    for left, right in zip(backward(), exact, strict=True):  # outside of autocast, as everybody calls it
+        assert left.dtype == torch.float32
+        assert (left - right).norm() < 0.05 * right.norm()
 
 
 def test_a_model_under_autocast_and_in_bf16():
-    found, (given, targets) = gpt2(), batch()
-    expected = found(given, targets)
+    module, (tokens_given, targets) = gpt2(), batch()
+    expected = module(tokens_given, targets)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = found(given, targets)
+        loss = module(tokens_given, targets)
     loss.backward()
     assert loss.dtype == torch.float32  # log_softmax is, as everywhere under autocast
     assert loss.item() == pytest.approx(expected.item(), rel=1e-2)
-    assert all(parameter.grad.dtype == torch.float32 for parameter in found.parameters())
-    found.bfloat16()
-    assert found(given, targets).dtype == torch.bfloat16
+    assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
+    module.bfloat16()
+    assert module(tokens_given, targets).dtype == torch.bfloat16
 
 
 def test_compiled_whole():
     # aot_eager runs the graphs that Dynamo and AOTAutograd make, which is what may fail, without a compiler.
-    module, (given, targets) = gpt2(), batch()
-    module(given, targets).backward()
+    module, (tokens_given, targets) = gpt2(), batch()
+    module(tokens_given, targets).backward()
     expected = [parameter.grad.clone() for parameter in module.parameters()]
     module.zero_grad()
     fresh = copy.deepcopy(module)  # one that was never run
-    loss = torch.compile(fresh, fullgraph=True, backend="aot_eager")(given, targets)
+    loss = torch.compile(fresh, fullgraph=True, backend="aot_eager")(tokens_given, targets)
     loss.backward()
-    assert loss.item() == pytest.approx(module(given, targets).item(), abs=1e-6)
+    assert loss.item() == pytest.approx(module(tokens_given, targets).item(), abs=1e-6)
     for parameter, gradient in zip(fresh.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
 
@@ -254,8 +254,8 @@ def test_a_compiled_layer_with_one_tensor_as_three_inputs():
     layer = lt.layer("attention", d=8, h=2, k=4)
     x = torch.randn(2, 5, 8, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    (found,), (expected,) = (torch.autograd.grad(one(x, x, x).pow(2).sum(), x) for one in (compiled, layer))
-    torch.testing.assert_close(found, expected)
+    (gradient,), (expected,) = (torch.autograd.grad(callee(x, x, x).pow(2).sum(), x) for callee in (compiled, layer))
+    torch.testing.assert_close(gradient, expected)
 
 
 def results(module, inputs, autocast=False):
@@ -265,9 +265,9 @@ def results(module, inputs, autocast=False):
             value.requires_grad_()
     moved = [value for value in (*inputs.values(), *module.parameters()) if value.requires_grad]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = module(**inputs)
-    found = found if isinstance(found, tuple) else (found,)
-    return *found, *torch.autograd.grad(sum(one.float().pow(2).sum() for one in found), moved)
+        outputs = module(**inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return *outputs, *torch.autograd.grad(sum(output.float().pow(2).sum() for output in outputs), moved)
 
 
 INDUCTOR = ["feed_forward", "attention", "grouped_attention", "gated_feed_forward", "recurrent"]
@@ -286,10 +286,10 @@ def test_compiled_by_inductor(name, autocast):
     torch._dynamo.reset()
     module, inputs = module_of(name, torch.float32 if autocast else torch.float64)
     expected = results(module, inputs, autocast)
-    found = results(torch.compile(module, fullgraph=True), inputs, autocast)
-    for one, two in zip(found, expected, strict=True):
-        assert one.dtype == two.dtype
-        assert (one - two).norm() <= (0.02 if autocast else 1e-6) * two.norm()
+    computed = results(torch.compile(module, fullgraph=True), inputs, autocast)
+    for left, right in zip(computed, expected, strict=True):
+        assert left.dtype == right.dtype
+        assert (left - right).norm() <= (0.02 if autocast else 1e-6) * right.norm()
 
 
 @pytest.mark.slow
@@ -297,16 +297,16 @@ def test_compiled_by_inductor(name, autocast):
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_model_compiled_by_inductor(autocast):
     torch._dynamo.reset()
-    module, (given, targets) = gpt2(), batch()
-    found = []
+    module, (tokens_given, targets) = gpt2(), batch()
+    by_runner = []
     for one in (module, torch.compile(module, fullgraph=True)):
         module.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = one(given, targets)
+            loss = one(tokens_given, targets)
         loss.backward()
-        found.append((loss.detach(), *(parameter.grad for parameter in module.parameters())))
+        by_runner.append((loss.detach(), *(parameter.grad for parameter in module.parameters())))
     share, zero = (0.05, 5e-6) if autocast else (1e-4, 1e-8)  # the gradients of keys' biases are zero but for rounding
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*by_runner, strict=True):
         assert (one - two).norm() <= share * two.norm() + zero
 
 

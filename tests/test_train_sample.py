@@ -62,14 +62,14 @@ def test_logits_after_every_token_are_those_of_the_whole():
     training.weights = {name: array * 20 for name, array in training.weights.items()}
     tokens = np.random.default_rng(0).integers(0, 20, 17)
     decoder = Decoder(training.configuration, training.weights, np.float64)
-    found = [decoder.begin(tokens[:4]), *(decoder.next(int(token)) for token in tokens[4:])]
+    scores = [decoder.begin(tokens[:4]), *(decoder.next(int(token)) for token in tokens[4:])]
     # The last place of what each token is read with: 4 to 9 tokens, then 5 (the last 4 of 9, and the new one) to 9.
     windows = [range(end) for end in range(4, 10)] + [range(5, end) for end in range(10, 15)]
     windows += [range(10, end) for end in range(15, 18)]
-    for logits, window in zip(found, windows, strict=True):
-        own = tokens[window.start : window.stop][None]
-        whole = training.forward(own, np.zeros_like(own))["P.L"][0, -1]
-        np.testing.assert_allclose(logits, whole, atol=1e-12)
+    for logits, window in zip(scores, windows, strict=True):
+        window_tokens = tokens[window.start : window.stop][None]
+        expected = training.forward(window_tokens, np.zeros_like(window_tokens))["P.L"][0, -1]
+        np.testing.assert_allclose(logits, expected, atol=1e-12)
 
 
 def test_a_model_whose_router_has_corrections_writes():
@@ -81,9 +81,9 @@ def test_a_model_whose_router_has_corrections_writes():
     training.weights = {name: array * 20 for name, array in training.weights.items()}
     tokens = np.random.default_rng(0).integers(0, 20, 7)
     decoder = Decoder(training.configuration, training.weights, np.float64)
-    found = [decoder.begin(tokens[:4]), *(decoder.next(int(token)) for token in tokens[4:])]
-    whole = training.forward(tokens[None], np.zeros_like(tokens[None]))["P.L"][0, 3:]
-    np.testing.assert_allclose(found, whole, rtol=1e-10, atol=1e-10)
+    scores = [decoder.begin(tokens[:4]), *(decoder.next(int(token)) for token in tokens[4:])]
+    expected = training.forward(tokens[None], np.zeros_like(tokens[None]))["P.L"][0, 3:]
+    np.testing.assert_allclose(scores, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_tokens_are_drawn_with_their_probabilities():
@@ -159,9 +159,9 @@ def test_bytes_come_back():
 def words(tmp_path):
     """A tokenizer.json of Hugging Face: bytes in pairs, learned from a text."""
     tokenizers = pytest.importorskip("tokenizers")
-    own = tokenizers.ByteLevelBPETokenizer()
-    own.train_from_iterator(["to be or not to be " * 9], vocab_size=280, special_tokens=["<|endoftext|>"])
-    own.save(str(tmp_path / "tokenizer.json"))
+    tokenizer_trained = tokenizers.ByteLevelBPETokenizer()
+    tokenizer_trained.train_from_iterator(["to be or not to be " * 9], vocab_size=280, special_tokens=["<|endoftext|>"])
+    tokenizer_trained.save(str(tmp_path / "tokenizer.json"))
     return tmp_path / "tokenizer.json"
 
 
@@ -171,13 +171,13 @@ def test_a_tokenizer_of_hugging_face(words, tmp_path, capsys):
     flags += ["--engine", "numpy"]
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "text.txt"), "--out", str(run), "--steps", "3", *flags]) == 0
-    own = tokenizer(str(words))
+    tokenizer_read = tokenizer(str(words))
     text = (tmp_path / "text.txt").read_bytes()
-    assert own.decode(own.encode(text)) == text.decode()
-    assert configure(str(run / "config.json")).sizes["vocab_size"] == own.size
+    assert tokenizer_read.decode(tokenizer_read.encode(text)) == text.decode()
+    assert configure(str(run / "config.json")).sizes["vocab_size"] == tokenizer_read.size
     # Bits are of a byte, also where a token has several.
     facts = json.loads((run / "data.json").read_text())
-    assert facts["bytes_per_token"] == pytest.approx(len(text) / (len(own.encode(text)) + 1))
+    assert facts["bytes_per_token"] == pytest.approx(len(text) / (len(tokenizer_read.encode(text)) + 1))
     assert facts["bytes_per_token"] > 1.3
     words.unlink()  # the run has its own copy
     capsys.readouterr()

@@ -23,17 +23,17 @@ OPTIMIZERS = ("sgd", "momentum", "adamw")
 def tally(prepared):
     """Execute a step with counting arrays: the units by the macro-operation of the line that ran."""
     TALLY.clear()
-    found, before = Counter(), 0
+    tallies, before = Counter(), 0
 
     def watch(line, _):
         nonlocal before
-        found[line.tag.macro] += sum(TALLY.values()) - before
+        tallies[line.tag.macro] += sum(TALLY.values()) - before
         before = sum(TALLY.values())
 
     values = {name: counting(array) for name, array in prepared.values.items()}
     execute(lc.lower(prepared.table), values, prepared.sizes, watch)
-    assert sum(TALLY.values()) == sum(found.values())
-    return dict(+found)
+    assert sum(TALLY.values()) == sum(tallies.values())
+    return dict(+tallies)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -45,13 +45,13 @@ def test_a_step_executes_what_it_costs(model, procedure, dropout):
         model, more = (BARE, {}) if bare else ("encoder-decoder", {"tie_word_embeddings": True})
     if bare and "pepita" in procedure:
         pytest.skip("a bare encoder has nothing to learn from")
-    tokens, given = batch(model, bare=bare)
+    tokens, extra = batch(model, bare=bare)
     for optimizer in OPTIMIZERS:
-        found = training(model, procedure, optimizer, bare, more, dropout=dropout)
-        executed = tally(found.prepare(tokens, **given))
-        own = sizes(model, **more, **({"architecture": "BertModel"} if bare else {}))
+        trained = training(model, procedure, optimizer, bare, more, dropout=dropout)
+        executed = tally(trained.prepare(tokens, **extra))
+        model_sizes = sizes(model, **more, **({"architecture": "BertModel"} if bare else {}))
         lengths = {"seq_len": N, "target_len": M} if model == "encoder-decoder" else {"seq_len": M}
-        cost = lc.cost(model, procedure, "run", B, optimizer=optimizer, dropout=dropout, **lengths, **own)
+        cost = lc.cost(model, procedure, "run", B, optimizer=optimizer, dropout=dropout, **lengths, **model_sizes)
         priced = {name: part.flops for name, (_, part) in cost.macro_operations.items() if part.flops}
         assert executed == priced
         assert sum(executed.values()) == cost.total.flops
@@ -60,15 +60,15 @@ def test_a_step_executes_what_it_costs(model, procedure, dropout):
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", LEARNING)
 def test_padding_and_weight_decay_are_priced_by_the_table(model, procedure):
-    tokens, given = batch(model, padding=True)
-    found = training(model, procedure, "momentum", weight_decay=0.1)
-    prepared = found.prepare(tokens, **given)
-    assert prepared.table is found.table(padding=True)
-    whole = sum(tally(prepared).values())
-    assert whole == lc.price(found.table(padding=True), prepared.sizes).flops
-    parameters = sum(array.size for array in found.weights.values())
+    tokens, extra = batch(model, padding=True)
+    trained = training(model, procedure, "momentum", weight_decay=0.1)
+    prepared = trained.prepare(tokens, **extra)
+    assert prepared.table is trained.table(padding=True)
+    flops_executed = sum(tally(prepared).values())
+    assert flops_executed == lc.price(trained.table(padding=True), prepared.sizes).flops
+    parameters = sum(array.size for array in trained.weights.values())
     plain = training(model, procedure, "momentum").table(padding=True)
-    assert whole == lc.price(plain, prepared.sizes).flops + 2 * parameters
+    assert flops_executed == lc.price(plain, prepared.sizes).flops + 2 * parameters
 
 
 # Optimizers.
@@ -91,20 +91,20 @@ def test_padding_and_weight_decay_are_priced_by_the_table(model, procedure):
 )
 @pytest.mark.parametrize("model", ["gpt2", "encoder-decoder"])
 def test_optimizers_equal_torch(model, optimizer, settings, foreign):
-    found = training(model, "bp", optimizer, learning_rate=0.1, **settings)
-    own = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in found.weights.items()}
-    optimizer = foreign(list(own.values()))
+    trained = training(model, "bp", optimizer, learning_rate=0.1, **settings)
+    parameters = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in trained.weights.items()}
+    optimizer = foreign(list(parameters.values()))
     for i in range(4):
         if i == 2:  # a schedule
-            found.learning_rate = optimizer.param_groups[0]["lr"] = 0.03
-        tokens, given = batch(model, i)
-        for name, update in found.updates(tokens, **given).items():
-            own[name].grad = torch.tensor(update)
+            trained.learning_rate = optimizer.param_groups[0]["lr"] = 0.03
+        tokens, extra = batch(model, i)
+        for name, update in trained.updates(tokens, **extra).items():
+            parameters[name].grad = torch.tensor(update)
         optimizer.step()
-        found.step(tokens, **given)
-        for name, parameter in own.items():
-            np.testing.assert_allclose(found.weights[name], parameter.detach(), 1e-10, 1e-13, err_msg=name)
-    assert found.steps == 4
+        trained.step(tokens, **extra)
+        for name, parameter in parameters.items():
+            np.testing.assert_allclose(trained.weights[name], parameter.detach(), 1e-10, 1e-13, err_msg=name)
+    assert trained.steps == 4
 
 
 # Batches.
@@ -114,31 +114,31 @@ def test_optimizers_equal_torch(model, optimizer, settings, foreign):
 @pytest.mark.parametrize("model", LEARNING)
 def test_a_padded_batch_is_its_sequences(model, procedure, mode):
     """Updates and loss of a batch are those of its sequences alone, weighted by their numbers of targets."""
-    found = training(model, procedure, mode=mode)
-    tokens, given = batch(model, padding=True, rows=4)
-    whole = found.prepare(tokens, **given)
-    updates, count = found.updates(tokens, **given), whole.values["share"].astype(bool).sum()
+    trained = training(model, procedure, mode=mode)
+    tokens, extra = batch(model, padding=True, rows=4)
+    prepared_whole = trained.prepare(tokens, **extra)
+    updates, count = trained.updates(tokens, **extra), prepared_whole.values["share"].astype(bool).sum()
     total = dict.fromkeys(updates, 0.0)
     for row in range(4):
-        long = {"mask": given["mask"][row].sum(), "encoder_mask": given.get("encoder_mask", given["mask"])[row].sum()}
-        alone = {n: a[row : row + 1, : long["mask"]] for n, a in given.items() if n in ("targets", "token_types")}
-        if "encoder_tokens" in given:
-            alone["encoder_tokens"] = given["encoder_tokens"][row : row + 1, : long["encoder_mask"]]
+        long = {"mask": extra["mask"][row].sum(), "encoder_mask": extra.get("encoder_mask", extra["mask"])[row].sum()}
+        alone = {n: a[row : row + 1, : long["mask"]] for n, a in extra.items() if n in ("targets", "token_types")}
+        if "encoder_tokens" in extra:
+            alone["encoder_tokens"] = extra["encoder_tokens"][row : row + 1, : long["encoder_mask"]]
         short = tokens[row : row + 1, : long["mask"]]
-        own = found.prepare(short, **alone).values["share"].astype(bool).sum()
-        for name, update in found.updates(short, **alone).items():
-            total[name] += update * own / count
+        own_count = trained.prepare(short, **alone).values["share"].astype(bool).sum()
+        for name, update in trained.updates(short, **alone).items():
+            total[name] += update * own_count / count
     for name, update in updates.items():
         np.testing.assert_allclose(update, total[name], 1e-9, 1e-12, err_msg=name)
 
 
 def test_sequences_of_unequal_length_are_padded():
-    found = training("decoder")
-    tokens, given = batch("decoder", padding=True)
-    lists = [list(row[keep]) for row, keep in zip(tokens, given["mask"], strict=True)]
-    one, two = found.updates(lists), found.updates(tokens, mask=given["mask"])
-    for name, update in one.items():
-        np.testing.assert_allclose(update, two[name], 1e-12, 1e-15)
+    trained = training("decoder")
+    tokens, extra = batch("decoder", padding=True)
+    lists = [list(row[keep]) for row, keep in zip(tokens, extra["mask"], strict=True)]
+    first, second = trained.updates(lists), trained.updates(tokens, mask=extra["mask"])
+    for name, update in first.items():
+        np.testing.assert_allclose(update, second[name], 1e-12, 1e-15)
     masked = training("encoder")
     targets = [row[::-1] for row in lists]
     assert np.isfinite(masked.step(lists, targets))
@@ -146,13 +146,13 @@ def test_sequences_of_unequal_length_are_padded():
 
 @pytest.mark.parametrize("model", ["decoder", "gpt2", "encoder-decoder"])
 def test_a_language_model_has_targets_on_all_positions_but_the_last(model):
-    found = training(model)
-    tokens, given = batch(model)
-    logarithms = found.forward(tokens, **given)["P"]
+    trained = training(model)
+    tokens, extra = batch(model)
+    logarithms = trained.forward(tokens, **extra)["P"]
     rows, positions = np.arange(B)[:, None], np.arange(M - 1)
     expected = -logarithms[rows, positions, tokens[:, 1:]].mean()
-    assert found.step(tokens, **given) == pytest.approx(expected, rel=1e-12)
-    assert found.step(tokens, **given) < expected  # and the step was one downwards
+    assert trained.step(tokens, **extra) == pytest.approx(expected, rel=1e-12)
+    assert trained.step(tokens, **extra) < expected  # and the step was one downwards
 
 
 def test_masks_of_dropout_depend_on_seed_step_and_name_alone():
@@ -161,15 +161,15 @@ def test_masks_of_dropout_depend_on_seed_step_and_name_alone():
     def masks(found):
         return {n: a for n, a in found.prepare(tokens).values.items() if n.endswith(".mask")}
 
-    found, again, other = (training("gpt2", dropout=0.25, seed=seed) for seed in (0, 0, 1))
-    first = masks(found)
-    assert set(first) == set(found.model.masks)
+    trained, again, other = (training("gpt2", dropout=0.25, seed=seed) for seed in (0, 0, 1))
+    first = masks(trained)
+    assert set(first) == set(trained.model.masks)
     for name, mask in first.items():
         np.testing.assert_array_equal(mask, masks(again)[name])
         assert not np.array_equal(mask, masks(other)[name])
         assert set(np.unique(mask)) <= {0.0, 1 / 0.75}
-    found.step(tokens)
-    assert not np.array_equal(first["X.X.mask"], masks(found)["X.X.mask"])
+    trained.step(tokens)
+    assert not np.array_equal(first["X.X.mask"], masks(trained)["X.X.mask"])
     many = np.concatenate([mask.ravel() for mask in first.values()])
     assert many.mean() == pytest.approx(1.0, abs=0.05)
 
@@ -177,13 +177,13 @@ def test_masks_of_dropout_depend_on_seed_step_and_name_alone():
 @pytest.mark.parametrize("procedure", PROCEDURES)
 @pytest.mark.parametrize("model", LEARNING)
 def test_float32_stays_float32(model, procedure):
-    found = training(model, procedure, "adamw", dtype=np.float32, dropout=0.1, weight_decay=0.1)
-    tokens, given = batch(model, padding=True)
-    values = found._run(found.prepare(tokens, **given))
+    trained = training(model, procedure, "adamw", dtype=np.float32, dropout=0.1, weight_decay=0.1)
+    tokens, extra = batch(model, padding=True)
+    values = trained._run(trained.prepare(tokens, **extra))
     wide = {n for n, a in values.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f" and a.dtype.itemsize > 4}
     assert wide == set()
-    found.step(tokens, **given)
-    assert {array.dtype for array in (*found.weights.values(), *found.state.values())} == {np.dtype(np.float32)}
+    trained.step(tokens, **extra)
+    assert {array.dtype for array in (*trained.weights.values(), *trained.state.values())} == {np.dtype(np.float32)}
 
 
 def test_initial_weights_follow_from_the_table():
@@ -207,15 +207,15 @@ def test_initial_weights_follow_from_the_table():
 
 
 def test_what_the_outputs_of_a_bare_encoder_are():
-    found = training(BARE, bare=True)
-    tokens, given = batch(BARE, bare=True)
-    values = found.forward(tokens, token_types=given["token_types"])
+    trained = training(BARE, bare=True)
+    tokens, extra = batch(BARE, bare=True)
+    values = trained.forward(tokens, token_types=extra["token_types"])
     assert values["X"].shape == (B, M, 6)
     assert values["Z"].shape == (B, 6)
-    before = (values["X"] * given["gradients"]["X"]).sum() + (values["Z"] * given["gradients"]["Z"]).sum()
-    assert np.isnan(found.step(tokens, **given))
-    values = found.forward(tokens, token_types=given["token_types"])
-    after = (values["X"] * given["gradients"]["X"]).sum() + (values["Z"] * given["gradients"]["Z"]).sum()
+    before = (values["X"] * extra["gradients"]["X"]).sum() + (values["Z"] * extra["gradients"]["Z"]).sum()
+    assert np.isnan(trained.step(tokens, **extra))
+    values = trained.forward(tokens, token_types=extra["token_types"])
+    after = (values["X"] * extra["gradients"]["X"]).sum() + (values["Z"] * extra["gradients"]["Z"]).sum()
     assert after < before
 
 
@@ -290,8 +290,8 @@ def test_pepita_beats_training_the_head_alone_on_digits(monkeypatch):
     assert results["pepita"].mean > results["head only"].hindsight + 0.02
     assert results["bp"].mean > results["pepita"].mean > 5 * results["chance"].mean
     rate = results["pepita"].rate
-    one, two = (example.learn(name, rate, 0, [32], 2) for name in ("pepita", "mempepita"))
-    assert all(np.array_equal(one.weights[name], two.weights[name]) for name in one.weights)
+    first, second = (example.learn(name, rate, 0, [32], 2) for name in ("pepita", "mempepita"))
+    assert all(np.array_equal(first.weights[name], second.weights[name]) for name in first.weights)
 
 
 def test_the_programs_on_the_page_of_training():

@@ -142,10 +142,10 @@ def places(family: str, h: int) -> dict[str, tuple[str, View]]:
 
 def ours(model: Model, theirs: dict[str, Array]) -> dict[str, Array]:
     """Arrays by our names from transformers' by theirs; a bare model's names have no prefix."""
-    found = places(model.configuration.family, model.sizes["h"])
+    places_found = places(model.configuration.family, model.sizes["h"])
     result = {}
     for name in model.table.weights:
-        place, view = found[name]
+        place, view = places_found[name]
         bare = place.partition(".")[2]
         place = place if place.format(0) in theirs else bare
         if name == "head.b" and UNTIED_BIAS in theirs:
@@ -202,13 +202,13 @@ def batch_of(model: Model, draw: np.random.Generator, padding: bool) -> tuple[di
     """Our inputs, transformers', and what is real where sequences are padded on the right."""
     B, M, v = 3, 5, model.sizes["v"]
     tokens = draw.integers(0, v, (B, M))
-    given, theirs = {"tokens": tokens, "index": np.arange(M)}, {"input_ids": torch.tensor(tokens)}
+    inputs, theirs = {"tokens": tokens, "index": np.arange(M)}, {"input_ids": torch.tensor(tokens)}
     real = np.arange(M) < np.array([[5], [3], [1]]) if padding else np.ones((B, M), bool)
     if padding:
         theirs["attention_mask"] = torch.tensor(real.astype(int))
     if "types" in model.table.inputs:
-        given["types"] = draw.integers(0, model.sizes["s"], (B, M))
-        theirs["token_type_ids"] = torch.tensor(given["types"])
+        inputs["types"] = draw.integers(0, model.sizes["s"], (B, M))
+        theirs["token_type_ids"] = torch.tensor(inputs["types"])
     if model.learns:
         causal = model.configuration.head == "language-model"
         labels = np.where(real, tokens if causal else draw.integers(0, v, (B, M)), -100)
@@ -218,13 +218,13 @@ def batch_of(model: Model, draw: np.random.Generator, padding: bool) -> tuple[di
         else:
             targets[0, 1] = labels[0, 1] = -100  # only some tokens are masked
         count = (targets >= 0).sum()
-        given |= {"targets": np.maximum(targets, 0), "share": np.where(targets >= 0, -1 / count, 0.0)}
+        inputs |= {"targets": np.maximum(targets, 0), "share": np.where(targets >= 0, -1 / count, 0.0)}
         theirs["labels"] = torch.tensor(labels)
-    return given, theirs, real
+    return inputs, theirs, real
 
 
 def compare(model: Model, module: object, draw: np.random.Generator, padding: bool = False) -> None:
-    given, theirs, real = batch_of(model, draw, padding)
+    inputs, theirs, real = batch_of(model, draw, padding)
     state = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
     weights = ours(model, state)
     # Every block's attention is given the mask of the keys.
@@ -234,7 +234,7 @@ def compare(model: Model, module: object, draw: np.random.Generator, padding: bo
     if model.learns:
         seeds = {"dloss": np.ones(())}
         # transformers' own loss goes through float32, so that it agrees to that alone.
-        targets = torch.tensor(np.where(given["share"] != 0, given["targets"], -100))
+        targets = torch.tensor(np.where(inputs["share"] != 0, inputs["targets"], -100))
         loss = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), targets.flatten())
         assert abs(loss.item() - found.loss.item()) < 1e-5
     else:
@@ -245,7 +245,7 @@ def compare(model: Model, module: object, draw: np.random.Generator, padding: bo
         seeds = {f"d{name}": draw.normal(size=o.shape) * c for name, o, c in zip(names, outputs, cut, strict=False)}
         loss = sum((torch.tensor(seed) * output).sum() for seed, output in zip(seeds.values(), outputs, strict=True))
     loss.backward()
-    values = lc.run(model.table, given | weights | masks | seeds, model.sizes)
+    values = lc.run(model.table, inputs | weights | masks | seeds, model.sizes)
     if model.learns:
         assert abs(values["loss"] - loss.item()) < TOLERANCE
         scores = torch.log_softmax(found.logits, -1).detach().numpy()

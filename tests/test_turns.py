@@ -34,9 +34,9 @@ def check(text, arrays, foreign, **called):
         np.testing.assert_allclose(found[f"d{name}"], gradient.numpy(), 1e-11, 1e-12, err_msg=f"d{name}")
     derived = lc.derive(layer)
     sizes = infer_sizes(table, arrays)
-    given = {n: counting(a) for n, a in arrays.items()}
-    given |= {f"d{name}": counting(seeds[f"d{name.partition('.')[0]}"]) for name in table.outputs}
-    _, units = tally_of(execute, lc.lower(derived.step), given, sizes)
+    arrays_counting = {n: counting(a) for n, a in arrays.items()}
+    arrays_counting |= {f"d{name}": counting(seeds[f"d{name.partition('.')[0]}"]) for name in table.outputs}
+    _, units = tally_of(execute, lc.lower(derived.step), arrays_counting, sizes)
     assert units == lc.price(derived.step, sizes, "run").flops
     assert lc.live(derived, sizes).peak > 0
     return derived
@@ -83,11 +83,11 @@ def test_a_kept_value_that_later_lines_of_the_turn_read():
     h[B d] = tanh(G[B d])"""
 
     def foreign(X, h, U):
-        kept = []
+        states = []
         for x in X:
-            kept.append(x @ U)
-            h = torch.tanh(h * kept[-1])
-        return {"Z": torch.stack(kept), "h": h}
+            states.append(x @ U)
+            h = torch.tanh(h * states[-1])
+        return {"Z": torch.stack(states), "h": h}
 
     check(text, {"X": draw(N, B, D), "h": draw(B, D), "U": draw(D, D)}, foreign)
 
@@ -165,14 +165,14 @@ def test_layers_with_repeats_are_called_and_run_backwards_in_a_repeat():
         last = []
         for turn in range(2):
             lstm = torch.nn.LSTM(D, D, batch_first=True, bidirectional=True, dtype=torch.float64)
-            own = {}
+            weights_torch = {}
             for name, end in (("forth", "l0"), ("back", "l0_reverse")):
-                own[f"weight_ih_{end}"] = weights[f"{name}.W"][turn].flatten(1).T
-                own[f"weight_hh_{end}"] = weights[f"{name}.U"][turn].flatten(1).T
-                own[f"bias_ih_{end}"] = weights[f"{name}.b"][turn].flatten()
-                own[f"bias_hh_{end}"] = torch.zeros(4 * D, dtype=torch.float64)
+                weights_torch[f"weight_ih_{end}"] = weights[f"{name}.W"][turn].flatten(1).T
+                weights_torch[f"weight_hh_{end}"] = weights[f"{name}.U"][turn].flatten(1).T
+                weights_torch[f"bias_ih_{end}"] = weights[f"{name}.b"][turn].flatten()
+                weights_torch[f"bias_hh_{end}"] = torch.zeros(4 * D, dtype=torch.float64)
             start = torch.stack([h, h]), torch.stack([c, c])
-            both, (states, _) = torch.func.functional_call(lstm, own, (X, start))
+            both, (states, _) = torch.func.functional_call(lstm, weights_torch, (X, start))
             X = both[..., :D] + both[..., D:]
             last.append(states[0])
         return {"X": X, "Z": torch.stack(last)}
@@ -232,17 +232,17 @@ constants: share"""
 def test_a_stack_is_kept_once_and_outlives_recomputation():
     # What goes into a turn is what left the turn before, so it is kept in H; into the first one goes the input h.
     derived = lc.derive(lc.layer(NETWORK))
-    assert sorted(held.name for held in lc.live(derived, {"B": 2, "M": 4, "d": 3, "e": 5, "v": 6}).kept) == [
+    assert sorted(array.name for array in lc.live(derived, {"B": 2, "M": 4, "d": 3, "e": 5, "v": 6}).kept) == [
         "H", "P", "X", "h", "share", "targets"
     ]  # fmt: skip
     weights = {"W": draw(D, 5), "U": draw(5, 5), "V": draw(5, V)}
     batch = {"X": draw(B, N, D), "h": np.zeros((B, 5)), "targets": generator.integers(0, V, (B, N))}
-    found = [
+    gradients = [
         lc.LayerTraining(lc.layer(NETWORK), weights, procedure, "sgd", dtype=np.float64).updates(**batch)
         for procedure in ("bp", "recompute")
     ]
     for name in weights:
-        np.testing.assert_array_equal(found[0][name], found[1][name])
+        np.testing.assert_array_equal(gradients[0][name], gradients[1][name])
 
 
 def test_it_prints_as_it_is_written():
@@ -308,8 +308,8 @@ def test_what_is_zero_in_a_stack_is_zero_in_its_slices():
     generator = np.random.default_rng(0)
     x, h, u = (generator.standard_normal(shape) for shape in ((2, 3, 4), (3, 4), (4, 4)))
     inside, strict = np.triu(np.ones((3, 4))), np.triu(np.ones((3, 4)), 1)
-    kept, last = [], h
+    rows, last = [], h
     for turn in range(2):
         last = (last @ u + 2 * x[turn] * inside) * inside * 0.5
-        kept.append(last * strict)
-    np.testing.assert_allclose(lc.run(layer, {"X": x, "h": h, "U": u})["Y"], np.stack(kept, axis=1))
+        rows.append(last * strict)
+    np.testing.assert_allclose(lc.run(layer, {"X": x, "h": h, "U": u})["Y"], np.stack(rows, axis=1))

@@ -64,22 +64,24 @@ def test_in_place_executes_what_is_priced(model: Any, plan: str, procedure: str)
 
 def _pairs(window: int | None = None) -> int:
     """Of 80 tokens: a block has the keys that any of its queries sees, those up to itself or the last `window`."""
-    seen = 0
+    pairs = 0
     for query in range(80):
         block = [other for other in range(80) if other // QUERIES == query // QUERIES]
-        seen += len({key for one in block for key in range(0 if window is None else max(0, one - window + 1), one + 1)})
-    return seen
+        pairs += len(
+            {key for query in block for key in range(0 if window is None else max(0, query - window + 1), query + 1)}
+        )
+    return pairs
 
 
 @compiled
 def test_flash_executes_its_blocks_and_no_more() -> None:
     """Two products of 6 wide heads in 2 layers take the pairs that the blocks see, of 6,400."""
-    shown = [check.found for check in _checked(GPT2, plan="flash,fused").checks if check.compared.startswith("forward")]
-    pairs, whole = _pairs(), 80 * 80
+    texts = [check.found for check in _checked(GPT2, plan="flash,fused").checks if check.compared.startswith("forward")]
+    pairs, square = _pairs(), 80 * 80
     linear = 2 * 80 * (2 * (4 * 24 * 24 + 2 * 24 * 96) + 24 * 61)
     each = 2 * 4 * 6 * 2 * 2  # sequences, heads, width of a head, products, layers
     executed = f"{linear + each * pairs:,} MACCs executed, {linear + each * pairs:,} priced"
-    assert f"{executed} ({linear + each * whole:,} with what blocks skip)" in shown[0]
+    assert f"{executed} ({linear + each * square:,} with what blocks skip)" in texts[0]
 
 
 @pytest.mark.parametrize("window", [None, 10])
@@ -129,9 +131,9 @@ def test_a_wrong_program_is_found(monkeypatch: pytest.MonkeyPatch, old: str, new
     monkeypatch.setattr(in_place, "placed", wrong)
     (failure,) = _checked(GPT2, plan="fused").failed
     assert failure.compared.startswith("forward")
-    found = failure.found.rpartition(" priced: ")[2]
-    assert says in found
-    assert "attention: attn.K" in found
+    difference = failure.found.rpartition(" priced: ")[2]
+    assert says in difference
+    assert "attention: attn.K" in difference
 
 
 @compiled
@@ -184,9 +186,9 @@ def test_a_wrong_emitted_program_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_layers_as_emitted(layer: str, backend: str) -> None:
     pytest.importorskip(backend)
     table = derive(shipped_layer(layer).table).step
-    found = list(engine_operators.verify_layer(table, layer, backend))
-    assert found[0].compared.startswith("values")
-    assert [str(check) for check in found if not check.passed] == []
+    checks_found = list(engine_operators.verify_layer(table, layer, backend))
+    assert checks_found[0].compared.startswith("values")
+    assert [str(check) for check in checks_found if not check.passed] == []
 
 
 def test_jax() -> None:

@@ -60,16 +60,16 @@ def test_a_condition_is_printed_as_it_is_written(text):
 
 
 def test_conditions_are_equal_when_all_of_them_is():
-    one = Condition("N", "M", window="w")
-    assert one == Condition("N", "M", "<=", "w")
-    assert len({one, Condition("N", "M"), Condition("N", "M", "<", "w"), Condition("N", "M", "<=", "u")}) == 4
-    assert one.axes == {"N", "M"}  # the window is a size, not an axis of the line
+    condition = Condition("N", "M", window="w")
+    assert condition == Condition("N", "M", "<=", "w")
+    assert len({condition, Condition("N", "M"), Condition("N", "M", "<", "w"), Condition("N", "M", "<=", "u")}) == 4
+    assert condition.axes == {"N", "M"}  # the window is a size, not an axis of the line
 
 
 def test_renaming_reaches_the_window():
-    one = Condition("N", "M", window="w")
-    assert str(one.renamed({"N": "M'", "w": "w_local"})) == "M' <= M < M' + w_local"
-    assert str(one.renamed({"w": "M'"})) == "N <= M < N + M"  # the size of a second axis is that of the first
+    condition = Condition("N", "M", window="w")
+    assert str(condition.renamed({"N": "M'", "w": "w_local"})) == "M' <= M < M' + w_local"
+    assert str(condition.renamed({"w": "M'"})) == "N <= M < N + M"  # the size of a second axis is that of the first
 
 
 def test_formulas():
@@ -144,10 +144,10 @@ def test_a_window_without_a_sound_size_is_refused(sizes, message):
 def test_attention_under_a_window_is_attention_to_what_a_mask_shows(kind, window):
     arrays = drawn(kind)
     values = lc.run(self_attention(shipped_layer(kind), window="w"), {**arrays, "w": window})
-    wanted = lc.run(
+    expected = lc.run(
         self_attention(with_visible(shipped_layer(kind)), causal=False), {**arrays, "visible": banded(M, window)}
     )
-    same(values, {name: wanted[name] for name in ("Y", *(f"d{name}" for name in arrays if name != "dY"))})
+    same(values, {name: expected[name] for name in ("Y", *(f"d{name}" for name in arrays if name != "dY"))})
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -182,8 +182,8 @@ def test_a_window_executes_what_the_causal_condition_executes(make):
     """The mask is one select of the scores, dense, whatever it shows; the window is in no price of these two books."""
     causal, windowed = self_attention(make()), self_attention(make(), window="w")
     for book in ("run", "matmul"):
-        for whole in (lambda layer: layer.table, lambda layer: lc.derive(layer).step):
-            prices = lc.price(whole(causal), {}, book), lc.price(whole(windowed), {}, book)
+        for table_of in (lambda layer: layer.table, lambda layer: lc.derive(layer).step):
+            prices = lc.price(table_of(causal), {}, book), lc.price(table_of(windowed), {}, book)
             assert prices[0].flops == prices[1].flops
             assert prices[0].maccs == prices[1].maccs
     assert str(lc.lower(windowed.table)).count("select(") == 1
@@ -215,20 +215,23 @@ TURNS = """turns(X S) -> loss
 def test_training_takes_the_window_with_the_inputs(procedure, window):
     layer = lc.layer(TURNS)
     generator = np.random.default_rng(2)
-    given = {name: generator.standard_normal((2, M, 4)) for name in "XS"}
+    inputs = {name: generator.standard_normal((2, M, 4)) for name in "XS"}
     weights = {f"attn.{n}": generator.standard_normal((2, *s)) / 2 for n, s in SHAPES["grouped_attention"].items()}
     training = lc.LayerTraining(layer, weights, procedure, dtype=np.float64)
-    found = training.updates(**given, w=window)
-    x, *w = tensors = [torch.tensor(array, requires_grad=True) for array in (given["X"], *weights.values())]
+    updates = training.updates(**inputs, w=window)
+    x, *w = tensors = [torch.tensor(array, requires_grad=True) for array in (inputs["X"], *weights.values())]
     for wq, wk, wv, wo in zip(*w, strict=True):
-        q, k, v = torch.einsum("bmd,dhgk->bmhgk", x, wq), *(torch.einsum("bnd,dhk->bnhk", x, one) for one in (wk, wv))
+        q, k, v = (
+            torch.einsum("bmd,dhgk->bmhgk", x, wq),
+            *(torch.einsum("bnd,dhk->bnhk", x, weight) for weight in (wk, wv)),
+        )
         scores = torch.einsum("bmhgk,bnhk->bhgmn", q, k) / 3**0.5
         p = scores.masked_fill(~torch.tensor(banded(M, window)), -torch.inf).softmax(-1)
         x = x + torch.einsum("bhgmn,bnhk,hgkd->bmd", p, v, wo)
-    gradients = torch.autograd.grad((x * torch.tensor(given["S"])).sum(), tensors[1:])
-    same(found, {name: gradient.numpy() for name, gradient in zip(weights, gradients, strict=True)})
+    gradients = torch.autograd.grad((x * torch.tensor(inputs["S"])).sum(), tensors[1:])
+    same(updates, {name: gradient.numpy() for name, gradient in zip(weights, gradients, strict=True)})
     with pytest.raises(lc.InputError, match="the size of the window w is not known"):
-        training.updates(**given)
+        training.updates(**inputs)
 
 
 def test_windows_are_among_the_layers_that_are_drawn_at_random():
@@ -279,10 +282,10 @@ def test_values_made_under_one_condition_and_read_under_another(one, two):
     outputs = {"Y": (e * first) @ v, "T": u @ c, "G": (c - e) * second}
     loss = sum((outputs[name[1:]] * torch.tensor(seed)).sum() for name, seed in seeds.items())
     gradients = torch.autograd.grad(loss, (x, z, u, v))
-    given = {name: counting(array) for name, array in {**arrays, **seeds}.items()}
-    found, counted = tally_of(lc.run, layer, given, {"w": 2, "u": 3})
-    same(found, {name: value.detach().numpy() for name, value in outputs.items()})
-    same(found, {f"d{name}": gradient.numpy() for name, gradient in zip(arrays, gradients, strict=True)})
+    arrays_counting = {name: counting(array) for name, array in {**arrays, **seeds}.items()}
+    values, counted = tally_of(lc.run, layer, arrays_counting, {"w": 2, "u": 3})
+    same(values, {name: value.detach().numpy() for name, value in outputs.items()})
+    same(values, {f"d{name}": gradient.numpy() for name, gradient in zip(arrays, gradients, strict=True)})
     assert counted == lc.price(lc.derive(layer).step, {"M": M}).flops
 
 

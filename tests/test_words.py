@@ -29,8 +29,8 @@ def on(backend, table, arrays, sizes):
         return execute(table, backend, arrays, sizes)
     if compiler() is None:
         pytest.skip("no C compiler")
-    found = InPlace(fused(table) if backend == "fused" else table, sizes, "fp64", {})(arrays)
-    return {name: one.numpy().reshape(np.shape(one)).copy() for name, one in found.items()}
+    results_here = InPlace(fused(table) if backend == "fused" else table, sizes, "fp64", {})(arrays)
+    return {name: array.numpy().reshape(np.shape(array)).copy() for name, array in results_here.items()}
 
 
 def held(backend, text, wanted, given, sizes=SIZES, near=1e-9):
@@ -44,15 +44,15 @@ def held(backend, text, wanted, given, sizes=SIZES, near=1e-9):
     seeds = {
         f"d{n}": generator.standard_normal(tuple(r.shape)) for n, r in zip(layer.table.outputs, results, strict=True)
     }
-    found = on(backend, derived.step, {**given, **seeds}, sizes)
+    computed = on(backend, derived.step, {**given, **seeds}, sizes)
     for name, result in zip(layer.table.outputs, results, strict=True):
         right = result.detach().numpy()
-        np.testing.assert_allclose(np.reshape(found[name], right.shape), right, rtol=near, atol=near, err_msg=name)
+        np.testing.assert_allclose(np.reshape(computed[name], right.shape), right, rtol=near, atol=near, err_msg=name)
     learned = [n for n in given if n in derived.gradients]
     loss = sum((r * torch.tensor(s)).sum() for r, s in zip(results, seeds.values(), strict=True))
     for name, right in zip(learned, torch.autograd.grad(loss, [tensors[n] for n in learned]), strict=True):
-        own = np.reshape(found[derived.gradients[name]], right.shape)
-        np.testing.assert_allclose(own, right.numpy(), rtol=near, atol=near, err_msg=f"d{name}")
+        gradient = np.reshape(computed[derived.gradients[name]], right.shape)
+        np.testing.assert_allclose(gradient, right.numpy(), rtol=near, atol=near, err_msg=f"d{name}")
 
 
 def drawn(seed=0, **shapes):
@@ -90,7 +90,7 @@ WORDS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_words_and_their_gradients_are_those_of_pytorch(backend):
     """All in one layer, every one with inputs of its own."""
-    lines, inputs, wanted = [], [], []
+    lines, inputs, functions_given = [], [], []
     for at, (right, function) in enumerate(WORDS.items()):
         ordered = sorted((name for name in "AP" if f"{name}[" in right), key=right.index)
         axes = "[B d]" if "[d](" not in right and "[B d](" not in right else "[]" if "[B d](" in right else "[B]"
@@ -98,11 +98,11 @@ def test_words_and_their_gradients_are_those_of_pytorch(backend):
             right = right.replace(f"{name}[", f"{name}{at}[")
         inputs += [f"{name}{at}" for name in ordered]
         lines.append(f"Y{at}{axes} = {right}")
-        wanted.append((function, [f"{name}{at}" for name in ordered]))
+        functions_given.append((function, [f"{name}{at}" for name in ordered]))
     text = f"words({' '.join(inputs)}) -> {' '.join(f'Y{at}' for at in range(len(lines)))}\n" + "\n".join(lines)
-    given = drawn(**dict.fromkeys(inputs, "Bd"))
-    given = {name: abs(array) + 0.1 if name[0] == "P" else array for name, array in given.items()}
-    for name, array in given.items():
+    inputs_drawn = drawn(**dict.fromkeys(inputs, "Bd"))
+    inputs_drawn = {name: abs(array) + 0.1 if name[0] == "P" else array for name, array in inputs_drawn.items()}
+    for name, array in inputs_drawn.items():
         if name[0] == "A" and any(word in lines[int(name[1:])].lower() for word in ("abs", "elu", "power")):
             array[0, :2] = 0.0, 2.0
         elif "power(P" in lines[int(name[1:])] and "A" in lines[int(name[1:])]:
@@ -110,8 +110,8 @@ def test_words_and_their_gradients_are_those_of_pytorch(backend):
     held(
         backend,
         text,
-        lambda **t: tuple(f(*(t[n] for n in own)) + 0 * sum(t.values()).sum() for f, own in wanted),
-        given,
+        lambda **t: tuple(f(*(t[n] for n in names_of)) + 0 * sum(t.values()).sum() for f, names_of in functions_given),
+        inputs_drawn,
     )
 
 
@@ -134,8 +134,8 @@ USED = """used(X; W g) -> Y
 
 
 def used(X, W, g):
-    for own, scale in zip(W, g, strict=True):
-        v = X @ own
+    for weight, scale in zip(W, g, strict=True):
+        v = X @ weight
         c = v - v.mean(-1, keepdim=True)
         t = functional.softplus(c) @ (1 - torch.eye(4, dtype=torch.float64))
         h = t * X.detach() * scale
@@ -145,8 +145,11 @@ def used(X, W, g):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_words_inside_a_repeat(backend):
-    given = drawn(X="BMd") | {"W": drawn(1, W="dd")["W"] * np.ones((3, 1, 1)) / 4, "g": drawn(2, g="Bd")["g"] / 4}
-    held(backend, USED, used, given)
+    inputs_drawn = drawn(X="BMd") | {
+        "W": drawn(1, W="dd")["W"] * np.ones((3, 1, 1)) / 4,
+        "g": drawn(2, g="Bd")["g"] / 4,
+    }
+    held(backend, USED, used, inputs_drawn)
     if backend == "run":
         assert lc.check_layer(lc.layer(USED)).passed
 
@@ -166,8 +169,8 @@ CONDITIONS = CONDITIONS.replace("  D[", "  T[B M M'] = Q[B M d] K[B M' d]\n  D["
 
 def conditions(X, Q, K, W):
     places, features = torch.arange(5), torch.arange(4)
-    seen = (places[None, :] != places[:, None]) & (places < 4)[None, :]
-    A = torch.softmax((Q @ K.mT).masked_fill(~seen, -torch.inf), -1)
+    visible = (places[None, :] != places[:, None]) & (places < 4)[None, :]
+    A = torch.softmax((Q @ K.mT).masked_fill(~visible, -torch.inf), -1)
     V = ((X - W) * (places <= 2)[:, None]).masked_fill(features == 1, -torch.inf).amax(-1)
     return (
         X * (places != 0)[:, None],
@@ -198,11 +201,11 @@ EMPTY = """empty(Q K V) -> A L
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_softmax_of_nothing_is_nothing_and_so_is_its_gradient(backend):
     """The first query sees no key: neither NaN nor a warning."""
-    seen = torch.ones(5, 5).tril(-1) > 0
+    visible = torch.ones(5, 5).tril(-1) > 0
 
     def wanted(Q, K, V):
-        R = (Q @ K.mT).masked_fill(~seen, -1e30)
-        return torch.softmax(R, -1) * seen @ V, torch.log_softmax(R, -1).where(seen, 0.0)
+        R = (Q @ K.mT).masked_fill(~visible, -1e30)
+        return torch.softmax(R, -1) * visible @ V, torch.log_softmax(R, -1).where(visible, 0.0)
 
     held(backend, EMPTY, wanted, drawn(Q="BMd", K="BMd", V="BMd"))
     if backend == "run":
@@ -219,12 +222,12 @@ def test_plans_keep_an_empty_softmax(plan, dtype):
     arrays = random_arrays(table, {**SIZES, "h": 2, "k": 3})
     expected = dict(arrays)
     execute_table(lower(table), expected, {**SIZES, "h": 2, "k": 3})
-    found = InPlace(planned(table, plan), {**SIZES, "h": 2, "k": 3}, dtype, {})(arrays)
-    assert found.keys() == {*table.outputs}
+    computed = InPlace(planned(table, plan), {**SIZES, "h": 2, "k": 3}, dtype, {})(arrays)
+    assert computed.keys() == {*table.outputs}
     assert not expected["Y"][:, 0].any()
-    for name, one in found.items():
+    for name, array in computed.items():
         np.testing.assert_allclose(
-            one.numpy().reshape(expected[name].shape), expected[name], atol=1e-9 if dtype == "fp64" else 1e-4
+            array.numpy().reshape(expected[name].shape), expected[name], atol=1e-9 if dtype == "fp64" else 1e-4
         )
 
 
@@ -260,8 +263,8 @@ def chosen(X, G, W):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_along_an_axis_and_places_that_are_chosen(backend):
-    given = drawn(X="BMd", G="BMd") | {"W": np.random.default_rng(3).standard_normal((4, 6))}
-    held(backend, CHOSEN, chosen, given, {**SIZES, "e": 6, "k": 2})
+    inputs_drawn = drawn(X="BMd", G="BMd") | {"W": np.random.default_rng(3).standard_normal((4, 6))}
+    held(backend, CHOSEN, chosen, inputs_drawn, {**SIZES, "e": 6, "k": 2})
     if backend == "run":
         assert lc.check_layer(lc.layer(CHOSEN)).passed
         assert lc.verify(lc.layer(CHOSEN)).passed
@@ -272,13 +275,13 @@ def test_of_equal_values_the_first_is_chosen_and_the_answers_are_places(backend)
     table = lc.layer(
         "t(X) -> T O a\nT[B k] = topk[d](X[B d])\nO[B d] = argsort[d](X[B d])\na[B] = argmax[d](X[B d])"
     ).table
-    found = on(backend, table, {"X": np.array([[1.0, 2.0, 2.0, 1.0, 2.0]])}, {"B": 1, "d": 5, "k": 4})
-    assert {name: np.asarray(places).tolist() for name, places in found.items()} == {
+    places = on(backend, table, {"X": np.array([[1.0, 2.0, 2.0, 1.0, 2.0]])}, {"B": 1, "d": 5, "k": 4})
+    assert {name: np.asarray(places).tolist() for name, places in places.items()} == {
         "T": [[1, 2, 4, 0]],
         "O": [[0, 3, 1, 2, 4]],
         "a": [1],
     }
-    assert all(np.asarray(places).dtype.kind == "i" for places in found.values())
+    assert all(np.asarray(places).dtype.kind == "i" for places in places.values())
 
 
 ROUTED = """routed(X; WG W) -> X
@@ -302,12 +305,12 @@ def test_experts_are_chosen_inside_a_repeat(plan):
     expected = dict(arrays)
     execute_table(lower(table), expected, sizes)
     for backend in ("torch", "c"):
-        for name, own in on(backend, table, arrays, sizes).items():
-            np.testing.assert_allclose(own.reshape(expected[name].shape), expected[name], rtol=1e-9, atol=1e-9)
-    own = module(ROUTED, d=4, e=5, k=2, dtype=torch.float64)
+        for name, array in on(backend, table, arrays, sizes).items():
+            np.testing.assert_allclose(array.reshape(expected[name].shape), expected[name], rtol=1e-9, atol=1e-9)
+    array = module(ROUTED, d=4, e=5, k=2, dtype=torch.float64)
     with torch.no_grad():
-        own.WG.copy_(torch.tensor(arrays["WG"])), own.W.copy_(torch.tensor(arrays["W"]))
-    np.testing.assert_allclose(own(torch.tensor(arrays["X"])).detach(), expected[table.outputs[0]], atol=1e-9)
+        array.WG.copy_(torch.tensor(arrays["WG"])), array.W.copy_(torch.tensor(arrays["W"]))
+    np.testing.assert_allclose(array(torch.tensor(arrays["X"])).detach(), expected[table.outputs[0]], atol=1e-9)
 
 
 SUMS = """sums(X Z) -> V U

@@ -20,8 +20,8 @@ def flat(flops=1e9, bandwidth=1e9, launch=0.0, **others):
     """A device with the same rates at every shape and distance, so that times can be computed by hand."""
     grid = Grid((1, 10**6), (flops,) * 8)
     ways = dict.fromkeys(("NN", "TN", "NT"), grid)
-    own = {"launch": launch, "launch_backward": launch, "optimizer": launch} | others
-    return Rates(ways, grid, Curve((1.0,), (bandwidth,)), **own)
+    overheads = {"launch": launch, "launch_backward": launch, "optimizer": launch} | others
+    return Rates(ways, grid, Curve((1.0,), (bandwidth,)), **overheads)
 
 
 def rows_of(text, kernel=None):

@@ -30,22 +30,22 @@ def batch(model, seed=0, padding=False, bare=False, rows=B):
     """Positional and keyword arguments of a step."""
     generator = np.random.default_rng([seed, len(model)])
     tokens = generator.integers(0, SIZES["vocab_size"], (rows, M))
-    given = {}
+    extra = {}
     if padding:
-        given["mask"] = np.arange(M) < generator.integers(2, M + 1, rows)[:, None]
-        given["mask"][0, -2:] = False
+        extra["mask"] = np.arange(M) < generator.integers(2, M + 1, rows)[:, None]
+        extra["mask"][0, -2:] = False
     if model == "encoder-decoder":
-        given["encoder_tokens"] = generator.integers(0, SIZES["vocab_size"], (rows, N))
+        extra["encoder_tokens"] = generator.integers(0, SIZES["vocab_size"], (rows, N))
         if padding:
-            given["encoder_mask"] = np.arange(N) < generator.integers(2, N + 1, rows)[:, None]
+            extra["encoder_mask"] = np.arange(N) < generator.integers(2, N + 1, rows)[:, None]
     if bare:
-        given["gradients"] = {"X": generator.standard_normal((rows, M, 6)), "Z": generator.standard_normal((rows, 6))}
+        extra["gradients"] = {"X": generator.standard_normal((rows, M, 6)), "Z": generator.standard_normal((rows, 6))}
     elif model.startswith(("encoder", "bert", "distilbert")) and model != "encoder-decoder":
-        given["targets"] = np.where(generator.random((rows, M)) < 0.6, tokens[:, ::-1], -1)
-        given["targets"][:, 0] = 1
+        extra["targets"] = np.where(generator.random((rows, M)) < 0.6, tokens[:, ::-1], -1)
+        extra["targets"][:, 0] = 1
     if model.startswith("bert"):
-        given["token_types"] = generator.integers(0, 2, (rows, M))
-    return tokens, given
+        extra["token_types"] = generator.integers(0, 2, (rows, M))
+    return tokens, extra
 
 
 def training(model, procedure="bp", optimizer="sgd", bare=False, more=None, **settings):

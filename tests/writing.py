@@ -62,8 +62,8 @@ class Factor:
             return f"#{self.size}^{self.number:g}[]"
         if not self.name:
             return f"{self.number:g}[]"
-        shown = [names.get(x, x) if isinstance(x, str) else _renamed(x, names) for x in self.axes]
-        return f"{self.name}[{' '.join(map(str, shown))}]"
+        axes_text = [names.get(x, x) if isinstance(x, str) else _renamed(x, names) for x in self.axes]
+        return f"{self.name}[{' '.join(map(str, axes_text))}]"
 
 
 def _renamed(read, names):
@@ -196,12 +196,14 @@ class Writer:
         loops = tuple(a for t in right for a in t.loops)
         settled = plain(declared) if "s" not in loops else declared
         statement = Statement(kind, Factor(name, tuple(left_axes)), tuple(right), **more)
-        known = {a for t in right if t.name in self.values and t.name[0] == "Y" for a in t.axes if isinstance(a, str)}
+        axes_kept = {
+            a for t in right if t.name in self.values and t.name[0] == "Y" for a in t.axes if isinstance(a, str)
+        }
         if self.random.random() < 0.25 and not any(a.rstrip("'") in loops and a.endswith("'") for a in loops):
             free = [x for x in ("i", "j", "q", "z") if x not in loops]
-            renamed = {a: free.pop() for a in sorted(known) if a in loops and free}
-            shown = set(statement_axes(statement)) - set(renamed)
-            if not {a.rstrip("'") for a in renamed} & {a.rstrip("'") for a in shown}:
+            renamed = {a: free.pop() for a in sorted(axes_kept) if a in loops and free}
+            axes_left = set(statement_axes(statement)) - set(renamed)
+            if not {a.rstrip("'") for a in renamed} & {a.rstrip("'") for a in axes_left}:
                 statement.names.update(renamed)
         self.into.append(statement)
         self.values[name] = settled
@@ -225,8 +227,8 @@ class Writer:
         for factor in factors:
             for axis in factor.loops:
                 count[axis] = count.get(axis, 0) + 1
-        kept = [a for a in count if count[a] == 1 or self.random.random() < 0.4]
-        self.random.shuffle(kept)
+        axes_kept = [a for a in count if count[a] == 1 or self.random.random() < 0.4]
+        self.random.shuffle(axes_kept)
         for _ in range(self.random.choice((0, 0, 1, 2))):
             size = self.random.choice(sorted({a.rstrip("'") for a in count} | {""}))
             literal = Factor("", number=0.5, size=size) if size else Factor("", number=2.0)
@@ -235,7 +237,7 @@ class Writer:
             factors.insert(0, Factor("", number=-0.5))  # later in a line a minus is the sign of a sum's next term
         if all(not f.name for f in factors[:1]) and len(factors) == 1:
             return
-        left = list(kept)
+        left = list(axes_kept)
         plain_axes = [a for a in left if a in ("a", "b")]
         if plain_axes and "v" not in left and self.random.random() < 0.15:
             axis = self.random.choice(plain_axes)
@@ -352,13 +354,13 @@ class Writer:
         if self.random.random() < 0.5:
             self.repeat()
             self.random.choice(steps)()
-        made = [n for n in self.values if n[0] == "Y"]
-        if not made:
+        values_made = [n for n in self.values if n[0] == "Y"]
+        if not values_made:
             self.product()
             return self.write()
-        outputs = list(dict.fromkeys(self.unread)) or [made[-1]]
+        outputs = list(dict.fromkeys(self.unread)) or [values_made[-1]]
         if self.random.random() < 0.3:
-            outputs.append(self.random.choice([m for m in made if m not in outputs] or [outputs[0]]))
+            outputs.append(self.random.choice([m for m in values_made if m not in outputs] or [outputs[0]]))
         outputs = list(dict.fromkeys(outputs))
         if self.random.random() < 0.3:  # a scalar loss
             entries = self.read(outputs.pop())
@@ -391,12 +393,12 @@ class Writer:
 
     def arrays(self, generator):
         """Random inputs, weights (stacks for a repeat's own) and indices."""
-        own = self.own
+        stacked = self.own
         arrays = {}
         for name, axes in (*self.inputs.items(), *self.weights.items()):
             shape = [SIZES[a.rstrip("'")] for a in axes]
-            if name in own:
-                shape.insert(0, int(own[name]) if own[name].isdigit() else SIZES[own[name]])
+            if name in stacked:
+                shape.insert(0, int(stacked[name]) if stacked[name].isdigit() else SIZES[stacked[name]])
             arrays[name] = generator.standard_normal(shape)
         for name, (at, axis) in self.indices.items():
             arrays[name] = generator.integers(0, SIZES[axis], [SIZES[a.rstrip("'")] for a in at])
@@ -477,9 +479,9 @@ def _word(line, operands, mask, loops):
 
 def _mask(where, loops):
     lower, upper, strict, window = where
-    one, two = (_arange(a, loops) for a in (lower, upper))
-    inside = one < two if strict else one <= two
-    return (inside & (two - one < WINDOWS[window]) if window else inside).double()
+    first, second = (_arange(a, loops) for a in (lower, upper))
+    inside = first < second if strict else first <= second
+    return (inside & (second - first < WINDOWS[window]) if window else inside).double()
 
 
 def _arange(axis, loops):

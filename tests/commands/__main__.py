@@ -52,15 +52,15 @@ class Line:
 
 def tried(row: str, line: str, name: str = "", usual: bool = True, screens: bool = True) -> Line:
     """Run a command line and judge it."""
-    called = call(line)
+    answer = call(line)
     command = line.split(maxsplit=1)[0]
-    wrong = [ending(called)] if ending(called) else []
-    if called.code == 0:
-        wrong += faults(line, called.out, screens)
-    why = reason(command, called.refusal) if called.refusal else ""
-    if called.refusal and not why:
-        wrong.append(f"refused for a reason that is not listed: {called.refusal}")
-    return Line(row, line, name, usual, called.seconds, called.refusal, why, tuple(wrong))
+    wrong = [ending(answer)] if ending(answer) else []
+    if answer.code == 0:
+        wrong += faults(line, answer.out, screens)
+    why = reason(command, answer.refusal) if answer.refusal else ""
+    if answer.refusal and not why:
+        wrong.append(f"refused for a reason that is not listed: {answer.refusal}")
+    return Line(row, line, name, usual, answer.seconds, answer.refusal, why, tuple(wrong))
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,18 @@ def run(work: list[Work], log: Path | None, workers: int = 2) -> Iterator[list[L
     """What comes of every subject, as it is done; with a log what is in it already comes first."""
     before = {}
     if log is not None and log.exists():
-        kept = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
-        before = {name: [Line(**{**own, "faults": tuple(own["faults"])}) for own in found] for name, found in kept}
+        logged = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
+        before = {
+            name: [Line(**{**line, "faults": tuple(line["faults"])}) for line in lines_done]
+            for name, lines_done in logged
+        }
     yield from before.values()
     with Pool(workers, _quiet) as pool:
-        for name, found in pool.imap_unordered(done, [own for own in work if own.name not in before]):
+        for name, lines_done in pool.imap_unordered(done, [task for task in work if task.name not in before]):
             if log is not None:
                 with log.open("a", encoding="utf-8") as file:
-                    print(json.dumps([name, [asdict(line) for line in found]]), file=file)
-            yield found
+                    print(json.dumps([name, [asdict(line) for line in lines_done]]), file=file)
+            yield lines_done
 
 
 def report(found: list[Line]) -> int:
@@ -126,14 +129,14 @@ def report(found: list[Line]) -> int:
         for fault in line.faults:
             wrong[f"{command}: {re.sub(r'[0-9][0-9,.e+]*', 'N', fault)[:150]}"].append(f"{line.line}  -> {fault}")
     print("refusals by command and reason")
-    for (command, why), own in sorted(refused.items(), key=lambda item: (item[0][0], -len(item[1]))):
-        print(f"{len(own):7,}  {command:12} {why:32} {own[0].line[:120]}")
+    for (command, why), lines_refused in sorted(refused.items(), key=lambda item: (item[0][0], -len(item[1]))):
+        print(f"{len(lines_refused):7,}  {command:12} {why:32} {lines_refused[0].line[:120]}")
     unused = set(reasons()) - {why for _, why in refused}
     if unused:
         print("reasons that nothing was refused for:", ", ".join(sorted(unused)))
-    for what, own in sorted(wrong.items(), key=lambda item: -len(item[1])):
-        print(f"\nWRONG, {len(own):,} times: {what}")
-        for text in own[:3]:
+    for what, lines_refused in sorted(wrong.items(), key=lambda item: -len(item[1])):
+        print(f"\nWRONG, {len(lines_refused):,} times: {what}")
+        for text in lines_refused[:3]:
             print(f"    {text[:400]}")
     return len(wrong)
 
@@ -147,41 +150,41 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="a file that keeps what is done")
     parser.add_argument("--write", action="store_true", help="list anew what answers")
     parser.add_argument("--no-screens", dest="screens", action="store_false", help="tables may be wide")
-    given = parser.parse_args()
-    only = set(filter(None, given.only.split(",")))
-    first, every = (int(number) for number in given.part.split("/"))
+    options = parser.parse_args()
+    only = set(filter(None, options.only.split(",")))
+    first, every = (int(number) for number in options.part.split("/"))
     part = (first % every, every)
     models = [subject for subject in subjects() if not only or {subject.name, subject.family} & only]
-    work = [Work(model, given.screens, part) for model in models if model.usual or not given.usual]
-    work += [] if only or given.usual else [Work(Subject(), given.screens, part)]
+    work = [Work(model, options.screens, part) for model in models if model.usual or not options.usual]
+    work += [] if only or options.usual else [Work(Subject(), options.screens, part)]
     signal.signal(signal.SIGTERM, _end)
     start = time.monotonic()
-    found: list[Line] = []
+    lines: list[Line] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     try:
         with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
             task = bar.add_task("presets and their classes", total=len(work))
-            for own in run(work, given.log):
-                found += own
-                wrong = sum(bool(line.faults) for line in found)
-                bar.update(task, advance=1, description=f"{len(found):,} command lines, {wrong:,} wrong")
+            for lines_of_task in run(work, options.log):
+                lines += lines_of_task
+                wrong = sum(bool(line.faults) for line in lines)
+                bar.update(task, advance=1, description=f"{len(lines):,} command lines, {wrong:,} wrong")
     except KeyboardInterrupt:
-        print(f"ended after {len(found):,} command lines", file=sys.stderr)
+        print(f"ended after {len(lines):,} command lines", file=sys.stderr)
         return 130
-    if given.write:
+    if options.write:
         for lost in write_answers(
-            (line.row, line.name, bool(line.refusal)) for line in found if line.usual and line.name
+            (line.row, line.name, bool(line.refusal)) for line in lines if line.usual and line.name
         ):
             print(f"answered, and is refused now: {lost}")
         print(f"{ANSWERS.name} is written")
-    wrong = report(found)
-    seconds, answers = sum(line.seconds for line in found), sum(not line.refusal and not line.faults for line in found)
-    print(f"\n{len(found):,} command lines: {answers:,} answers, {sum(bool(line.reason) for line in found):,} refusals")
+    wrong = report(lines)
+    seconds, answers = sum(line.seconds for line in lines), sum(not line.refusal and not line.faults for line in lines)
+    print(f"\n{len(lines):,} command lines: {answers:,} answers, {sum(bool(line.reason) for line in lines):,} refusals")
     print(
         f"{(time.monotonic() - start) / 60:.1f} minutes, {seconds / 60:.1f} of the processor; {wrong:,} kinds of fault"
     )
-    slowest = sorted(found, key=lambda line: -line.seconds)[:5]
+    slowest = sorted(lines, key=lambda line: -line.seconds)[:5]
     print("slowest:", *(f"{line.seconds:.1f} s {line.line[:110]}" for line in slowest), sep="\n    ")
     return 1 if wrong else 0
 

@@ -29,30 +29,30 @@ def faults(line: str, out: str, screens: bool = True) -> list[str]:
         except ValueError as error:
             return [f"no JSON: {error}"]
         return [*_numbers(data, command), *_SUMS.get(command, _nothing)(data)]
-    found = [f"{word!r} among numbers" for word in _odd(command, out)]
+    problems = [f"{word!r} among numbers" for word in _odd(command, out)]
     if command == "emit":
         ast.parse(out)
     elif command == "sweep" or format == "csv":
         lengths = {len(row) for row in csv.reader(io.StringIO(out))}
-        found += [f"rows of {sorted(lengths)} cells"] if len(lengths) > 1 and command in ("sweep", "cost") else []
+        problems += [f"rows of {sorted(lengths)} cells"] if len(lengths) > 1 and command in ("sweep", "cost") else []
     elif format == "table" and screens:
         widest = max(out.splitlines(), key=len)
-        found += [f"a line of {len(widest)} columns: {widest.strip()!r}"] if len(widest) > WIDTH else []
-    return found
+        problems += [f"a line of {len(widest)} columns: {widest.strip()!r}"] if len(widest) > WIDTH else []
+    return problems
 
 
 def format_of(words: list[str]) -> str:
     """What a command line asks for: table, json, csv, ..."""
     if "--json" in words:
         return "json"
-    named = words[words.index("--format") + 1] if "--format" in words else "table"
-    return {"text": "table"}.get(named, named)
+    format_name = words[words.index("--format") + 1] if "--format" in words else "table"
+    return {"text": "table"}.get(format_name, format_name)
 
 
 def _odd(command: str, out: str) -> list[str]:
     """Words where a number should be; sources, layers and programs (which `memory` shows lines of) have words."""
     prose = ("emit", "explain", "formulas", "list", "errata", "memory")
-    return [] if command in prose else sorted({found.group() for found in NOT_A_NUMBER.finditer(out)})[:3]
+    return [] if command in prose else sorted({match.group() for match in NOT_A_NUMBER.finditer(out)})[:3]
 
 
 def _no_constant(name: str) -> float:
@@ -102,8 +102,10 @@ def _between(what: str, data: Mapping[str, Any], value: float) -> list[str]:
 
 def _macros(what: str, data: Mapping[str, Any]) -> list[str]:
     macros = data["macro_operations"].values()
-    found = [_equal(f"{what}, {q} of macro-operations", sum(m[q] for m in macros), data["total"][q]) for q in _COUNTS]
-    return [fault for own in found for fault in own]
+    problems = [
+        _equal(f"{what}, {q} of macro-operations", sum(m[q] for m in macros), data["total"][q]) for q in _COUNTS
+    ]
+    return [fault for problem in problems for fault in problem]
 
 
 _COUNTS = ("maccs", "flops")
@@ -128,8 +130,8 @@ def _compare(data: Mapping[str, Any]) -> list[str]:
     return [
         fault
         for book, procedures in data["price_books"].items()
-        for procedure, own in procedures.items()
-        for fault in _macros(f"{procedure} under {book}", own)
+        for procedure, macros in procedures.items()
+        for fault in _macros(f"{procedure} under {book}", macros)
     ]
 
 

@@ -71,11 +71,11 @@ def _meets(missing: dict, row: dict[int, str], place: int, value: str) -> int:
 @cache
 def rows(command: str) -> tuple[str, ...]:
     """A command's options, row by row; of a command about models the first has none but what it cannot do without."""
-    found: dict[str, None] = {}
+    rows_found: dict[str, None] = {}
     for design in DESIGNS["design"]:
         if design["command"] == command and "subjects" not in design:
-            found |= dict.fromkeys(" ".join(filter(None, row)) for row in covering(design["options"]))
-    return tuple(found)
+            rows_found |= dict.fromkeys(" ".join(filter(None, row)) for row in covering(design["options"]))
+    return tuple(rows_found)
 
 
 @cache
@@ -124,7 +124,9 @@ def suited(command: str, row: str, subject: Subject) -> str:
         other = DESIGNS["instead-of-seq-len"].get(subject.family, "--seq-len")
         words[at : at + 2] = [other, words[at + 1]] if other else []
     else:
-        known = command == "emit" or "decode" in words  # it reads lengths off arrays; what is new is one token
-        words += [] if known else DESIGNS["also-a-length"].get(subject.family, "").split()
-    own = ["--architecture", subject.architecture] if subject.architecture and not subject.usual else []
-    return shlex.join([command, subject.name, *words, *own])
+        needs_no_length = (
+            command == "emit" or "decode" in words
+        )  # it reads lengths off arrays; what is new is one token
+        words += [] if needs_no_length else DESIGNS["also-a-length"].get(subject.family, "").split()
+    architecture_flags = ["--architecture", subject.architecture] if subject.architecture and not subject.usual else []
+    return shlex.join([command, subject.name, *words, *architecture_flags])

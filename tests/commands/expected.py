@@ -21,8 +21,8 @@ ALL = "all"
 def reasons() -> Mapping[str, tuple[re.Pattern[str], frozenset[str]]]:
     """Every reason by its name: what its line says, and the commands that may say it (none named: all)."""
     listed = tomllib.loads((FOLDER / "refusals.toml").read_text(encoding="utf-8"))["reason"]
-    assert all(own["why"] for own in listed)
-    return {own["name"]: (re.compile(own["says"]), frozenset(own.get("commands", ()))) for own in listed}
+    assert all(entry["why"] for entry in listed)
+    return {entry["name"]: (re.compile(entry["says"]), frozenset(entry.get("commands", ()))) for entry in listed}
 
 
 def reason(command: str, refusal: str) -> str:
@@ -54,7 +54,7 @@ def refused_as_listed(row: str, name: str) -> bool:
 
 
 def _among(name: str, who: Iterable[str]) -> bool:
-    return any(one in (ALL, name, f"{_families()[name]}/*") for one in who)
+    return any(subject in (ALL, name, f"{_families()[name]}/*") for subject in who)
 
 
 def write_answers(called: Iterable[tuple[str, str, bool]]) -> list[str]:
@@ -68,12 +68,12 @@ def write_answers(called: Iterable[tuple[str, str, bool]]) -> list[str]:
         if subject.usual:
             for row, _ in lines(subject):
                 dealt[row].append(subject.name)
-    told = {}
+    answers = {}
     for row, names in sorted(dealt.items()):
         refused = {name for name in names if now.get((row, name), refused_as_listed(row, name))}
         if refused:
-            told[row] = _short(refused, names)
-    text = ",\n".join(f"{json.dumps(row)}: {json.dumps(who)}" for row, who in told.items())
+            answers[row] = _short(refused, names)
+    text = ",\n".join(f"{json.dumps(row)}: {json.dumps(subjects)}" for row, subjects in answers.items())
     lost = [f"{row}: {name}" for (row, name), refused in now.items() if refused and not refused_as_listed(row, name)]
     ANSWERS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     return lost
@@ -83,5 +83,10 @@ def _short(names: set[str], asked: Sequence[str]) -> list[str]:
     """Who refuses, in short: all that were asked, whole families, and single presets."""
     if names == set(asked):
         return [ALL]
-    whole = {f for f in {_families()[n] for n in names} if all(n in names for n in asked if _families()[n] == f)}
-    return [*sorted(f"{f}/*" for f in whole), *sorted(n for n in names if _families()[n] not in whole)]
+    whole_families = {
+        f for f in {_families()[n] for n in names} if all(n in names for n in asked if _families()[n] == f)
+    }
+    return [
+        *sorted(f"{f}/*" for f in whole_families),
+        *sorted(n for n in names if _families()[n] not in whole_families),
+    ]

@@ -285,7 +285,7 @@ def attention(
         d_heads = np.split(equation_22(df, w_o), len(heads), axis=1)
         s = [probabilities(*parts) for parts in zip(q, k, strict=True)]
         dv = [equation_24(*parts) for parts in zip(s, d_heads, strict=True)]
-        jacobians = [equation_28(one) for one in s]
+        jacobians = [equation_28(shares) for shares in s]
         d_scores = [equation_29(*parts) for parts in zip(d_heads, v, jacobians, strict=True)]
         dq = [equation_30(*parts) for parts in zip(d_scores, k, strict=True)]
         dk = [equation_34(*parts) for parts in zip(d_scores, q, strict=True)]

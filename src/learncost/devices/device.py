@@ -106,12 +106,6 @@ def devices() -> Mapping[str, Device]:
     return {row["name"]: _device(row, "devices.toml") for row in rows}
 
 
-@cache
-def dated() -> str:
-    """The day on which the published devices were collected."""
-    return str(tomllib.loads(FILE.read_text(encoding="utf-8"))["dated"])
-
-
 def device(name: object) -> Device:
     """A published device by its name, or one that a file describes.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from learncost.readings.rooms.layout import chosen, laid
+from learncost.readings.rooms.layout import Laid, chosen, laid
 from learncost.schedule.account import Account, Room
 
 BUFFER = 8192
@@ -20,10 +20,10 @@ def _object(layout: Any) -> int:
     return int(np.ndarray.__basicsize__ + 2 * np.dtype(np.intp).itemsize * layout.ndim)
 
 
-class Array:
+class Array(Laid):
     """An array without values. `layout` is one of NumPy's whose elements nobody reads: shape and strides."""
 
-    __slots__ = ("layout", "owns", "room")
+    __slots__ = ("owns",)
 
     def __init__(self, layout: Any, room: Room, owns: bool = False) -> None:
         self.layout, self.room, self.owns = layout, room, owns
@@ -37,18 +37,6 @@ class Array:
         """An array of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""
         layout = laid(shape, dtype, order)
         return Array(layout, Room(account, layout.nbytes), owns=True)
-
-    @property
-    def account(self) -> Account:
-        return self.room.account
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.layout.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.layout.dtype
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from learncost.schedule.account import Account, Room
+
+
+class Laid:
+    """What has a layout in a room."""
+
+    __slots__ = ("layout", "room")
+    layout: Any
+    room: Room
+
+    @property
+    def account(self) -> Account:
+        return self.room.account
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.layout.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.layout.dtype
+
 
 def laid(shape: Sequence[int], dtype: Any, order: Sequence[int] | None = None) -> Any:
     """A layout of its own; `order` are its axes from the outermost in memory to the innermost, by default as is."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from learncost.readings.rooms.layout import chosen, laid
+from learncost.readings.rooms.layout import Laid, chosen, laid
 from learncost.schedule.account import Account, Room
 
 BFLOAT16 = np.dtype("float16")
@@ -18,13 +18,13 @@ Number: TypeAlias = "float | int"
 Function: TypeAlias = "Callable[..., Tensor]"
 
 
-class Tensor:
+class Tensor(Laid):
     """A tensor without values. `layout` is an array of NumPy's whose elements nobody reads: shape, type and strides.
 
     Methods are those that emitted programs call; those that end in _ write in place, and take nothing.
     """
 
-    __slots__ = ("device", "layout", "room")
+    __slots__ = ("device",)
 
     def __init__(self, layout: Any, room: Room) -> None:
         self.layout, self.room, self.device = layout, room, "cpu"
@@ -34,18 +34,6 @@ class Tensor:
         """A tensor of its own; `order` are its axes from the outermost in memory, by default as they are."""
         layout = laid(shape, dtype, order)
         return Tensor(layout, Room(account, layout.nbytes))
-
-    @property
-    def account(self) -> Account:
-        return self.room.account
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.layout.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.layout.dtype
 
     def like(self, shape: Sequence[int], dtype: Any = None) -> Tensor:
         """A new tensor on the same account."""

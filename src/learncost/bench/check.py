@@ -50,13 +50,15 @@ class Difference:
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def difference(side: str, one: Path, one_losses: Sequence[float], two: Path, two_losses: Sequence[float]) -> Difference:
+def difference(
+    side: str, reference_folder: Path, one_losses: Sequence[float], two: Path, two_losses: Sequence[float]
+) -> Difference:
     """How far the gradients in folder `two` are from those in `one`, which are of `side`, and the losses."""
     expected, computed = np.array(one_losses), np.array(two_losses)
     loss = float(np.max(np.abs(computed - expected) / np.abs(expected)))
     distances, norms = {}, {}
-    for path in sorted(one.glob("*.npy")):
-        first, second = (np.load(folder / path.name, mmap_mode="r") for folder in (one, two))
+    for path in sorted(reference_folder.glob("*.npy")):
+        first, second = (np.load(folder / path.name, mmap_mode="r") for folder in (reference_folder, two))
         norms[path.stem] = _norm(first)
         distances[path.stem] = _norm(second - first) if second.shape == first.shape else float("nan")
     least = SMALL * float(np.sqrt(sum(norm**2 for norm in norms.values())))

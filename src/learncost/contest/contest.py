@@ -88,7 +88,7 @@ def contest(
     steps: int = 300,
     report: Report | None = None,
     stop: Callable[[], bool] = lambda: False,
-    trained: Callable[[Contest], None] = lambda known: None,
+    trained: Callable[[Contest], None] = lambda contest_run: None,
 ) -> Contest:
     """Train every entrant once for each seed, with equal budgets.
 

@@ -111,8 +111,8 @@ class ModelFormulas(Shown):
                 rows.append(Cells(("", "FLOPs", _said(row.flops, row.values[1])), depth=1))
         if self.layer:
             for kind, count in zip(("MACCs", "FLOPs"), self.total, strict=True):
-                own = "total" if kind == "MACCs" else ""
-                rows.append(Cells((own, kind, _said(count, int(count.at(self.sizes)))), "bold"))
+                label = "total" if kind == "MACCs" else ""
+                rows.append(Cells((label, kind, _said(count, int(count.at(self.sizes)))), "bold"))
         heading = f"{self.model}, formulas of one step of {self.procedure}" + (f": {self.layer}" if self.layer else "")
         letters = legend(self.total, self.sizes, self.names)
         notes = (*([f"{letters}."] if letters else []), f"{convention(self.price_book)}.")

@@ -133,8 +133,8 @@ def device(name: object) -> Device:
         return name
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"no device is called {shown(name)}; `learncost list devices` shows those that are known")
-    if known := known_device(name):
-        return known
+    if full_name := known_device(name):
+        return full_name
     if looks_like_path(name) and (name.lower().endswith((".toml", ".json")) or Path(name).exists()):
         return _from_file(name)
     hint = nearest(name, [spelling for _, spelling in _spellings()]) or _near_words(name)

@@ -109,7 +109,7 @@ def derived_inputs(table: Table, arrays: Mapping[str, Any], keeps: Mapping[str, 
     return result
 
 
-def with_derived(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
+def with_derived(table: Table, data_given: Mapping[str, Any], keeps: Mapping[str, Any]) -> tuple[Arrays, int]:
     """NumPy's arrays with what `told` makes of them, and how many answers the first share counts; 0 without a share.
 
     Raises InputError for answers of which none is there.
@@ -117,10 +117,10 @@ def with_derived(table: Table, given: Mapping[str, Any], keeps: Mapping[str, Any
     values = table.values
     shares = [name for name in table.inputs if values[name].role == "share"]
     for name in shares:
-        answers = None if name in given else given.get(values[name].of)
+        answers = None if name in data_given else data_given.get(values[name].of)
         if answers is not None and not answered(answers, values[name].axes, keeps).any():
             raise InputError("the batch has no target")
-    arrays = {**given, **derived_inputs(table, given, keeps, np.float64(1))}
+    arrays = {**data_given, **derived_inputs(table, data_given, keeps, np.float64(1))}
     return arrays, int(np.count_nonzero(arrays[shares[0]])) if shares and shares[0] in arrays else 0
 
 
@@ -157,17 +157,19 @@ class Batch:
     Raises InputError for what is missing, unknown, or does not fit.
     """
 
-    def __init__(self, model: Model, given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: Model, data_given: Mapping[str, Any], gradients: Mapping[str, Any] | None = None) -> None:
         self.model, self.name = model, model.configuration.name
         self.gradients = dict(gradients or {})
         self._data = data(model)
-        given = {ALSO.get(name, name): array for name, array in given.items() if array is not None}
-        self._check_names(given)
+        data_given = {ALSO.get(name, name): array for name, array in data_given.items() if array is not None}
+        self._check_names(data_given)
         self.keeps: Arrays = {}
-        self.arrays = {self._key(datum): self._array(datum, given) for datum in self._data if datum.name in given}
+        self.arrays = {
+            self._key(datum): self._array(datum, data_given) for datum in self._data if datum.name in data_given
+        }
         for name, axis in MASKS.items():
-            if name in given:
-                self._mask(name, axis, given[name])
+            if name in data_given:
+                self._mask(name, axis, data_given[name])
         self._default()
         self.sizes = self._sizes()
         for datum in self._data:
@@ -294,11 +296,11 @@ class Batch:
         if rows % parts:
             raise InputError(f"{rows} sequences are not {parts} equal microbatches: give a multiple of {parts}")
         size = rows // parts
-        own = slice(number * size, (number + 1) * size)
+        slice_of_rows = slice(number * size, (number + 1) * size)
         result = copy(self)
-        result.arrays = {name: array[own] for name, array in self.arrays.items()}
-        result.keeps = {axis: keep[own] for axis, keep in self.keeps.items()}
-        result.gradients = {name: np.asarray(array)[own] for name, array in self.gradients.items()}
+        result.arrays = {name: array[slice_of_rows] for name, array in self.arrays.items()}
+        result.keeps = {axis: keep[slice_of_rows] for axis, keep in self.keeps.items()}
+        result.gradients = {name: np.asarray(array)[slice_of_rows] for name, array in self.gradients.items()}
         result.sizes = {**self.sizes, "B": size}
         return result
 

@@ -124,8 +124,10 @@ class LayerTraining(Core):
     def _given(self, inputs: Mapping[str, Any]) -> tuple[Values, dict[str, int], int]:
         sizes = {name: size for name, size in inputs.items() if name not in self.model.table.inputs}
         for name in sizes.keys() - {*axes_of(self.model.table), *self.model.sizes}:
-            known = ", ".join(self.model.table.inputs)
-            raise InputError(f"there is no input {name}{nearest(name, self.model.table.inputs)} (inputs: {known})")
+            input_names = ", ".join(self.model.table.inputs)
+            raise InputError(
+                f"there is no input {name}{nearest(name, self.model.table.inputs)} (inputs: {input_names})"
+            )
         arrays_given = {name: np.asarray(array) for name, array in inputs.items() if name not in sizes}
         arrays_given, count = with_derived(self.model.table, arrays_given, {})
         arrays = {

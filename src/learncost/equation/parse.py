@@ -131,9 +131,9 @@ def parse_header(text: str) -> Header:
         raise NotationError(f"{rule}{header_advice(text)}", text or "(empty)")
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
-    for one in (*inputs, *weights, *outputs):
-        if not one.replace(".", "_").isidentifier():
-            raise NotationError(f"{one!r} is no name: letters, digits and _ are{header_advice(text)}", text)
+    for item in (*inputs, *weights, *outputs):
+        if not item.replace(".", "_").isidentifier():
+            raise NotationError(f"{item!r} is no name: letters, digits and _ are{header_advice(text)}", text)
     if not outputs:
         raise NotationError("the header names no output behind ->", text)
     for names in ((*inputs, *weights), outputs):

@@ -103,7 +103,7 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
             raise NotationError(f"{name} is {kind} and a name of the header: call one otherwise", str(line))
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
-        sizes = {base(one) for size in sizes_read for _, one in summands(size) if not one.isdigit()}
+        sizes = {base(summand) for size in sizes_read for _, summand in summands(size) if not summand.isdigit()}
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""

@@ -112,16 +112,16 @@ def contest(
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"cannot write {out}: there is no folder {Path(out).parent}")
 
-    def write(known: Contest) -> None:
+    def write(contest_run: Contest) -> None:
         if out is not None:
-            write_json(Path(out), known.to_dict())
+            write_json(Path(out), contest_run.to_dict())
 
     try:
         problem = _problem(data, model, {name: value for name, value in all_sizes.items() if value is not None})
         setting = Setting(problem, optimizer or problem.optimizer, dtype, price_book)
         with reporter() as report, asked_to_stop() as stop:
-            told: dict[str, Any] = {**checked, "report": report, "stop": stop, "trained": write}
-            result = compete(setting, entrants_named, limit, all_seeds, tried, **told)
+            arguments: dict[str, Any] = {**checked, "report": report, "stop": stop, "trained": write}
+            result = compete(setting, entrants_named, limit, all_seeds, tried, **arguments)
     except MemoryError:
         raise InputError("there is not enough memory for that: give smaller sizes or a smaller --batch-size") from None
     write(result)

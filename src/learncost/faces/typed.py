@@ -20,7 +20,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
     """
     by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
     others = any(flag.how == "flags" for flag in flags)
-    left, arguments, given = list(words), list[str](), dict[str, Any]()
+    left, arguments, typed_values = list(words), list[str](), dict[str, Any]()
     while left:
         word = left.pop(0)
         if word == "--":
@@ -35,21 +35,21 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         if flag is None:
             _check_size(name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
-        if key in given:
+        if key in typed_values:
             raise InputError(f"{name} is given twice")
         if flag and flag.kind == "boolean":
             if joined or (spelling not in flag.names and not flag.reverses):
                 raise InputError(f"{word} is no flag: {flag.names[0]} stands alone")
-            given[key] = spelling in flag.names
+            typed_values[key] = spelling in flag.names
             continue
         values = [text] if joined else _values(left, flag.values if flag else 1)
         if len(values) < (flag.values if flag else 1):
             raise InputError(
                 f"{name} needs {'a value' if flag is None or flag.values == 1 else f'{flag.values} values'}"
             )
-        given[key] = values[0] if len(values) == 1 else tuple(values)
-    _check_count(command, flags, arguments, given)
-    return arguments, given
+        typed_values[key] = values[0] if len(values) == 1 else tuple(values)
+    _check_count(command, flags, arguments, typed_values)
+    return arguments, typed_values
 
 
 def _is_flag(word: str) -> bool:

@@ -204,8 +204,8 @@ def calibrate(tell: Tell, quick: bool = False) -> Calibration:
     if compiler() and not on_gpu():
         from learncost.hardware.calibrate_kernels import KernelBench
 
-        own = KernelBench()
-        rates_of["kernels"] = {"fp32": _Measuring(own, sizes, lambda text: tell(f"kernels: {text}")).rates()}
+        kernel_bench = KernelBench()
+        rates_of["kernels"] = {"fp32": _Measuring(kernel_bench, sizes, lambda text: tell(f"kernels: {text}")).rates()}
     return Calibration(
         on_gpu() or f"{processor.name()}, {os.cpu_count()} cores", _today(), library(), rates_of, threads
     )

@@ -74,8 +74,8 @@ def records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[
             name = f"{name} "
         names.append(name)
     several = {name: sum(other.strip() == name.strip() for other in names) for name in names}
-    named = [f"{n.strip()} {p + 1}" if several[n] > 1 and n != n.strip() else n for p, n in enumerate(names)]
-    return [{name: _read(cell) for name, cell in zip(named, row, strict=False)} for row in rows]
+    column_names = [f"{n.strip()} {p + 1}" if several[n] > 1 and n != n.strip() else n for p, n in enumerate(names)]
+    return [{name: _read(cell) for name, cell in zip(column_names, row, strict=False)} for row in rows]
 
 
 def _read(cell: str) -> Any:

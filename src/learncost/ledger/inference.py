@@ -85,21 +85,21 @@ def served(
     for name, value in training.items():
         if value != silent[name]:
             raise InputError(f"{name} = {shown(value)} is of training: {procedure.name} does not learn")
-    given, own = lengths_of({name: value for name, value in lengths.items() if name != "context"}, sizes)
+    run_lengths, model_sizes = lengths_of({name: value for name, value in lengths.items() if name != "context"}, sizes)
     decodes = procedure.name == "decode"
     if lengths["context"] is not None and not decodes:
         raise InputError(f"context goes with the procedure decode: {procedure.name} begins with an empty cache")
     if isinstance(model, Configuration):
         # What is frozen changes no forward pass; low-rank paths do, and `build` refuses them.
-        configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), own
+        configuration, left = replace(model, learned=model.learned if adds_paths(model) else None), model_sizes
     else:
-        configuration, left = configure(model, own), {}
+        configuration, left = configure(model, model_sizes), {}
     built = build(configuration)
     tokens = "target_len" if built.two_sided else "seq_len"
     if decodes:
         inference(built.table, configuration.name)  # what cannot decode says so before its lengths are asked about
-        given = {tokens: 1} | given
-    batch_size, seq_len, target_len = (given.get(name) for name in ("batch_size", "seq_len", "target_len"))
+        run_lengths = {tokens: 1} | run_lengths
+    batch_size, seq_len, target_len = (run_lengths.get(name) for name in ("batch_size", "seq_len", "target_len"))
     run = prepare(configuration, price_book, batch_size, seq_len, target_len, None, None, 0, dtype, left, ())
     new, dtype = run.axes["M"], run.dtype
     tables = inference(run.model.table, configuration.name, several=decodes and new > 1)
@@ -107,15 +107,15 @@ def served(
     if decodes:
         context = _context(sides, lengths["context"], new)
         # What depends on the length, such as a window that is longer than the text, depends on all tokens.
-        whole = sides.of(context + new)
-        axes = held = {**whole, **tables.lengths(whole, context, new)}
+        all_lengths = sides.of(context + new)
+        axes = cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, new)}
     else:
-        context, axes, whole = new, dict(run.axes), _with_room(sides, new)
-        held = {**whole, **tables.lengths(whole, context, 1)}
+        context, axes, all_lengths = new, dict(run.axes), _with_room(sides, new)
+        cache_lengths = {**all_lengths, **tables.lengths(all_lengths, context, 1)}
     table = tables.decode if decodes else tables.prefill
     rows = price(table, {}, run.book).rows
     timed = None if on is None else timing(rows, axes, on, dtype, run.book)
-    return Served(run, tables, table, axes, held, context, rows, timed)
+    return Served(run, tables, table, axes, cache_lengths, context, rows, timed)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class Memory(Drawn):
             }
             for moment in self.curve
         ]
-        result["arrays"] = [one.to_dict() for one in self.arrays]
+        result["arrays"] = [array.to_dict() for array in self.arrays]
         return result
 
 

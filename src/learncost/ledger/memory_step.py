@@ -113,14 +113,14 @@ class Step:
         """The same as a polynomial in the axes; None where it is none, as with states in blocks."""
         if self.quantized or self.flash:
             return None
-        found, stacks = Count(), _stacks(self.model.table)
+        count, stacks = Count(), _stacks(self.model.table)
         for weight in self.model.learning:
             axes = self.model.table.axes[weight]
             each = _state_of_a_point(self.optimizer.bytes, len(axes) - (weight in stacks) > 1, self.kind.states)
             if each is None:
                 return None
-            found += Count.of(axes, each + self.kind.master)
-        return found
+            count += Count.of(axes, each + self.kind.master)
+        return count
 
     @property
     def turn_sizes(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Step:
         turns  of every repeat by `turn_sizes`; None leaves the size in the polynomials, for more than `FEW` of them
         """
         return self._levels_of(
-            tuple((name, own) for name, own in zip(self._counts, turns, strict=True) if own is not None)
+            tuple((name, turns_of) for name, turns_of in zip(self._counts, turns, strict=True) if turns_of is not None)
         )
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
@@ -145,8 +145,8 @@ class Step:
 
     def moments(self, turns: Walked = every_turn) -> Iterator[tuple[Line, tuple[int, ...], int]]:
         """Every line as it runs, with the turns around it and the bytes in memory then, as the table says."""
-        found = moments(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, turns)
-        for line, path, level in found:
+        levels_of_lines = moments(self.table, self.sizes(), _NAMES[self.kind.value], self.widths, IN_KERNELS, turns)
+        for line, path, level in levels_of_lines:
             yield line, path, level + self.beside
 
     def peak(self, sizes: Mapping[str, int]) -> int:
@@ -247,8 +247,8 @@ def _state(of: Any, shape: list[int], stacked: bool, kind: str) -> int:
 def _state_of_a_point(of: Callable[[Sequence[int], str], int], matrix: bool, kind: str) -> int | None:
     """What an optimizer remembers of an element of a matrix, or of a vector; None where it is not as much of each."""
     shapes = ((7, 11), (13, 17)) if matrix else ((7,), (11,))
-    found = {divmod(of(shape, kind), _points([*shape])) for shape in shapes}
-    ((each, rest), *others) = found
+    per_point = {divmod(of(shape, kind), _points([*shape])) for shape in shapes}
+    ((each, rest), *others) = per_point
     return None if others or rest else each
 
 

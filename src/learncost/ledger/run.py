@@ -161,7 +161,7 @@ def prepare(
     dtype: str,
     sizes: Mapping[str, Any],
     procedures: Iterable[str],
-    wanted: Adaptation | None = None,
+    adapted_by: Adaptation | None = None,
     plan: str | None = None,
 ) -> Run:
     """Check all that `cost` is given, and build the model. Raises `InputError`.
@@ -187,8 +187,8 @@ def prepare(
     else:
         configuration = configure(model, sizes)
     built = build(replace(configuration, learned=None), dropout=probability > 0)
-    learning, chosen = "all", wanted or configuration.learned
-    if wanted is not None and configuration.learned is not None:
+    learning, chosen = "all", adapted_by or configuration.learned
+    if adapted_by is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
         if learning_part := next((name for name in names if find_procedure(name).part), None):
@@ -221,15 +221,18 @@ def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation
 
 def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
     """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
-    found, sizes = {**lengths, "batch_size": 1 if lengths["batch_size"] is None else lengths["batch_size"]}, dict(sizes)
+    checked, sizes = (
+        {**lengths, "batch_size": 1 if lengths["batch_size"] is None else lengths["batch_size"]},
+        dict(sizes),
+    )
     defaults = {"batch_size": 1}
-    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in found]:
+    for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in checked]:
         name, value = resolve(spelling), sizes.pop(spelling)
-        earlier, others = found[name], (value, defaults.get(name))
+        earlier, others = checked[name], (value, defaults.get(name))
         if earlier not in (None, *others) and (counted(earlier) or -1) not in map(counted, others):
             raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(earlier)}")
-        defaults[name], found[name] = value, value
-    return {name: check_size(name, value) for name, value in found.items() if value is not None}, sizes
+        defaults[name], checked[name] = value, value
+    return {name: check_size(name, value) for name, value in checked.items() if value is not None}, sizes
 
 
 def ledger(

@@ -97,7 +97,11 @@ class Shown(Readable):
             return list(rows(self))
         from learncost.ledger.frames import records  # is needed for frames alone
 
-        return [row for sheet in self._tables() for row in records(sheet.columns, (own.cells for own in sheet.rows))]
+        return [
+            row
+            for sheet in self._tables()
+            for row in records(sheet.columns, (row_of_cells.cells for row_of_cells in sheet.rows))
+        ]
 
     def to_polars(self) -> Any:
         """Its rows as a polars DataFrame. Raises `InputError` where polars is not installed."""
@@ -277,11 +281,11 @@ class Sheet:
                 cells.append([indent + text])
         for turn in range(max(map(len, cells), default=0)):
             parts = (cell[turn] if turn < len(cell) else "" for cell in cells)
-            made = (
+            texts = (
                 part.ljust(widths[place]) if place in self.left else part.rjust(widths[place])
                 for place, part in zip(places, parts, strict=True)
             )
-            yield _GAP.join(made).rstrip(), row.style
+            yield _GAP.join(texts).rstrip(), row.style
 
     def text(self, width: int = WIDTH) -> str:
         """The sheet as plain text."""

@@ -75,18 +75,18 @@ def plan(configuration: Configuration) -> Plan:
     return Plan(header, lines, layers, tuple(composition.counts), tuple(composition.blocks))
 
 
-def making(configuration: Configuration, wanted: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
+def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
     """The lines that make some of these inputs of the model's table, and their header. Raises `InputError`."""
     family = FAMILIES[configuration.family]
-    composition, wanted = _Composition(family, configuration.values, ""), tuple(wanted)
-    texts = [text for names, text in family.made.items() if set(names.split()) & set(wanted)]
+    composition, names_needed = _Composition(family, configuration.values, ""), tuple(names_needed)
+    texts = [text for names, text in family.made.items() if set(names.split()) & set(names_needed)]
     lines = parse_lines([line for text in texts for line in composition.filled(text).splitlines()])
     made_names: set[str] = set()
     read_names: dict[str, None] = {}
     for line in lines:
         read_names |= dict.fromkeys(name for name in names_of(line) if name not in made_names)
         made_names.update(makes(line))
-    outputs = tuple(name for name in wanted if name in made_names)
+    outputs = tuple(name for name in names_needed if name in made_names)
     return Header(f"{family.name.replace('-', '_')}_positions", tuple(read_names), (), outputs), lines
 
 

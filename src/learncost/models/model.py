@@ -130,8 +130,8 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
     size = evaluate(rule, values)
     if not isinstance(size, int) or size < 1:
-        given = ", ".join(f"{name} {values[name]}" for name in sorted(names(rule)) if name in values)
-        raise InputError(f"the axis {axis} would have the size {size} ({rule}) with {given}; it must be 1 at least")
+        numbers = ", ".join(f"{name} {values[name]}" for name in sorted(names(rule)) if name in values)
+        raise InputError(f"the axis {axis} would have the size {size} ({rule}) with {numbers}; it must be 1 at least")
     return size
 
 

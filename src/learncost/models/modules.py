@@ -62,7 +62,7 @@ def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ..
     what stands in front of the weights' own names.
     """
     chosen = set(weights)
-    found = []
+    joined = []
     for path, ours in modules_of(family).items():
         for group in _by_module(ours):
             for first in sorted(chosen):
@@ -70,8 +70,8 @@ def joint(family: str, weights: Iterable[str]) -> tuple[tuple[str, tuple[str, ..
                 front = first.removesuffix(group[0])
                 together = tuple(f"{front}{weight}" for weight in group)
                 if len(group) > 1 and first == f"{front}{group[0]}" and chosen.issuperset(together):
-                    found.append((f"{front}{group[0].rpartition('.')[0]}.{path.rpartition('.')[2]}", together))
-    return tuple(found)
+                    joined.append((f"{front}{group[0].rpartition('.')[0]}.{path.rpartition('.')[2]}", together))
+    return tuple(joined)
 
 
 def _by_module(weights: Iterable[str]) -> Iterable[list[str]]:

@@ -54,9 +54,9 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
     """
     if model.trained is not None:
         others = " and ".join(name for name, other in PROCEDURES.items() if not other.compares)
-        kept = FAMILIES[model.configuration.family].frozen
-        what = f"as {', '.join(kept)} of {model.configuration.family}" if kept else "and LoRA"
-        raise InputError(f"{chosen.name} updates every weight: frozen weights {what} are for {others}")
+        frozen = FAMILIES[model.configuration.family].frozen
+        example = f"as {', '.join(frozen)} of {model.configuration.family}" if frozen else "and LoRA"
+        raise InputError(f"{chosen.name} updates every weight: frozen weights {example} are for {others}")
     if not model.learns:
         raise InputError(
             f"{model.configuration.name} has no output to learn from (counted: {model.configuration.counted}); "

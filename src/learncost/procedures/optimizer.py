@@ -56,11 +56,11 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
         operands |= {name: Term(f"{weight}.{name}", shape) for name in chosen.state}
         operands |= {number: Term(name, ()) for number, name in numbers.items()}
-        own = [operands[name].name for name in chosen.state]
-        left = [Term(f"{name}.new", shape) for name in (weight, *own)]
-        values |= {name: Value(shape, "state", weight) for name in own}
-        values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own), strict=True)}
-        states += own
+        own_states = [operands[name].name for name in chosen.state]
+        left = [Term(f"{name}.new", shape) for name in (weight, *own_states)]
+        values |= {name: Value(shape, "state", weight) for name in own_states}
+        values |= {term.name: Value(shape, "new", old) for term, old in zip(left, (weight, *own_states), strict=True)}
+        states += own_states
         results += [term.name for term in left]
         right = tuple(operands[name] for name in word.inputs)
         tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)

@@ -72,10 +72,10 @@ def autograd(
         tensors[name].requires_grad_()
     values = evaluate(library(), table, tensors, sizes)
     loss = weighted(table, values, {name: torch.tensor(seed) for name, seed in seeds.items()})
-    found = torch.autograd.grad(loss, [tensors[name] for name in names], allow_unused=True) if names else ()
+    gradients_found = torch.autograd.grad(loss, [tensors[name] for name in names], allow_unused=True) if names else ()
     gradients = {
         name: (torch.zeros_like(tensors[name]) if g is None else g).numpy()
-        for name, g in zip(names, found, strict=True)
+        for name, g in zip(names, gradients_found, strict=True)
     }
     return {name: values[name].detach().numpy() for name in table.outputs}, gradients
 

@@ -200,13 +200,13 @@ ILL_CONDITIONED = 1e-7
 """Where one rounding moves a gradient by more, a comparison of numbers says nothing."""
 
 
-def _moved_by_rounding(derived: Derived, values: Values, given: Values, sizes: Mapping[str, int]) -> float:
+def _moved_by_rounding(derived: Derived, values: Values, arrays: Values, sizes: Mapping[str, int]) -> float:
     """How far a gradient moves where every number that is given moves by a unit in its last place, up or down."""
     generator = np.random.default_rng(0)
     unit = np.finfo(np.float64).eps
     moved = {
         key: array * (1 + unit * generator.choice((-1.0, 0.0, 1.0), array.shape)) if array.dtype.kind == "f" else array
-        for key, array in given.items()
+        for key, array in arrays.items()
     }
     others = values_of(derived.step, moved, sizes)
     return max(error(others[gradient], values[gradient]) for gradient in derived.gradients.values())

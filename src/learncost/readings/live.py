@@ -233,8 +233,8 @@ def moments(
     turns  which turns of a repeat are walked; by default all of them
     """
     walk = _Walk(table, rules, sizes, turns)
-    found = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
-    for (line, path, _), level in zip(walk.lines, found, strict=True):
+    levels_of_lines = walk.levels(lambda count: count.at(sizes), BYTES[dtype], widths or {})
+    for (line, path, _), level in zip(walk.lines, levels_of_lines, strict=True):
         yield line, tuple(turn for _, turn in path), level
 
 
@@ -353,8 +353,8 @@ class _Walk:
             line, path, _ = self.lines[place]
             loops = tuple((loop, self.loops[loop], int(size_of(self.loops[loop], sizes))) for loop, _ in path)
             moments.append(Moment(line.name, line.tag.layer, line.tag.macro, level, line.tag.block, loops))
-        whole = all(isinstance(level, int) for level in levels)
-        return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if whole else ()
+        has_numbers = all(isinstance(level, int) for level in levels)
+        return tuple(moments), tuple(place + 1 for place, _ in highest.values()) if has_numbers else ()
 
     def _stays(
         self, moments: Sequence[int], sizes: Mapping[str, Any], width: int, widths: Mapping[str, int]
@@ -369,8 +369,8 @@ class _Walk:
             number = sum(_at(array.times, sizes) for array in several)
             size = sum(int((array.count * self.width(array, width, widths)).at(sizes)) for array in several)
             shape = shape_of(last_made.axes, sizes)
-            made = last_made.macro, last_made.layer, last_made.block
-            yield Stay(_name(last_made), last_made.axes, shape, number, size, first, last, *made, self.role(last_made))
+            tags = last_made.macro, last_made.layer, last_made.block
+            yield Stay(_name(last_made), last_made.axes, shape, number, size, first, last, *tags, self.role(last_made))
 
 
 def _at(times: int | Count, sizes: Mapping[str, Any]) -> int:

@@ -211,9 +211,9 @@ def _packed(row: Row, bits: int, sizes: Mapping[str, Any]) -> Any:
     from learncost.layers.rewrite_quantized import bits_of
 
     assert isinstance(row.source, Line)
-    own = bits_of(row.source, bits)
+    bits_of_name = bits_of(row.source, bits)
     terms = [term for operand in (*row.source.left, *row.source.right) for term in _touched(operand)]
-    more = total(_places(term.axes) * row.repeat * (own[term.name] - bits) for term in terms)
+    more = total(_places(term.axes) * row.repeat * (bits_of_name[term.name] - bits) for term in terms)
     value = more.at(sizes)
     return value // 8 if isinstance(value, int) else value * Count.of((), Fraction(1, 8))
 

@@ -74,15 +74,15 @@ class Log:
 
     def lines(self, start: int = 0) -> tuple[LoggedLine, ...]:
         """The lines from an instant on, folded: what stands at once under one label is one line."""
-        found: list[LoggedLine] = []
+        folded: list[LoggedLine] = []
         for instant in range(start, len(self.labels)):
             line = LoggedLine(self.labels[instant], instant, self.levels[instant])
-            if found and found[-1].label == line.label:
-                if line.bytes > found[-1].bytes:
-                    found[-1] = line
+            if folded and folded[-1].label == line.label:
+                if line.bytes > folded[-1].bytes:
+                    folded[-1] = line
             else:
-                found.append(line)
-        return tuple(_folded(found))
+                folded.append(line)
+        return tuple(_folded(folded))
 
     def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
         """Every array that is there at some of the lines, with the first and the last of a stretch of these."""

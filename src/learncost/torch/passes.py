@@ -53,8 +53,8 @@ class Passes:
             tuple(name for name in self._given if values[name].requires_grad) if torch.is_grad_enabled() else ()
         )
         if not differentiated:
-            found = self._forward(values, lengths)
-            return tuple(found[name] for name in self.outputs)
+            results_by_name = self._forward(values, lengths)
+            return tuple(results_by_name[name] for name in self.outputs)
         self._derive(differentiated)
         results: Sequence[torch.Tensor] = self._derived[differentiated].apply(
             tuple(lengths.items()), *_different([values[name] for name in self._given])

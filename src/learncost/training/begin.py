@@ -108,15 +108,17 @@ def _try(configuration: Configuration, options: Options, data_task: Task) -> Non
     target = options.target_len if model.two_sided else None
     run_sizes(model, options.batch_size, options.seq_len, target)  # checks the lengths
     engine(configuration, options)
-    own = NumPyEngine(configuration, replace(options, engine="numpy", plan=None, device="cpu"))  # compiles nothing
+    numpy_engine = NumPyEngine(
+        configuration, replace(options, engine="numpy", plan=None, device="cpu")
+    )  # compiles nothing
     if options.start:
-        own.load(hugging_face.read(model, Path(options.start)), own.state, 0)
+        numpy_engine.load(hugging_face.read(model, Path(options.start)), numpy_engine.state, 0)
     try:
-        own.loss(data_task.example)
+        numpy_engine.loss(data_task.example)
     except KeyError as missing:
         raise InputError(f"{configuration.name} cannot be trained yet: nothing gives its input {missing}") from None
     if next_token(configuration):
-        Decoder(configuration, own.plain_weights)
+        Decoder(configuration, numpy_engine.plain_weights)
 
 
 def _with_classes(configuration: Configuration, data_task: Task, options: Options) -> Configuration:
@@ -162,15 +164,15 @@ def _configuration(options: Options, name: str) -> tuple[Configuration, Tokenize
         words = {"vocab_size": size} if has_words else {}
         return configure(model, {**words, **more, **options.sizes})
 
-    found, more = configured(Bytes.end), dict[str, int]()
-    if found.head == "none" and "architecture" not in map(spelled, options.sizes):
+    with_vocabulary, more = configured(Bytes.end), dict[str, int]()
+    if with_vocabulary.head == "none" and "architecture" not in map(spelled, options.sizes):
         more = {"num_labels": 2}  # a model that is bare unless it has classes to tell
         try:
-            found = configured(Bytes.end, **more)
+            with_vocabulary = configured(Bytes.end, **more)
         except InputError:
             more = {}
-    tokenizer = tokenizer_of(found, name)
-    return (found if tokenizer is None else configured(tokenizer.size, **more)), tokenizer
+    tokenizer = tokenizer_of(with_vocabulary, name)
+    return (with_vocabulary if tokenizer is None else configured(tokenizer.size, **more)), tokenizer
 
 
 def _model_type(model: Any) -> str:

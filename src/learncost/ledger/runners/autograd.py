@@ -99,11 +99,11 @@ def _takes(way: Stepping, step: Step, sizes: Mapping[str, int]) -> Taken:
     parts["activations"] = peak - sum(parts.values())
     convention = _CONVENTION.format(module.said, way.gone, way.said)
     inputs = dict.fromkeys(table.inputs, "activations")
-    given = inputs | dict.fromkeys(table.weights, "weights")
+    labels = inputs | dict.fromkeys(table.weights, "weights")
     state = {name: size for name, size in (("optimizer state", step.state), ("master weights", step.master)) if size}
     repeats = [line.count for line in table.lines if isinstance(line, Repeat)]
     counts = {int(size_of(count, sizes)): count for count in repeats}
-    curve, stays = Logs(tape.account.log, table, given, state, counts).account()
+    curve, stays = Logs(tape.account.log, table, labels, state, counts).account()
     return Taken(peak, at_line(line, peak), parts, grouped(rooms), curve, stays, convention)
 
 

@@ -49,11 +49,11 @@ def _stays(step: Step, stays: Iterable[Stay], lines: int) -> Iterator[Stay]:
         return Stay(name, axes, shape or (size,), 1, size, 0, lines - 1, "given", part=part)
 
     away = {*quantized_widths(step.model), *(step.frozen if step.in_flash else ())}
-    yield from (replace(one, part=_part(step, one)) for one in stays if one.name not in away)
+    yield from (replace(stay, part=_part(step, stay)) for stay in stays if stay.name not in away)
     if not step.in_flash:
-        for one in (array for several in step.model.quantized for array in (several.codes, *several.scales)):
-            shape = shape_of(one.axes, step.run.axes)
-            yield throughout(one.name, bytes_of_array(one, step.run.axes), "weights", one.axes, shape)
+        for array in (array for several in step.model.quantized for array in (several.codes, *several.scales)):
+            shape = shape_of(array.axes, step.run.axes)
+            yield throughout(array.name, bytes_of_array(array, step.run.axes), "weights", array.axes, shape)
     for name, size in (("optimizer state", step.state), ("master weights", step.master)):
         if size:
             yield throughout(name, size, name)

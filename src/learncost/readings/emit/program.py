@@ -129,7 +129,7 @@ class _Writer:
         self.states = self._states()
         paths = {name: f"{self.w}.{end}" for name, end in self.weights.paths.items()}
         for part, names in self.states.items():
-            paths |= {own: f"{part}.{self.weights.paths[name]}" for name, own in names.items()}
+            paths |= {identifier: f"{part}.{self.weights.paths[name]}" for name, identifier in names.items()}
         self.scope = Scope(self.backend, self.identifiers, self.helpers, self.lowered.axes, paths=paths, low=self.low)
         self.scope.codes = _codes(table)
         self.scope.like = self._like(paths)

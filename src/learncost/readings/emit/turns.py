@@ -198,18 +198,18 @@ class _Loop:
         layouts = tuple(inner.layout(name) for name, _ in pairs)
         values = [inner.value(name).text for name, _ in pairs]
         if len(pairs) == 1:
-            kept = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
+            kept_object = Kept(names.of(outers[0]), "", outers, layouts, line.reverse)
             text = values[0]
         else:
             wish = "Kept" if self.title == "block" else f"Kept{self.title.title().replace('_', '')}"
             record = names.of(wish, f"class {self.number}")
-            kept = Kept(names.of("kept", f"record {self.number}"), record, outers, layouts, line.reverse)
+            kept_object = Kept(names.of("kept", f"record {self.number}"), record, outers, layouts, line.reverse)
             axes = {axes_text: f"[{' '.join(inner.axes[axes_text])}]" for axes_text, _ in pairs}
             fields = tuple((names.of(name), inner.backend.array, axes[name]) for name, _ in pairs)
             self.turns.records.append(Record(record, "What one turn keeps for the turn backwards.", fields))
             text = call(record, values, indent=4 + len(", ".join(["return", *self.returned])))
-        self.turns.kept_objects |= dict.fromkeys(outers, kept)
-        self._collect(kept.variable, f"record {kept.variable}", text)
+        self.turns.kept_objects |= dict.fromkeys(outers, kept_object)
+        self._collect(kept_object.variable, f"record {kept_object.variable}", text)
 
     def _gradients(self, group: Group, inside_of: Mapping[str, str]) -> None:
         """The gradients of a group's weights, each by its stack: a record each turn, then a record of stacks."""

@@ -48,25 +48,27 @@ class Torch:
 
     log_softmax = softmax
 
-    def einsum(self, equation: str, one: Tensor, two: Tensor) -> Tensor:
+    def einsum(self, equation: str, first: Tensor, second: Tensor) -> Tensor:
         """As `at::einsum` has it: copies of the operands where they are not matrices yet, one batched product."""
         operands, result = equation.split("->")
         a, b = operands.split(",")
-        size = dict(zip(a + b, one.shape + two.shape, strict=True))
+        size = dict(zip(a + b, first.shape + second.shape, strict=True))
         summed = sorted(x for x in size if x not in result)
-        one = one.sum([a.index(x) for x in summed if x not in b], keepdim=True) if set(summed) - set(b) else one
-        two = two.sum([b.index(x) for x in summed if x not in a], keepdim=True) if set(summed) - set(a) else two
+        first = first.sum([a.index(x) for x in summed if x not in b], keepdim=True) if set(summed) - set(b) else first
+        second = (
+            second.sum([b.index(x) for x in summed if x not in a], keepdim=True) if set(summed) - set(a) else second
+        )
         inner = [x for x in summed if x in a and x in b]
         batch = [x for x in result if x in a and x in b]
         rows = [x for x in result if x in a and x not in b]
         columns = [x for x in result if x not in a]
         if not inner:
-            return elementwise(self._account, (_spread(one, a, result), _spread(two, b, result)))
+            return elementwise(self._account, (_spread(first, a, result), _spread(second, b, result)))
         if rows and columns and result.index(columns[0]) < result.index(rows[0]):
-            one, two, a, b, rows, columns = two, one, b, a, columns, rows
+            first, second, a, b, rows, columns = second, first, b, a, columns, rows
         groups, height, depth, width = (prod(size[x] for x in part) for part in (batch, rows, inner, columns))
-        left = _spread(one, a, [*batch, *rows, *inner]).reshape(groups, height, depth)
-        right = _spread(two, b, [*batch, *inner, *columns]).reshape(groups, depth, width)
+        left = _spread(first, a, [*batch, *rows, *inner]).reshape(groups, height, depth)
+        right = _spread(second, b, [*batch, *inner, *columns]).reshape(groups, depth, width)
         order = [*batch, *rows, *columns]
         product = (left @ right).view([size[x] for x in order])
         return product.permute(*(order.index(x) for x in result))

@@ -94,8 +94,8 @@ class LineAxes:
 
     def operations(self, sizes: Mapping[str, int]) -> int:
         """What it computes at sizes."""
-        found = self.product.at(sizes).flops if self.product else 0
-        return found + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
+        flops = self.product.at(sizes).flops if self.product else 0
+        return flops + sum(_points_of(axes, sizes) * often for _, (axes, often) in self.points)
 
 
 @dataclass(frozen=True)
@@ -234,25 +234,25 @@ def product_axes(line: Line) -> ProductAxes:
 
     Weights read at an index, as those of experts, count as one matrix for all.
     """
-    one, two = (term for term in line.right if isinstance(term, Term) and term.axes)
+    first, second = (term for term in line.right if isinstance(term, Term) and term.axes)
     last_axis = next(
-        (axis for axis in reversed(direct(line.left[0])) if (axis in one.loops) != (axis in two.loops)), ""
+        (axis for axis in reversed(direct(line.left[0])) if (axis in first.loops) != (axis in second.loops)), ""
     )
-    if last_axis in one.loops:  # columns are what the result has last
-        one, two = two, one
-    found = sides(direct(one), direct(two), line.left[0].loops)
+    if last_axis in first.loops:  # columns are what the result has last
+        first, second = second, first
+    product_sides = sides(direct(first), direct(second), line.left[0].loops)
     # The axes of an index are rows, or columns, of what it chooses.
-    rows, columns = {*one.loops} - {*direct(two)}, {*two.loops} - {*one.loops}
-    summed = {*found.summed}
+    rows, columns = {*first.loops} - {*direct(second)}, {*second.loops} - {*first.loops}
+    summed = {*product_sides.summed}
 
-    def last(term: Term, own: set[str]) -> int:
-        return max((place for place, axis in enumerate(term.loops) if axis in own), default=-1)
+    def last(term: Term, axes: set[str]) -> int:
+        return max((place for place, axis in enumerate(term.loops) if axis in axes), default=-1)
 
-    turned = last(one, summed) < last(one, rows), last(two, summed) > last(two, columns)
+    turned = last(first, summed) < last(first, rows), last(second, summed) > last(second, columns)
     orientation = "TN" if turned[0] else "NT" if turned[1] else "NN"
     if turned == (True, True):  # the transposed product of the other factors is the same work
         rows, columns, orientation = columns, rows, "NN"
-    batch, m, n, k = (tuple(sorted(axes)) for axes in (found.batch, rows, columns, summed))
+    batch, m, n, k = (tuple(sorted(axes)) for axes in (product_sides.batch, rows, columns, summed))
     return ProductAxes(batch, m, n, k, orientation)
 
 
@@ -292,14 +292,14 @@ def _in_blocks(
 
 
 def _operations(
-    line: Line, group: list[_Numbered], known: frozenset[str], operators: bool
+    line: Line, group: list[_Numbered], word_names: frozenset[str], operators: bool
 ) -> tuple[ProductAxes | None, tuple[tuple[str, Extent], ...]]:
     """The matrix product of a line, or its points; of what an operator takes along with a product or a norm, none."""
     if is_matrix(line):
         return product_axes(line), ()
     if operators and (is_bias(line, group[0][1]) or _belongs_to_norm(line, group)):
         return None, ()
-    return None, tuple(_points(line, known))
+    return None, tuple(_points(line, word_names))
 
 
 def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
@@ -307,11 +307,11 @@ def _belongs_to_norm(line: Line, group: list[_Numbered]) -> bool:
     return of_norm(line) and not isinstance(line, Word) and any(isinstance(member, Word) for _, member in group)
 
 
-def _points(line: Line, known: frozenset[str]) -> Iterator[tuple[str, Extent]]:
+def _points(line: Line, word_names: frozenset[str]) -> Iterator[tuple[str, Extent]]:
     """How often each known word or primitive of a line is computed."""
     if isinstance(line, Word):
         name = f"{line.word}'" if line.part == "gradient" else line.word
-        if name in known:
+        if name in word_names:
             yield name, (line.loops, 1)
             return
     for part in lower_line(line):
@@ -338,10 +338,10 @@ def _packed(lines: Iterable[Line], bits: int) -> dict[str, int]:
 
 def _arrays(lines: Sequence[Line], leaves: set[str]) -> dict[str, tuple[Extent, ...]]:
     """What is read or written of every array that enters or leaves."""
-    made = {term.name for line in lines for term in line.left}
+    makes = {term.name for line in lines for term in line.left}
     found: dict[str, tuple[Extent, ...]] = {}
     for line in lines:
-        read = (term for operand in line.right for term in terms_of(operand) if term.name not in made)
+        read = (term for operand in line.right for term in terms_of(operand) if term.name not in makes)
         extents = [(term.name, (term.loops, 1)) for term in read]
         # What is written at an index is filled with zeros before.
         extents += [(t.name, (t.declared, 2 if t.indexed else 1)) for t in line.left if t.name in leaves]

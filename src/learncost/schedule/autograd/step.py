@@ -341,7 +341,7 @@ class _Scope:
         windows = [where.window for where in first.where if where.window]
         terms = [term for line in call.lines for term in line.right if isinstance(term, Term)]
         masks = count((*batch, place)) * length
-        told = Scores(
+        attention_scores = Scores(
             groups=groups,
             heads=count([axis for axis in first.sides.batch if axis not in batch]),
             elements=scores,
@@ -366,7 +366,7 @@ class _Scope:
             elements = elements or (masks if spread else count((place,)) * length)
             return self.step.mask((masks, width, *first.where), elements, width)
 
-        return self.step.settings.module.attended(q, k, self._found(call.values, values), told, mask)
+        return self.step.settings.module.attended(q, k, self._found(call.values, values), attention_scores, mask)
 
     def _joined(self, parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
         """Parts of heads side by side, one that all heads share repeated."""

@@ -215,8 +215,8 @@ class Tape:
         outputs = [value.room for value in results]  # CheckpointFunction.backward has them to its end
         del results, value
         gradients.clear()
-        for one in detached:
-            one.node = None
+        for operand in detached:
+            operand.node = None
         detached.clear()
         self._backward()
         del outputs

@@ -156,10 +156,10 @@ class Arrays:
 
     def storage(self, value: Value) -> Storage:
         """Where the value of a line is put together: the output itself, a thread's sums, or memory of the turn."""
-        schedule, own, axes = self.schedule, self.names.of(value.name), value.axes
+        schedule, value_name, axes = self.schedule, self.names.of(value.name), value.axes
         if value.shared:  # a scalar, such as the loss, is one of so many numbers that it takes double
             kind, extents = self.real if axes else "double", tuple(map(self.size, axes))
-            return Storage(tree.Array(f"{own}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
+            return Storage(tree.Array(f"{value_name}_sums", kind, "sums", value.name, times(*extents)), axes, extents)
         if value.output:
             return Storage(self.output(value), axes, self._extents(value.name, axes))
         axes = tuple(axis for axis in axes if axis not in schedule.turns)

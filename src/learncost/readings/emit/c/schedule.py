@@ -195,29 +195,29 @@ class Schedule:
         value.cost = 1 if word == "inside" else entry(word).work
         loads: set[str] = set()
         for term, gathered in needs(value.line):
-            found = self.values.get(term.name)
-            inner = self.inner(term.loops if found is None else found.axes)
-            if found is None:
+            value_read = self.values.get(term.name)
+            inner = self.inner(term.loops if value_read is None else value_read.axes)
+            if value_read is None:
                 loads |= {term.name} if inner else set()
                 continue
-            if found.shared:
-                raise InputError(f"a kernel cannot read {found.name} before all its turns have added to it")
-            ready = found.ready
+            if value_read.shared:
+                raise InputError(f"a kernel cannot read {value_read.name} before all its turns have added to it")
+            ready = value_read.ready
             foreign = gathered or (inner and set(inner) != set(self.inner(value.space)))
-            if found.kind == "pointwise" and inner:
+            if value_read.kind == "pointwise" and inner:
                 if value.kind == "product":
-                    found.stored = True
-                elif foreign and not self._cheap(found):
-                    ready, found.stored = ready._replace(stage=ready.stage + 1), True
-                if self._cheap(found):
-                    value.cost += found.cost
-                    loads |= found.loads
+                    value_read.stored = True
+                elif foreign and not self._cheap(value_read):
+                    ready, value_read.stored = ready._replace(stage=ready.stage + 1), True
+                if self._cheap(value_read):
+                    value.cost += value_read.cost
+                    loads |= value_read.loads
                 else:
-                    loads.add(found.name)
+                    loads.add(value_read.name)
             elif inner:
-                loads.add(found.name)
+                loads.add(value_read.name)
             if value.kind == "product":
-                found.products.append(value.line)
+                value_read.products.append(value.line)
             at = max(at, ready)
         value.loads = frozenset(loads)
         return at

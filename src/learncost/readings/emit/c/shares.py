@@ -29,9 +29,9 @@ def shared(arrays: Arrays, routine: tree.Routine) -> tuple[tuple[str, str], ...]
     return tuple(pair for pair in pairs if _is_in_time(*pair, uses))
 
 
-def _is_alike(arrays: Arrays, one: str, two: str) -> bool:
-    first, second = ([arrays.size(axis) for axis in arrays.axes[name]] for name in (one, two))
-    return bool(first) and first == second and arrays.dtypes[one] == arrays.dtypes[two]
+def _is_alike(arrays: Arrays, left: str, right: str) -> bool:
+    first, second = ([arrays.size(axis) for axis in arrays.axes[name]] for name in (left, right))
+    return bool(first) and first == second and arrays.dtypes[left] == arrays.dtypes[right]
 
 
 def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
@@ -51,8 +51,8 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
 
 def _uses(part: object, loops: _Loops) -> Iterator[_Use]:
     if isinstance(part, tuple):
-        for one in part:
-            yield from _uses(one, loops)
+        for inner in part:
+            yield from _uses(inner, loops)
     elif isinstance(part, tree.Loop):
         yield from _uses(part.body, (*loops, part))
     elif isinstance(part, tree.Matrix):

@@ -134,10 +134,10 @@ def _early(lines: Sequence[Line], turns: frozenset[str]) -> list[Line]:
     result: list[Line] = []
     for line in lines:
         total = result[-1] if result else None
-        (one, *more) = line.right or (None,)
+        (first_factor, *more) = line.right or (None,)
         late = (
             isinstance(total, Product)
-            and total.left[0] == one
+            and total.left[0] == first_factor
             and not total.left[0].indexed
             and line.left[0].axes == total.left[0].axes
             and bool(turns & {*total.loops} - {*total.left[0].loops})

@@ -73,30 +73,30 @@ class Layout:
     def _kernel(self, lines: Sequence[Line], axes: Axes, others: frozenset[str], wish: str) -> Function:
         """The kernel of lines: one for all that differ in names and sizes alone, called with their own."""
         lines, axes = flat(lines, axes)
-        found = alike(lines, axes, others, self.dtypes)
-        if found.pattern not in self._written:
+        like = alike(lines, axes, others, self.dtypes)
+        if like.pattern not in self._written:
             name = self._named.of(f"{wish}.{len(self.functions) + 1}" if wish in self._wishes else wish)
             self._wishes.add(wish)
-            several = zip(*self._sizes_of[found.pattern], strict=True)
+            several = zip(*self._sizes_of[like.pattern], strict=True)
             fixed = {
-                size: numbers[0] for size, numbers in zip(found.sizes, several, strict=True) if len({*numbers}) == 1
+                size: numbers[0] for size, numbers in zip(like.sizes, several, strict=True) if len({*numbers}) == 1
             }
             words_names = named_by_word(lines)
-            renamed = {words_names.get(array, array): array for array in found.arrays}
+            renamed = {words_names.get(array, array): array for array in like.arrays}
             function = kernel(
                 [line.renamed(words_names) for line in lines],
                 {array: axes[name] for array, name in renamed.items() if name in axes},
-                frozenset(words_names.get(array, array) for array in others & {*found.arrays}),
+                frozenset(words_names.get(array, array) for array in others & {*like.arrays}),
                 {array: self.dtypes[name] for array, name in renamed.items() if name in self.dtypes},
                 fixed,
                 name,
             )
             self.functions.append(function)
             names = tuple(renamed)
-            self._written[found.pattern] = replace(found, arrays=names), function
-        first, function = self._written[found.pattern]
-        arrays = dict(zip(first.arrays, found.arrays, strict=True))
-        sizes = dict(zip(first.sizes, found.sizes, strict=True))
+            self._written[like.pattern] = replace(like, arrays=names), function
+        first, function = self._written[like.pattern]
+        arrays = dict(zip(first.arrays, like.arrays, strict=True))
+        sizes = dict(zip(first.sizes, like.sizes, strict=True))
         return replace(
             function,
             reads=tuple(arrays[name] for name in function.reads),

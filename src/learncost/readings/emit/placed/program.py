@@ -178,9 +178,9 @@ class _Writer:
             out = f"m.{self._of(written)}"
             result.append(f"{out}.copy_(m.{self._of(call.added)}.view_as({out}))")
         if call.product:
-            one, two = self._matrix(call.product.left, scope), self._matrix(call.product.right, scope)
+            left, right = self._matrix(call.product.left, scope), self._matrix(call.product.right, scope)
             out = self._matrix(Matrix(written, call.product.out.rows), scope)
-            text = f"{out}.addmm_({one}, {two})" if call.added else f"torch.mm({one}, {two}, out={out})"
+            text = f"{out}.addmm_({left}, {right})" if call.added else f"torch.mm({left}, {right}, out={out})"
         elif call.function:
             function = call.function
             arguments = [f"m.{self._of(name)}" for name in (*function.reads, *function.writes)]
@@ -237,7 +237,7 @@ class _Writer:
     def _fields(self, scope: _Scope) -> None:
         """Where each array of a scope lies, turn by turn."""
         turns = self._turns(scope)
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         for name in dict.fromkeys(name for _, arrays in turns for name in arrays):
             places = [_place(arrays[name], path) for path, arrays in turns]
             shape = self.layout.shape(scope.axes[name])
@@ -245,8 +245,8 @@ class _Writer:
             cut = (prod(shape),) if rows is None else (prod(shape[:rows]), prod(shape[rows:]))
             same = all(place == places[0] for place in places)
             place = repr(places[0]) if same else repr(places)
-            found[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
-        self.places[scope.title] = (scope.around, len(turns), found)
+            entries[self._of(name)] = f"({cut}, torch.{TYPES[self.layout.dtypes[name]]}, {place})"
+        self.places[scope.title] = (scope.around, len(turns), entries)
 
     def _text(self) -> str:
         rows = []

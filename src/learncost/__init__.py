@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from learncost.ledger.sweep import sweep as sweep
     from learncost.ledger.thumbs import Rules as Rules
     from learncost.models.from_module import from_module as from_module
+    from learncost.pictures.report import Report as Report
+    from learncost.pictures.report import report as report
     from learncost.pictures.trace import Trace as Trace
     from learncost.pictures.trace import trace as trace
     from learncost.procedures.inference import Inference as Inference
@@ -115,6 +117,8 @@ _PUBLIC = {
     "RunCost": "learncost.hardware.run_cost",
     "Sweep": "learncost.ledger.sweep",
     "sweep": "learncost.ledger.sweep",
+    "report": "learncost.pictures.report",
+    "Report": "learncost.pictures.report",
     "trace": "learncost.pictures.trace",
     "Trace": "learncost.pictures.trace",
     "train": "learncost.training.train",

@@ -49,7 +49,11 @@ class Report(Readable):
         return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{told}"
 
 
-@question(document, "price_book batch_size seq_len target_len optimizer dropout dtype context precision plan")
+@question(
+    document,
+    "price_book batch_size seq_len target_len optimizer dropout dtype context precision plan "
+    "train train_layers lora lora_rank lora_alpha",
+)
 def report(
     *models: str,
     procedure: str | None = None,
@@ -84,6 +88,12 @@ def report(
     ------
     InputError
         As for `lc.cost`; for no model at all, and for a file that cannot be written.
+
+    Examples
+    --------
+    >>> made = lc.report("gpt2", procedure="bp", output=None, num_hidden_layers=1, seq_len=8)
+    >>> made.models, made.procedures, made.html.startswith("<!doctype html>")
+    (('gpt2',), ('bp',), True)
 
     Commands
     --------

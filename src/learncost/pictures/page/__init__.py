@@ -21,6 +21,7 @@ SCRIPTS = (
     "inspector",
     "state",
     "sentence",
+    "more",
     "page",
     "charts",
     "procedures",

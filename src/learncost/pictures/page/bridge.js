@@ -1,26 +1,67 @@
 // Conventions: all price books on one line as multiples of the matrix products, and the way to one of them.
 "use strict";
 
-section("conventions", "conventions", (place) => {
-  const found = page.found.conventions;
-  if (!found?.bars?.length || !page.found.said.learns) return false;
-  const names = Object.keys(found.to), usual = names.includes("paper") ? "paper" : names[names.length - 1];
-  const to = names.includes(page.state.to) ? page.state.to : usual;
-  const strip = element("div"), picks = element("div", { class: "controls" }), bars = element("div");
-  const books = new Set(found.bars.map((bar) => bar.price_book)).size;
-  const own = found.bars.find((bar) => bar.price_book === to), start = found.bars.find((bar) => bar.price_book === "matmul");
-  place.replaceChildren(...heading("Why others count differently", `${found.findings[to][0].toUpperCase()}${found.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`), strip, picks, bars,
-    element("p", { class: "caption" }, `FLOPs of forward, backward and the weights’ gradients; the optimizer’s step aside. ${own.price_book}: ${own.title}. ${own.source}.`), ...[ofItsSizes()].filter(Boolean),
-    asTable(["what", "FLOPs"], [["matmul", grouped(exact(start.amount))], ...found.to[to].items.map((item) => [item.what, grouped(exact(item.amount))]), [to, grouped(exact(own.amount))]]));
-  const select = element("select", { "aria-label": "Price book", "data-control": "to", onchange: (event) => choose({ to: event.target.value }) }, ...names.map((name) => element("option", { value: name, selected: name === to }, name)));
-  picks.replaceChildren(element("span", { class: "what" }, "from matmul to"), element("div", { class: "field" }, select));
-  drawStrip(strip, found.bars, to);
-  drawBridge(bars, found.to[to], start, own);
-}, () => [page.state.to, page.view.changed]);
+section(
+  "conventions",
+  "conventions",
+  (place) => {
+    const found = page.found.conventions;
+    if (!found?.bars?.length || !page.found.said.learns) return false;
+    const names = Object.keys(found.to),
+      usual = names.includes("paper") ? "paper" : names[names.length - 1];
+    const to = names.includes(page.state.to) ? page.state.to : usual;
+    const strip = element("div"),
+      picks = element("div", { class: "controls" }),
+      bars = element("div");
+    const books = new Set(found.bars.map((bar) => bar.price_book)).size;
+    const own = found.bars.find((bar) => bar.price_book === to),
+      start = found.bars.find((bar) => bar.price_book === "matmul");
+    place.replaceChildren(
+      ...heading(
+        "Why others count differently",
+        `${found.findings[to][0].toUpperCase()}${found.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`,
+      ),
+      strip,
+      picks,
+      bars,
+      element(
+        "p",
+        { class: "caption" },
+        `FLOPs of forward, backward and the weights’ gradients; the optimizer’s step aside. ${own.price_book}: ${own.title}. ${own.source}.`,
+      ),
+      ...[ofItsSizes()].filter(Boolean),
+      asTable(
+        ["what", "FLOPs"],
+        [
+          ["matmul", grouped(exact(start.amount))],
+          ...found.to[to].items.map((item) => [item.what, grouped(exact(item.amount))]),
+          [to, grouped(exact(own.amount))],
+        ],
+      ),
+    );
+    const select = element(
+      "select",
+      { "aria-label": "Price book", "data-control": "to", onchange: (event) => choose({ to: event.target.value }) },
+      ...names.map((name) => element("option", { value: name, selected: name === to }, name)),
+    );
+    picks.replaceChildren(
+      element("span", { class: "what" }, "from matmul to"),
+      element("div", { class: "field" }, select),
+    );
+    drawStrip(strip, found.bars, to);
+    drawBridge(bars, found.to[to], start, own);
+  },
+  () => [page.state.to, page.view.changed],
+);
 
 function drawStrip(place, all, to) {
-  const bars = all.filter((bar) => bar.ratio !== null), width = widthOf(place), low = Math.min(...bars.map((bar) => bar.ratio)), high = Math.max(...bars.map((bar) => bar.ratio));
-  const pad = (high - low || 0.2) * 0.06, x = linearScale(low - pad, high + pad, 40, width - 40), groups = [];
+  const bars = all.filter((bar) => bar.ratio !== null),
+    width = widthOf(place),
+    low = Math.min(...bars.map((bar) => bar.ratio)),
+    high = Math.max(...bars.map((bar) => bar.ratio));
+  const pad = (high - low || 0.2) * 0.06,
+    x = linearScale(low - pad, high + pad, 40, width - 40),
+    groups = [];
   for (const bar of [...bars].sort((one, two) => one.ratio - two.ratio)) {
     const last = groups[groups.length - 1];
     if (last && x(bar.ratio) - x(last.ratio) < 9) last.bars.push(bar);
@@ -28,49 +69,142 @@ function drawStrip(place, all, to) {
   }
   const levels = [];
   for (const group of groups) {
-    const chosen = group.bars.find((bar) => bar.price_book === to) ?? group.bars.find((bar) => bar.price_book === "run") ?? group.bars[0];
+    const chosen =
+      group.bars.find((bar) => bar.price_book === to) ??
+      group.bars.find((bar) => bar.price_book === "run") ??
+      group.bars[0];
     group.text = chosen.price_book + (group.bars.length > 1 ? ` +${group.bars.length - 1}` : "");
-    const half = textWidth(group.text, 13, chosen.price_book === to ? 600 : 400) / 2, at = Math.min(width - half, Math.max(half, x(group.ratio)));
+    const half = textWidth(group.text, 13, chosen.price_book === to ? 600 : 400) / 2,
+      at = Math.min(width - half, Math.max(half, x(group.ratio)));
     let level = 0;
     while ((levels[level] ?? -Infinity) > at - half - 8) level += 1;
     levels[level] = at + half;
     Object.assign(group, { level, at, chosen: chosen.price_book === to });
   }
-  const height = 58 + 18 * levels.length, y = height - 30, svg = chart(width, height, `Price books as multiples of the matrix products: ${bars.map((bar) => `${bar.price_book} ${digits(bar.ratio)}`).join(", ")}`);
+  const height = 58 + 18 * levels.length,
+    y = height - 30,
+    svg = chart(
+      width,
+      height,
+      `Price books as multiples of the matrix products: ${bars.map((bar) => `${bar.price_book} ${digits(bar.ratio)}`).join(", ")}`,
+    );
   svg.append(svgLine(0, y, width, y));
-  for (const tick of ticks(low, high, 6)) svg.append(svgLine(x(tick), y - 4, x(tick), y + 4), svgText(x(tick), y + 24, tickText(tick.toFixed(2)), { class: "axis", "text-anchor": "middle" }));
+  for (const tick of ticks(low, high, 6))
+    svg.append(
+      svgLine(x(tick), y - 4, x(tick), y + 4),
+      svgText(x(tick), y + 24, tickText(tick.toFixed(2)), { class: "axis", "text-anchor": "middle" }),
+    );
   for (const group of groups) {
     const top = y - 14 - 18 * group.level;
-    if (group.level || Math.abs(group.at - x(group.ratio)) > 1) svg.append(svgLine(x(group.ratio), top + 4, x(group.ratio), y - 6));
-    const dot = svgElement("circle", { cx: x(group.ratio), cy: y, r: group.chosen ? 6 : 5, fill: group.chosen ? "var(--ink)" : "var(--page)", stroke: "var(--ink)", "stroke-width": 1.8, style: "cursor: pointer" }, svgElement("title", {}, group.bars.map((bar) => `${bar.price_book}: ${bar.title}, ${digits(bar.ratio)} ×`).join("\n")));
+    if (group.level || Math.abs(group.at - x(group.ratio)) > 1)
+      svg.append(svgLine(x(group.ratio), top + 4, x(group.ratio), y - 6));
+    const dot = svgElement(
+      "circle",
+      {
+        cx: x(group.ratio),
+        cy: y,
+        r: group.chosen ? 6 : 5,
+        fill: group.chosen ? "var(--ink)" : "var(--page)",
+        stroke: "var(--ink)",
+        "stroke-width": 1.8,
+        style: "cursor: pointer",
+      },
+      svgElement(
+        "title",
+        {},
+        group.bars.map((bar) => `${bar.price_book}: ${bar.title}, ${digits(bar.ratio)} ×`).join("\n"),
+      ),
+    );
     const next = group.bars.find((bar) => bar.price_book in page.found.conventions.to);
     if (next) dot.addEventListener("click", () => choose({ to: next.price_book }));
-    svg.append(dot, svgText(group.at, top, group.text, { "text-anchor": "middle", class: group.chosen ? "strong" : "" }));
+    svg.append(
+      dot,
+      svgText(group.at, top, group.text, { "text-anchor": "middle", class: group.chosen ? "strong" : "" }),
+    );
   }
   place.replaceChildren(svg);
   place.style.marginBottom = "20px";
 }
 
 function drawBridge(place, own, start, end) {
-  const width = widthOf(place), narrow = width < 620, [low, high] = own.reach.map(Number), row = narrow ? 50 : 34, label = narrow ? 0 : Math.min(400, width * 0.36);
-  const rows = [{ what: `matmul: ${start.title}`, short: "matmul", from: low, to: Number(start.amount), kind: "total", amount: exact(start.amount) }];
+  const width = widthOf(place),
+    narrow = width < 620,
+    [low, high] = own.reach.map(Number),
+    row = narrow ? 50 : 34,
+    label = narrow ? 0 : Math.min(400, width * 0.36);
+  const rows = [
+    {
+      what: `matmul: ${start.title}`,
+      short: "matmul",
+      from: low,
+      to: Number(start.amount),
+      kind: "total",
+      amount: exact(start.amount),
+    },
+  ];
   let level = Number(start.amount);
   for (const item of own.drawn) {
     const next = level + Number(item.amount);
-    rows.push({ what: item.what, from: level, to: next, kind: next >= level ? "more" : "less", amount: exact(item.amount) });
+    rows.push({
+      what: item.what,
+      from: level,
+      to: next,
+      kind: next >= level ? "more" : "less",
+      amount: exact(item.amount),
+    });
     level = next;
   }
-  rows.push({ what: end.price_book, short: end.price_book, from: low, to: Number(end.amount), kind: "total", amount: exact(end.amount) });
-  const x = linearScale(low, high, label, width - 90), svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
-  rows.forEach((one, at) => {
-    const y = at * row + (narrow ? 22 : 5), from = Math.min(x(one.from), x(one.to)), wide = Math.max(1, Math.abs(x(one.to) - x(one.from)));
-    const name = [one.what, one.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ?? one.short ?? shortened(one.what, narrow ? width : label - 12);
-    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: one.kind === "total" ? "strong" : "" }));
-    svg.append(svgElement("rect", { x: from, y, width: wide, height: 22, fill: one.kind === "total" ? "var(--ink)" : one.kind === "more" ? "var(--neutral-3)" : "var(--page)", stroke: one.kind === "less" ? "var(--ink)" : "none", "stroke-width": 1.2 }, svgElement("title", {}, one.what)));
-    if (at < rows.length - 1) svg.append(svgLine(x(one.to), y + 22, x(one.to), y + row, { "stroke-dasharray": "1.5 2.5", style: "stroke: var(--faint)" }));
-    svg.append(svgText(Math.max(x(one.from), x(one.to)) + 8, y + 16, `${one.kind === "more" ? "+" : ""}${si(one.amount)}`, { class: one.kind === "total" ? "strong" : "" }));
+  rows.push({
+    what: end.price_book,
+    short: end.price_book,
+    from: low,
+    to: Number(end.amount),
+    kind: "total",
+    amount: exact(end.amount),
   });
-  place.replaceChildren(svg, ...(low > 0 ? [element("p", { class: "caption" }, `The bars begin at ${si(low)}, not at 0.`)] : []));
+  const x = linearScale(low, high, label, width - 90),
+    svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
+  rows.forEach((one, at) => {
+    const y = at * row + (narrow ? 22 : 5),
+      from = Math.min(x(one.from), x(one.to)),
+      wide = Math.max(1, Math.abs(x(one.to) - x(one.from)));
+    const name =
+      [one.what, one.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ??
+      one.short ??
+      shortened(one.what, narrow ? width : label - 12);
+    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: one.kind === "total" ? "strong" : "" }));
+    svg.append(
+      svgElement(
+        "rect",
+        {
+          x: from,
+          y,
+          width: wide,
+          height: 22,
+          fill: one.kind === "total" ? "var(--ink)" : one.kind === "more" ? "var(--neutral-3)" : "var(--page)",
+          stroke: one.kind === "less" ? "var(--ink)" : "none",
+          "stroke-width": 1.2,
+        },
+        svgElement("title", {}, one.what),
+      ),
+    );
+    if (at < rows.length - 1)
+      svg.append(
+        svgLine(x(one.to), y + 22, x(one.to), y + row, {
+          "stroke-dasharray": "1.5 2.5",
+          style: "stroke: var(--faint)",
+        }),
+      );
+    svg.append(
+      svgText(Math.max(x(one.from), x(one.to)) + 8, y + 16, `${one.kind === "more" ? "+" : ""}${si(one.amount)}`, {
+        class: one.kind === "total" ? "strong" : "",
+      }),
+    );
+  });
+  place.replaceChildren(
+    svg,
+    ...(low > 0 ? [element("p", { class: "caption" }, `The bars begin at ${si(low)}, not at 0.`)] : []),
+  );
 }
 
 /** The words of a name that fit. */

@@ -2,7 +2,8 @@
 "use strict";
 
 function logScale(low, high, from, to) {
-  const start = Math.log(low), span = Math.log(high) - start || 1;
+  const start = Math.log(low),
+    span = Math.log(high) - start || 1;
   return (value) => from + ((Math.log(value) - start) / span) * (to - from);
 }
 
@@ -12,10 +13,13 @@ function linearScale(low, high, from, to) {
 
 /** Round numbers between two ends, about so many. */
 function ticks(low, high, count) {
-  const span = high - low || 1, raw = span / count, power = 10 ** Math.floor(Math.log10(raw));
+  const span = high - low || 1,
+    raw = span / count,
+    power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((own) => own * power).find((own) => own >= raw * 0.999);
   const found = [];
-  for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step) found.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
+  for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step)
+    found.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
   return found;
 }
 
@@ -27,7 +31,8 @@ function tickText(text) {
 /** Powers of ten between two ends. */
 function decades(low, high) {
   const found = [];
-  for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.floor(Math.log10(high) + 1e-9); power += 1) found.push(10 ** power);
+  for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.floor(Math.log10(high) + 1e-9); power += 1)
+    found.push(10 ** power);
   return found;
 }
 
@@ -45,8 +50,16 @@ function chart(width, height, label) {
 
 function colourOf(kind) {
   const macro = kind.replaceAll(" ", "_");
-  if (["forward", "recomputation", "backward", "error_projection", "weight_update", "optimizer_step"].includes(macro)) return `var(--${macro})`;
-  return { weights: "var(--neutral-2)", "optimizer state": "var(--neutral-3)", gradients: "var(--weight_update)", batch: "var(--neutral-1)" }[kind] ?? "var(--neutral-1)";
+  if (["forward", "recomputation", "backward", "error_projection", "weight_update", "optimizer_step"].includes(macro))
+    return `var(--${macro})`;
+  return (
+    {
+      weights: "var(--neutral-2)",
+      "optimizer state": "var(--neutral-3)",
+      gradients: "var(--weight_update)",
+      batch: "var(--neutral-1)",
+    }[kind] ?? "var(--neutral-1)"
+  );
 }
 
 /** Whether a name of a line or a layer in a table of the data is meant: "feed_forward" is "feed forward". */
@@ -67,7 +80,12 @@ function siblings() {
 /** What is said where a section is of the sizes of the document, and others are chosen. */
 function ofItsSizes() {
   if (!page.view.changed || GIVEN.api) return null;
-  const { found } = page, own = (name) => grouped(exact(found.sizes.find((size) => size.name === name)?.value ?? 0));
+  const { found } = page,
+    own = (name) => grouped(exact(found.sizes.find((size) => size.name === name)?.value ?? 0));
   const lengths = found.said.two_sided ? `${own("seq_len")} and ${own("target_len")}` : own("seq_len");
-  return element("p", { class: "caption" }, `Drawn for the sizes that the report was made with: ${own("batch_size")} ${plural(exact(found.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`);
+  return element(
+    "p",
+    { class: "caption" },
+    `Drawn for the sizes that the report was made with: ${own("batch_size")} ${plural(exact(found.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`,
+  );
 }

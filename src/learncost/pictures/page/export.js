@@ -3,11 +3,30 @@
 "use strict";
 
 function drawExport() {
-  const forms = { "Numbers as JSON": saveJson, "Lines as CSV": saveCsv, "Icicle as SVG": saveSvg, "Icicle as PNG": savePng };
-  const buttons = Object.entries(forms).map(([title, save]) => element("button", { type: "button", role: "menuitem", onclick: () => (save(), close()) }, title));
-  if (GIVEN.api) for (const [form, title] of Object.entries({ tex: "Table as LaTeX", md: "Table as Markdown", "trace.json": "Trace for Perfetto" })) buttons.push(element("button", { type: "button", role: "menuitem", onclick: () => (fetchExport(form), close()) }, title));
+  const forms = {
+    "Numbers as JSON": saveJson,
+    "Lines as CSV": saveCsv,
+    "Icicle as SVG": saveSvg,
+    "Icicle as PNG": savePng,
+  };
+  const buttons = Object.entries(forms).map(([title, save]) =>
+    element("button", { type: "button", role: "menuitem", onclick: () => (save(), close()) }, title),
+  );
+  if (GIVEN.api)
+    for (const [form, title] of Object.entries({
+      tex: "Table as LaTeX",
+      md: "Table as Markdown",
+      "trace.json": "Trace for Perfetto",
+    }))
+      buttons.push(
+        element("button", { type: "button", role: "menuitem", onclick: () => (fetchExport(form), close()) }, title),
+      );
   const menu = element("div", { role: "menu", hidden: true }, ...buttons);
-  const opener = element("button", { type: "button", "aria-haspopup": "menu", "aria-expanded": "false", onclick: () => toggle(menu.hidden) }, "Export");
+  const opener = element(
+    "button",
+    { type: "button", "aria-haspopup": "menu", "aria-expanded": "false", onclick: () => toggle(menu.hidden) },
+    "Export",
+  );
   const toggle = (open) => {
     menu.hidden = !open;
     opener.setAttribute("aria-expanded", open);
@@ -28,7 +47,10 @@ function drawExport() {
 }
 
 function save(name, type, content) {
-  const link = element("a", { href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })), download: name });
+  const link = element("a", {
+    href: URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type })),
+    download: name,
+  });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
@@ -39,32 +61,74 @@ function fileName(ending) {
 
 /** What is shown, exactly: sizes, totals and lines; whole numbers as numbers, whatever their length. */
 function saveJson() {
-  const { found, view } = page, { command, python } = callOf();
-  const lines = view.lines.map((line) => ({ macro_operation: line.macro, block: line.block ?? null, layer: line.layer, line: line.line, equation: line.equation ?? "", repeat: line.repeat, text: line.text ?? "", ...line.values }));
-  const shown = { learncost: found.version, model: found.said.model, procedure: found.said.procedure, price_book: found.said.price_book, dtype: found.said.dtype, device: found.said.device, sizes: view.names, totals: view.totals, peak_bytes: view.peak, command, python, lines };
+  const { found, view } = page,
+    { command, python } = callOf();
+  const lines = view.lines.map((line) => ({
+    macro_operation: line.macro,
+    block: line.block ?? null,
+    layer: line.layer,
+    line: line.line,
+    equation: line.equation ?? "",
+    repeat: line.repeat,
+    text: line.text ?? "",
+    ...line.values,
+  }));
+  const shown = {
+    learncost: found.version,
+    model: found.said.model,
+    procedure: found.said.procedure,
+    price_book: found.said.price_book,
+    dtype: found.said.dtype,
+    device: found.said.device,
+    sizes: view.names,
+    totals: view.totals,
+    peak_bytes: view.peak,
+    command,
+    python,
+    lines,
+  };
   save(fileName("json"), "application/json", asJson(shown) + "\n");
 }
 
 function asJson(own) {
   if (typeof own === "bigint") return own.toString();
   if (Array.isArray(own)) return `[${own.map(asJson).join(",")}]`;
-  if (own && typeof own === "object") return `{${Object.entries(own).filter(([, value]) => value !== undefined).map(([key, value]) => `${JSON.stringify(key)}:${asJson(value)}`).join(",")}}`;
+  if (own && typeof own === "object")
+    return `{${Object.entries(own)
+      .filter(([, value]) => value !== undefined)
+      .map(([key, value]) => `${JSON.stringify(key)}:${asJson(value)}`)
+      .join(",")}}`;
   return JSON.stringify(own ?? null);
 }
 
 function saveCsv() {
   const columns = ["macro_operation", "block", "layer", "line", "equation", "repeat", ...Object.keys(QUANTITIES)];
   const cell = (own) => (/[",\n]/.test(String(own)) ? `"${String(own).replaceAll('"', '""')}"` : String(own));
-  const rows = page.view.lines.map((line) => [line.macro, line.block ?? "", line.layer, line.line, line.equation ?? "", line.repeat, ...Object.keys(QUANTITIES).map((name) => line.values[name] ?? "")].map(cell).join(","));
+  const rows = page.view.lines.map((line) =>
+    [
+      line.macro,
+      line.block ?? "",
+      line.layer,
+      line.line,
+      line.equation ?? "",
+      line.repeat,
+      ...Object.keys(QUANTITIES).map((name) => line.values[name] ?? ""),
+    ]
+      .map(cell)
+      .join(","),
+  );
   save(fileName("csv"), "text/csv", [columns.join(","), ...rows].join("\n") + "\n");
 }
 
 /** The icicle as a drawing of its own: colours and fonts resolved into it. */
 function drawingOf() {
-  const shown = document.getElementById("icicle-svg"), copy = shown.cloneNode(true), own = shown.querySelectorAll("*");
+  const shown = document.getElementById("icicle-svg"),
+    copy = shown.cloneNode(true),
+    own = shown.querySelectorAll("*");
   copy.querySelectorAll("*").forEach((part, at) => {
     const style = getComputedStyle(own[at]);
-    for (const name of ["fill", "stroke", "stroke-width", "font-size", "font-weight"]) part.setAttribute(name, style.getPropertyValue(name));
+    for (const name of ["fill", "stroke", "stroke-width", "font-size", "font-weight"])
+      part.setAttribute(name, style.getPropertyValue(name));
     part.removeAttribute("style");
     part.removeAttribute("class");
   });
@@ -73,7 +137,10 @@ function drawingOf() {
   copy.setAttribute("width", width);
   copy.setAttribute("height", height);
   copy.setAttribute("font-family", getComputedStyle(document.body).fontFamily);
-  copy.prepend(svgElement("metadata", {}, `${callOf().command}; ${page.found.said.convention}; learncost ${page.found.version}`), svgElement("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
+  copy.prepend(
+    svgElement("metadata", {}, `${callOf().command}; ${page.found.said.convention}; learncost ${page.found.version}`),
+    svgElement("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }),
+  );
   return { text: new XMLSerializer().serializeToString(copy), width, height };
 }
 
@@ -82,7 +149,9 @@ function saveSvg() {
 }
 
 function savePng() {
-  const { text, width, height } = drawingOf(), image = new Image(), canvas = element("canvas");
+  const { text, width, height } = drawingOf(),
+    image = new Image(),
+    canvas = element("canvas");
   image.onload = () => {
     [canvas.width, canvas.height] = [2 * width, 2 * height];
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
@@ -94,7 +163,10 @@ function savePng() {
 async function fetchExport(form) {
   const query = queryOf(page.state);
   query.set("as", form);
-  const answer = await fetch(`${GIVEN.api.replace(/document$/, "export")}?${query}`, page.config ? { method: "POST", body: page.config } : {});
+  const answer = await fetch(
+    `${GIVEN.api.replace(/document$/, "export")}?${query}`,
+    page.config ? { method: "POST", body: page.config } : {},
+  );
   if (!answer.ok) return problem((await answer.json()).error);
   save(fileName(form), answer.headers.get("content-type"), await answer.blob());
 }
@@ -122,7 +194,9 @@ function takeConfig(text, name) {
   }
   const before = { config: page.config, state: page.state };
   page.config = text;
-  page.state = Object.fromEntries(Object.entries(page.state).filter(([key]) => ["procedure", "on", "show", "order"].includes(key)));
+  page.state = Object.fromEntries(
+    Object.entries(page.state).filter(([key]) => ["procedure", "on", "show", "order"].includes(key)),
+  );
   page.state.model = "config.json";
   ask(page.state, () => Object.assign(page, before));
 }

@@ -4,19 +4,64 @@
 const ALONG = { length: "length", batch: "batch", depth: "depth", width: "width" };
 const DASHES = { bp: "", recompute: "7 4", pepita: "", mempepita: "2 3" };
 
-section("growth", "growth", (place) => {
-  const all = page.found.growth ?? {}, there = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
-  if (!there.length || !page.found.said.learns) return false;
-  const along = there.includes(page.state.grow) ? page.state.grow : there[0], own = all[along];
-  const ratios = own.series.length > 1 && page.state.scale !== "absolute";
-  const controls = element("div", { class: "controls no-print" }, segments("grow", Object.fromEntries(there.map((name) => [name, ALONG[name]])), along, (grow) => choose({ grow }), "What grows"),
-    ...(own.series.length > 1 ? [segments("scale", { ratio: "ratio to backpropagation", absolute: "FLOPs" }, ratios ? "ratio" : "absolute", (scale) => choose({ scale }), "Scale")] : []));
-  const drawn = element("div");
-  place.replaceChildren(...heading(own.finding, `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${own.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`), controls, drawn,
-    ...[along === "length" ? null : ofItsSizes()].filter(Boolean),
-    asTable([own.unit, ...own.series.map((one) => one.procedure)], own.places.map((size, at) => [grouped(exact(size)), ...own.series.map((one) => grouped(exact(one.totals[at])))])));
-  drawGrowth(drawn, own, ratios);
-}, () => [page.state.grow, page.state.scale, page.view.changed, ...["seq_len", "batch_size"].map((name) => String(page.view.names[name]))]);
+section(
+  "growth",
+  "growth",
+  (place) => {
+    const all = page.found.growth ?? {},
+      there = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
+    if (!there.length || !page.found.said.learns) return false;
+    const along = there.includes(page.state.grow) ? page.state.grow : there[0],
+      own = all[along];
+    const ratios = own.series.length > 1 && page.state.scale !== "absolute";
+    const controls = element(
+      "div",
+      { class: "controls no-print" },
+      segments(
+        "grow",
+        Object.fromEntries(there.map((name) => [name, ALONG[name]])),
+        along,
+        (grow) => choose({ grow }),
+        "What grows",
+      ),
+      ...(own.series.length > 1
+        ? [
+            segments(
+              "scale",
+              { ratio: "ratio to backpropagation", absolute: "FLOPs" },
+              ratios ? "ratio" : "absolute",
+              (scale) => choose({ scale }),
+              "Scale",
+            ),
+          ]
+        : []),
+    );
+    const drawn = element("div");
+    place.replaceChildren(
+      ...heading(
+        own.finding,
+        `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${own.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
+      ),
+      controls,
+      drawn,
+      ...[along === "length" ? null : ofItsSizes()].filter(Boolean),
+      asTable(
+        [own.unit, ...own.series.map((one) => one.procedure)],
+        own.places.map((size, at) => [
+          grouped(exact(size)),
+          ...own.series.map((one) => grouped(exact(one.totals[at]))),
+        ]),
+      ),
+    );
+    drawGrowth(drawn, own, ratios);
+  },
+  () => [
+    page.state.grow,
+    page.state.scale,
+    page.view.changed,
+    ...["seq_len", "batch_size"].map((name) => String(page.view.names[name])),
+  ],
+);
 
 VIEW_KEYS.grow = "length";
 VIEW_KEYS.scale = "ratio";
@@ -27,26 +72,69 @@ function hereIn(own) {
 }
 
 function drawGrowth(place, own, ratios) {
-  const width = widthOf(place), narrow = width < 560, left = 54, right = narrow ? 8 : 120, top = narrow ? 20 + 20 * own.series.length : 28, height = (narrow ? 380 : 400) + (narrow ? 20 : 0), bottom = 48;
-  const places = own.places.map(Number), values = own.series.map((one) => (ratios ? one.ratios.map(Number) : one.totals.map(Number)));
-  const x = logScale(places[0], places[places.length - 1], left, width - right), flat = values.flat();
-  const low = Math.min(...flat), high = Math.max(...flat), ends = ratios ? [Math.max(0, low - (high - low || 0.1) * 0.12), high + (high - low || 0.1) * 0.12] : [low / 1.6, high * 1.6];
+  const width = widthOf(place),
+    narrow = width < 560,
+    left = 54,
+    right = narrow ? 8 : 120,
+    top = narrow ? 20 + 20 * own.series.length : 28,
+    height = (narrow ? 380 : 400) + (narrow ? 20 : 0),
+    bottom = 48;
+  const places = own.places.map(Number),
+    values = own.series.map((one) => (ratios ? one.ratios.map(Number) : one.totals.map(Number)));
+  const x = logScale(places[0], places[places.length - 1], left, width - right),
+    flat = values.flat();
+  const low = Math.min(...flat),
+    high = Math.max(...flat),
+    ends = ratios
+      ? [Math.max(0, low - (high - low || 0.1) * 0.12), high + (high - low || 0.1) * 0.12]
+      : [low / 1.6, high * 1.6];
   const y = ratios ? linearScale(...ends, height - bottom, top) : logScale(...ends, height - bottom, top);
-  const svg = chart(width, height, `${own.finding}. ${own.series.map((one) => one.procedure).join(", ")} from ${grouped(exact(own.places[0]))} to ${grouped(exact(own.places[own.places.length - 1]))} ${own.unit}`);
+  const svg = chart(
+    width,
+    height,
+    `${own.finding}. ${own.series.map((one) => one.procedure).join(", ")} from ${grouped(exact(own.places[0]))} to ${grouped(exact(own.places[own.places.length - 1]))} ${own.unit}`,
+  );
   let ground = null;
   if (own.limit && own.limit < places[places.length - 1]) {
     const from = Math.max(left, x(Math.max(own.limit, places[0])));
-    svg.append(svgElement("rect", { x: from, y: top, width: width - right - from, height: height - bottom - top, fill: "var(--panel)" }));
+    svg.append(
+      svgElement("rect", {
+        x: from,
+        y: top,
+        width: width - right - from,
+        height: height - bottom - top,
+        fill: "var(--panel)",
+      }),
+    );
     ground = from;
   }
-  for (const tick of ratios ? ticks(...ends, 6) : decades(...ends)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, ratios ? `${tick.toFixed(ends[1] - ends[0] < 0.5 ? 2 : 1)} ×` : tickText(si(tick)), { class: "axis", "text-anchor": "end" }));
+  for (const tick of ratios ? ticks(...ends, 6) : decades(...ends))
+    svg.append(
+      svgLine(left, y(tick), width - right, y(tick)),
+      svgText(
+        left - 8,
+        y(tick) + 4,
+        ratios ? `${tick.toFixed(ends[1] - ends[0] < 0.5 ? 2 : 1)} ×` : tickText(si(tick)),
+        { class: "axis", "text-anchor": "end" },
+      ),
+    );
   if (ground !== null) {
-    const text = [`beyond the ${grouped(BigInt(own.limit))} positions that ${page.found.said.model} learns →`, "beyond its positions →"].find((one) => textWidth(one, 12) < width - right - ground - 12);
-    if (text) svg.append(svgText(ground + 7, top + 15, text, { class: "faint small", style: "paint-order: stroke; stroke: var(--panel); stroke-width: 6px" }));
+    const text = [
+      `beyond the ${grouped(BigInt(own.limit))} positions that ${page.found.said.model} learns →`,
+      "beyond its positions →",
+    ].find((one) => textWidth(one, 12) < width - right - ground - 12);
+    if (text)
+      svg.append(
+        svgText(ground + 7, top + 15, text, {
+          class: "faint small",
+          style: "paint-order: stroke; stroke: var(--panel); stroke-width: 6px",
+        }),
+      );
   }
   let last = -Infinity;
   for (const tick of powersBetween(places[0], places[places.length - 1], narrow ? 3 : 6)) {
-    const text = narrow ? si(tick).replace(/\.0+(?= |$)/, "") : grouped(BigInt(tick)), half = textWidth(text, 13) / 2;
+    const text = narrow ? si(tick).replace(/\.0+(?= |$)/, "") : grouped(BigInt(tick)),
+      half = textWidth(text, 13) / 2;
     if (x(tick) - half < last + 10 || x(tick) + half > width) continue;
     last = x(tick) + half;
     svg.append(svgText(x(tick), height - bottom + 20, text, { class: "axis", "text-anchor": "middle" }));
@@ -54,18 +142,53 @@ function drawGrowth(place, own, ratios) {
   const unit = { length: "tokens in a sequence", batch: "sequences", depth: "blocks", width: "width" }[own.along];
   svg.append(svgText(width - right, height - 8, `${unit} →`, { class: "axis", "text-anchor": "end" }));
   const here = hereIn(own);
-  if (here >= places[0] && here <= places[places.length - 1]) svg.append(svgLine(x(here), top, x(here), height - bottom, { style: "stroke: var(--faint); stroke-width: 1.5" }), svgText(x(here) - 6, top - 8, `here: ${grouped(BigInt(here))}`, { class: "faint small", "text-anchor": x(here) - left < 90 ? "start" : "end" }));
+  if (here >= places[0] && here <= places[places.length - 1])
+    svg.append(
+      svgLine(x(here), top, x(here), height - bottom, { style: "stroke: var(--faint); stroke-width: 1.5" }),
+      svgText(x(here) - 6, top - 8, `here: ${grouped(BigInt(here))}`, {
+        class: "faint small",
+        "text-anchor": x(here) - left < 90 ? "start" : "end",
+      }),
+    );
   const labels = [];
   own.series.forEach((one, at) => {
-    const forwardOnly = /pepita/.test(one.procedure), style = `stroke: ${forwardOnly ? "var(--link)" : "var(--ink)"}; stroke-width: ${one.procedure === "bp" ? 2.4 : 2}`;
-    svg.append(svgElement("path", { d: `M${places.map((size, index) => `${x(size).toFixed(1)},${y(values[at][index]).toFixed(1)}`).join(" L")}`, class: "rule", style, "stroke-dasharray": DASHES[one.procedure] ?? "9 3 2 3" }));
-    labels.push({ y: y(values[at][values[at].length - 1]), text: textWidth(titleOf(one.procedure), 13) < 112 ? titleOf(one.procedure) : one.procedure, colour: forwardOnly ? "var(--link)" : "var(--ink)", style, dash: DASHES[one.procedure] ?? "9 3 2 3" });
+    const forwardOnly = /pepita/.test(one.procedure),
+      style = `stroke: ${forwardOnly ? "var(--link)" : "var(--ink)"}; stroke-width: ${one.procedure === "bp" ? 2.4 : 2}`;
+    svg.append(
+      svgElement("path", {
+        d: `M${places.map((size, index) => `${x(size).toFixed(1)},${y(values[at][index]).toFixed(1)}`).join(" L")}`,
+        class: "rule",
+        style,
+        "stroke-dasharray": DASHES[one.procedure] ?? "9 3 2 3",
+      }),
+    );
+    labels.push({
+      y: y(values[at][values[at].length - 1]),
+      text: textWidth(titleOf(one.procedure), 13) < 112 ? titleOf(one.procedure) : one.procedure,
+      colour: forwardOnly ? "var(--link)" : "var(--ink)",
+      style,
+      dash: DASHES[one.procedure] ?? "9 3 2 3",
+    });
   });
-  if (narrow) labels.forEach((one, at) => svg.append(svgElement("line", { x1: left, x2: left + 28, y1: 12 + 20 * at, y2: 12 + 20 * at, style: one.style, "stroke-dasharray": one.dash }), svgText(left + 36, 16 + 20 * at, one.text, { style: `fill: ${one.colour}` })));
+  if (narrow)
+    labels.forEach((one, at) =>
+      svg.append(
+        svgElement("line", {
+          x1: left,
+          x2: left + 28,
+          y1: 12 + 20 * at,
+          y2: 12 + 20 * at,
+          style: one.style,
+          "stroke-dasharray": one.dash,
+        }),
+        svgText(left + 36, 16 + 20 * at, one.text, { style: `fill: ${one.colour}` }),
+      ),
+    );
   else {
     labels.sort((one, two) => one.y - two.y);
     labels.forEach((one, at) => (one.y = at ? Math.max(one.y, labels[at - 1].y + 17) : one.y));
-    for (const one of labels) svg.append(svgText(width - right + 8, one.y + 4, one.text, { style: `fill: ${one.colour}` }));
+    for (const one of labels)
+      svg.append(svgText(width - right + 8, one.y + 4, one.text, { style: `fill: ${one.colour}` }));
   }
   if (ratios) drawCrossings(svg, own, values, places, x, y, height - bottom, width - right);
   place.style.minHeight = `${height}px`;
@@ -84,9 +207,26 @@ function drawCrossings(svg, own, values, places, x, y, bottom, right) {
   for (const crossing of own.crossings.filter((one) => one.cheaper === "bp" || one.dearer === "bp")) {
     const at = Number(crossing.at);
     if (at < places[0] || at > places[places.length - 1]) continue;
-    svg.append(svgLine(x(at), y(1), x(at), bottom, { "stroke-dasharray": "2 3", style: "stroke: var(--ink)" }), svgElement("circle", { cx: x(at), cy: y(1), r: 5, fill: "var(--page)", stroke: "var(--ink)", "stroke-width": 1.8 }));
-    const text = `${titleOf(crossing.cheaper)} is cheaper`, fits = x(at) + textWidth(text, 13) + 16 < right;
+    svg.append(
+      svgLine(x(at), y(1), x(at), bottom, { "stroke-dasharray": "2 3", style: "stroke: var(--ink)" }),
+      svgElement("circle", {
+        cx: x(at),
+        cy: y(1),
+        r: 5,
+        fill: "var(--page)",
+        stroke: "var(--ink)",
+        "stroke-width": 1.8,
+      }),
+    );
+    const text = `${titleOf(crossing.cheaper)} is cheaper`,
+      fits = x(at) + textWidth(text, 13) + 16 < right;
     const place = { x: x(at) + (fits ? 8 : -8), anchor: fits ? "start" : "end" };
-    svg.append(svgText(place.x, bottom - 30, `from ${grouped(exact(crossing.at))} tokens`, { class: "strong", "text-anchor": place.anchor }), svgText(place.x, bottom - 12, text, { "text-anchor": place.anchor }));
+    svg.append(
+      svgText(place.x, bottom - 30, `from ${grouped(exact(crossing.at))} tokens`, {
+        class: "strong",
+        "text-anchor": place.anchor,
+      }),
+      svgText(place.x, bottom - 12, text, { "text-anchor": place.anchor }),
+    );
   }
 }

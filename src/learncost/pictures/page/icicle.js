@@ -6,7 +6,8 @@ const ROW = 58;
 function svgElement(name, attributes = {}, ...inner) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "style" && value) element.style.cssText = value; // which a content security policy allows
+    if (key === "style" && value)
+      element.style.cssText = value; // which a content security policy allows
     else if (value !== null && value !== undefined) element.setAttribute(key, value);
   }
   element.append(...inner.filter((one) => one !== null && one !== undefined));
@@ -60,8 +61,16 @@ function label(node, room, height, root, quantity) {
   const own = QUANTITIES[quantity];
   const times = node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : null;
   const number = node.line?.equation ? `(${node.line.equation})` : "";
-  const value = own.short(node.value), whole = `${value} · ${share(node.value, root.value)}`;
-  const second = node.depth === 0 ? [`${value} ${quantity === "flops" ? "FLOPs" : quantity === "maccs" ? "MACCs" : ""}`] : node.line ? (number ? [`${number} ${value}`, number] : [value]) : [whole, value];
+  const value = own.short(node.value),
+    whole = `${value} · ${share(node.value, root.value)}`;
+  const second =
+    node.depth === 0
+      ? [`${value} ${quantity === "flops" ? "FLOPs" : quantity === "maccs" ? "MACCs" : ""}`]
+      : node.line
+        ? number
+          ? [`${number} ${value}`, number]
+          : [value]
+        : [whole, value];
   const names = [times, node.name, node.short].filter(Boolean);
   const fits = (text, size, weight) => textWidth(text, size, weight) <= room - 15;
   const name = names.find((one) => fits(one, 13, 500));
@@ -76,13 +85,24 @@ function drawIcicle(place, root, quantity, shown, choose) {
   const height = turned ? 560 : 4 * ROW + 3;
   const found = cells(root, turned ? height : width);
   const columns = [0, 0, 0.3, 0.66, 1].map((own) => own * width);
-  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "tree", "aria-label": `Cost of ${root.name} by ${QUANTITIES[quantity].title}: arrow keys walk from cell to cell`, id: "icicle-svg" });
+  const svg = svgElement("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    height,
+    role: "tree",
+    "aria-label": `Cost of ${root.name} by ${QUANTITIES[quantity].title}: arrow keys walk from cell to cell`,
+    id: "icicle-svg",
+  });
   let ring = null;
   for (const cell of found) {
     const { node } = cell;
     if (turned && node.depth === 0) continue;
     const box = turned
-      ? { x: columns[node.depth], y: cell.x, width: columns[node.depth + 1] - columns[node.depth] - 1, height: Math.max(0.5, cell.width - 1) }
+      ? {
+          x: columns[node.depth],
+          y: cell.x,
+          width: columns[node.depth + 1] - columns[node.depth] - 1,
+          height: Math.max(0.5, cell.width - 1),
+        }
       : { x: cell.x, y: node.depth * (ROW + 1), width: Math.max(0.5, cell.width - 1), height: ROW };
     const texts = label(node, box.width, box.height, root, quantity);
     const pass = node.macro;
@@ -90,13 +110,53 @@ function drawIcicle(place, root, quantity, shown, choose) {
     const strong = node.kind === "pass" && node.depth === 1;
     const rect = svgElement("rect", { ...box, class: pass ? level : null, fill: pass ? null : "var(--neutral-1)" });
     const words = texts.map((text, line) =>
-      svgElement("text", { x: box.x + 7, y: box.y + (texts.length > 1 || box.height > 40 ? (box.height >= 40 ? 22 : 15) + 18 * line : Math.min(box.height - 4, box.height / 2 + 5)), class: `${line ? "small" : "strong"} ${strong ? "on" : ""}` }, text));
-    const spoken = [...texts, `${node.name}: ${QUANTITIES[quantity].prose(node.value)} ${QUANTITIES[quantity].unit}, ${share(node.value, root.value)}`].join(" ");
-    const group = svgElement("g", { role: "treeitem", tabindex: node.key === shown.key ? 0 : -1, "data-key": node.key, "aria-level": node.depth + 1, "aria-selected": node.key === shown.key, "aria-label": spoken, style: pass ? `--pass: var(--${pass}); --on-pass: var(--on-${pass})` : null }, rect, ...words);
-    if (pass === "recomputation" && node.depth < 3) group.append(svgElement("rect", { ...box, fill: "url(#hatch)", "pointer-events": "none" }));
+      svgElement(
+        "text",
+        {
+          x: box.x + 7,
+          y:
+            box.y +
+            (texts.length > 1 || box.height > 40
+              ? (box.height >= 40 ? 22 : 15) + 18 * line
+              : Math.min(box.height - 4, box.height / 2 + 5)),
+          class: `${line ? "small" : "strong"} ${strong ? "on" : ""}`,
+        },
+        text,
+      ),
+    );
+    const spoken = [
+      ...texts,
+      `${node.name}: ${QUANTITIES[quantity].prose(node.value)} ${QUANTITIES[quantity].unit}, ${share(node.value, root.value)}`,
+    ].join(" ");
+    const group = svgElement(
+      "g",
+      {
+        role: "treeitem",
+        tabindex: node.key === shown.key ? 0 : -1,
+        "data-key": node.key,
+        "aria-level": node.depth + 1,
+        "aria-selected": node.key === shown.key,
+        "aria-label": spoken,
+        style: pass ? `--pass: var(--${pass}); --on-pass: var(--on-${pass})` : null,
+      },
+      rect,
+      ...words,
+    );
+    if (pass === "recomputation" && node.depth < 3)
+      group.append(svgElement("rect", { ...box, fill: "url(#hatch)", "pointer-events": "none" }));
     group.addEventListener("click", () => choose(node, "fix"));
     group.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && choose(node, "look"));
-    if (node.key === shown.key) ring = svgElement("rect", { x: box.x, y: box.y, width: Math.max(1.5, box.width), height: Math.max(1.5, box.height), fill: "none", stroke: "var(--ink)", "stroke-width": 2.5, "pointer-events": "none" });
+    if (node.key === shown.key)
+      ring = svgElement("rect", {
+        x: box.x,
+        y: box.y,
+        width: Math.max(1.5, box.width),
+        height: Math.max(1.5, box.height),
+        fill: "none",
+        stroke: "var(--ink)",
+        "stroke-width": 2.5,
+        "pointer-events": "none",
+      });
     svg.append(group);
   }
   svg.prepend(hatch());
@@ -110,23 +170,63 @@ function drawIcicle(place, root, quantity, shown, choose) {
 }
 
 function hatch() {
-  return svgElement("defs", {}, svgElement("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svgElement("rect", { width: 1.5, height: 6, fill: "#16191d", "fill-opacity": 0.35 })));
+  return svgElement(
+    "defs",
+    {},
+    svgElement(
+      "pattern",
+      { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      svgElement("rect", { width: 1.5, height: 6, fill: "#16191d", "fill-opacity": 0.35 }),
+    ),
+  );
 }
 
 function walkIcicle(event, root, shown, found, choose) {
   const drawn = new Set(found.map((cell) => cell.node));
-  const above = shown.parent, among = (above?.parts ?? [root]).filter((node) => drawn.has(node));
+  const above = shown.parent,
+    among = (above?.parts ?? [root]).filter((node) => drawn.has(node));
   const at = among.indexOf(shown);
-  const largest = shown.parts.filter((node) => drawn.has(node)).reduce((most, node) => (!most || node.value > most.value ? node : most), null);
-  const next = { ArrowRight: among[at + 1], ArrowLeft: among[at - 1], ArrowDown: largest, ArrowUp: above, Escape: root, Home: among[0], End: among[among.length - 1], Enter: shown, " ": shown }[event.key];
-  if (!(event.key in { ArrowRight: 1, ArrowLeft: 1, ArrowDown: 1, ArrowUp: 1, Escape: 1, Home: 1, End: 1, Enter: 1, " ": 1 })) return;
+  const largest = shown.parts
+    .filter((node) => drawn.has(node))
+    .reduce((most, node) => (!most || node.value > most.value ? node : most), null);
+  const next = {
+    ArrowRight: among[at + 1],
+    ArrowLeft: among[at - 1],
+    ArrowDown: largest,
+    ArrowUp: above,
+    Escape: root,
+    Home: among[0],
+    End: among[among.length - 1],
+    Enter: shown,
+    " ": shown,
+  }[event.key];
+  if (
+    !(
+      event.key in
+      { ArrowRight: 1, ArrowLeft: 1, ArrowDown: 1, ArrowUp: 1, Escape: 1, Home: 1, End: 1, Enter: 1, " ": 1 }
+    )
+  )
+    return;
   event.preventDefault();
   if (next) choose(next, "fix");
 }
 
 function drawLegend(place, root, quantity) {
   const passes = new Map();
-  for (const line of root.lines) passes.set(line.macro, (passes.get(line.macro) ?? (QUANTITIES[quantity].exact ? 0n : 0)) + line.values[quantity]);
-  place.replaceChildren(...[...passes].filter(([, value]) => value).map(([macro, value]) =>
-    element("span", { class: "key" }, element("i", { class: "swatch", style: `background: var(--${macro})` }), element("span", {}, passName(macro)), element("b", {}, QUANTITIES[quantity].short(value)), element("small", {}, share(value, root.value)))));
+  for (const line of root.lines)
+    passes.set(line.macro, (passes.get(line.macro) ?? (QUANTITIES[quantity].exact ? 0n : 0)) + line.values[quantity]);
+  place.replaceChildren(
+    ...[...passes]
+      .filter(([, value]) => value)
+      .map(([macro, value]) =>
+        element(
+          "span",
+          { class: "key" },
+          element("i", { class: "swatch", style: `background: var(--${macro})` }),
+          element("span", {}, passName(macro)),
+          element("b", {}, QUANTITIES[quantity].short(value)),
+          element("small", {}, share(value, root.value)),
+        ),
+      ),
+  );
 }

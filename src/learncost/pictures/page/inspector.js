@@ -4,15 +4,33 @@
 function drawInspector(place, view, node, root, quantity) {
   const own = QUANTITIES[quantity];
   const path = [];
-  for (let above = node.parent; above; above = above.parent) path.unshift(above.kind === "layer" && above.repeat > 1 ? `${above.name} × ${above.repeat}` : above.name);
+  for (let above = node.parent; above; above = above.parent)
+    path.unshift(above.kind === "layer" && above.repeat > 1 ? `${above.name} × ${above.repeat}` : above.name);
   const number = node.line?.equation ? ` · equation (${node.line.equation})` : "";
-  const name = node.line ? [document.createTextNode("line "), element("code", {}, node.line.line), document.createTextNode(number)] : [document.createTextNode(node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.name)];
+  const name = node.line
+    ? [document.createTextNode("line "), element("code", {}, node.line.line), document.createTextNode(number)]
+    : [document.createTextNode(node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : node.name)];
   const inside = node.line?.inside && (quantity === "seconds" || quantity === "joules");
-  const head = element("div", {},
+  const head = element(
+    "div",
+    {},
     element("p", { class: "path" }, path.join(" › ") || " "),
     element("p", { class: "name" }, ...name),
-    element("p", { class: "big" }, inside ? "no time of its own" : own.prose(node.value), " ", element("small", {}, inside ? "" : own.unit)),
-    element("p", { class: "exact" }, inside ? `It runs inside the kernel of ${node.line.inside}.` : `${own.exact ? `${grouped(node.value)} · ` : ""}${share(node.value, root.value)} of ${root.name === "one step" ? "the step" : "the pass"}`));
+    element(
+      "p",
+      { class: "big" },
+      inside ? "no time of its own" : own.prose(node.value),
+      " ",
+      element("small", {}, inside ? "" : own.unit),
+    ),
+    element(
+      "p",
+      { class: "exact" },
+      inside
+        ? `It runs inside the kernel of ${node.line.inside}.`
+        : `${own.exact ? `${grouped(node.value)} · ` : ""}${share(node.value, root.value)} of ${root.name === "one step" ? "the step" : "the pass"}`,
+    ),
+  );
   const rest = element("div", {}, node.line ? chain(view, node.line, quantity) : largest(node, root, quantity));
   place.className = `panel${matchMedia("(max-width: 1080px)").matches ? " two" : ""}`;
   place.replaceChildren(head, rest);
@@ -27,11 +45,24 @@ function chain(view, line, quantity) {
   if (formula) {
     const why = element("div", { class: "scroll" });
     why.innerHTML = mathOf(view.found, formula.mathml);
-    add(counted === quantity ? "why" : counted === "flops" ? "FLOPs" : counted, why, element("div", { class: "numbers" }, `= ${inNumbers(view, formula.count)}`), ...(counted === quantity ? [] : [element("div", {}, grouped(line.values[counted]))]));
+    add(
+      counted === quantity ? "why" : counted === "flops" ? "FLOPs" : counted,
+      why,
+      element("div", { class: "numbers" }, `= ${inNumbers(view, formula.count)}`),
+      ...(counted === quantity ? [] : [element("div", {}, grouped(line.values[counted]))]),
+    );
   } else if (QUANTITIES[quantity].exact) {
     add("why", "This line has none of them.");
   }
-  if (!QUANTITIES[quantity].exact && line.bound) add("limit", { compute: "Arithmetic takes the most of its time.", memory: "Memory takes the most of its time.", launch: "Calling the kernel takes the most of its time." }[line.bound] ?? line.bound);
+  if (!QUANTITIES[quantity].exact && line.bound)
+    add(
+      "limit",
+      {
+        compute: "Arithmetic takes the most of its time.",
+        memory: "Memory takes the most of its time.",
+        launch: "Calling the kernel takes the most of its time.",
+      }[line.bound] ?? line.bound,
+    );
   if (line.mathml !== undefined) {
     const equation = element("div", { class: "scroll" });
     equation.innerHTML = mathOf(view.found, line.mathml);
@@ -45,15 +76,29 @@ function chain(view, line, quantity) {
   const parts = [list];
   for (const name of line.errata ?? []) {
     const erratum = view.found.errata.find((one) => one.id === name);
-    if (erratum) parts.push(element("p", { class: "mark" }, `Erratum ${name}, ${erratum.where}: printed “${erratum.printed}”, right is “${erratum.right}”. `));
+    if (erratum)
+      parts.push(
+        element(
+          "p",
+          { class: "mark" },
+          `Erratum ${name}, ${erratum.where}: printed “${erratum.printed}”, right is “${erratum.right}”. `,
+        ),
+      );
   }
-  if (line.outside_paper) parts.push(element("p", { class: "caption" }, "The publication does not have this line; it is priced as it runs."));
+  if (line.outside_paper)
+    parts.push(element("p", { class: "caption" }, "The publication does not have this line; it is priced as it runs."));
   return element("div", {}, ...parts);
 }
 
 function tableOf(table, line, derived) {
   const how = derived ? "derived from" : "as written in";
-  return element("details", {}, element("summary", {}, `${how} ${table.file}`), element("pre", {}, table.text), table.source ? element("p", { class: "caption" }, table.source) : null);
+  return element(
+    "details",
+    {},
+    element("summary", {}, `${how} ${table.file}`),
+    element("pre", {}, table.text),
+    table.source ? element("p", { class: "caption" }, table.source) : null,
+  );
 }
 
 function mathOf(found, place) {
@@ -65,9 +110,14 @@ function inNumbers(view, count) {
   const terms = count.slice(1).map(([place, coefficient]) => {
     const factors = view.found.monomials[place].map((axis) => grouped(sizeOf(axis, view.axes)));
     const whole = exact(coefficient);
-    return [whole < 0n ? "−" : "+", (whole === 1n || whole === -1n) && factors.length ? factors : [grouped(whole < 0n ? -whole : whole), ...factors]];
+    return [
+      whole < 0n ? "−" : "+",
+      (whole === 1n || whole === -1n) && factors.length ? factors : [grouped(whole < 0n ? -whole : whole), ...factors],
+    ];
   });
-  const shown = terms.slice(0, 4).map(([sign, factors], place) => (place || sign === "−" ? `${sign} ` : "") + factors.join(" × "));
+  const shown = terms
+    .slice(0, 4)
+    .map(([sign, factors], place) => (place || sign === "−" ? `${sign} ` : "") + factors.join(" × "));
   const over = exact(count[0]) === 1n ? "" : ` over ${count[0]}`;
   return shown.join(" ") + (terms.length > 4 ? ` + ${terms.length - 4} terms` : "") + over;
 }
@@ -78,8 +128,14 @@ function largest(node, root, quantity) {
   const rows = parts.slice(0, 4).map((part) => {
     const name = part.kind === "layer" && part.repeat > 1 ? `${part.name} × ${part.repeat}` : part.name;
     const go = element("button", { type: "button", onclick: () => chooseNode(part, "fix") }, name);
-    return element("tr", {}, element("td", {}, go), element("td", {}, `${QUANTITIES[quantity].short(part.value)} · ${share(part.value, root.value)}`));
+    return element(
+      "tr",
+      {},
+      element("td", {}, go),
+      element("td", {}, `${QUANTITIES[quantity].short(part.value)} · ${share(part.value, root.value)}`),
+    );
   });
-  if (parts.length > 4) rows.push(element("tr", {}, element("td", {}, `${parts.length - 4} more`), element("td", {}, "")));
+  if (parts.length > 4)
+    rows.push(element("tr", {}, element("td", {}, `${parts.length - 4} more`), element("td", {}, "")));
   return element("table", { class: "parts" }, element("tbody", {}, ...rows));
 }

@@ -3,23 +3,44 @@
 
 let memoryAt = null;
 
-section("memory", "memory", (place) => {
-  const memory = page.found.memory;
-  if (!memory?.curve) return false;
-  const { curve } = memory;
-  if (memoryAt === null || memoryAt >= curve.lines.length) memoryAt = curve.peak_at;
-  const chartPlace = element("div"), list = element("div", { class: "panel", id: "alive", "aria-live": "off" });
-  const rows = () => curve.lines.map((line, at) => [at + 1, line.line, plainName(line.layer), passName(line.macro_operation), grouped(exact(line.bytes))]);
-  place.replaceChildren(...heading(memory.finding, "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive."),
-    element("div", { class: "with-panel" }, element("div", {}, chartPlace), list), element("p", { class: "caption" }, memory.convention), ...[ofItsSizes()].filter(Boolean), asTable(["line", "name", "layer", "pass", "bytes"], rows()));
-  const show = (at) => {
-    memoryAt = Math.max(0, Math.min(curve.lines.length - 1, at));
-    movePointer(chartPlace, curve);
-    drawAlive(list, curve);
-  };
-  drawCurve(chartPlace, curve, show);
-  show(memoryAt);
-}, () => [page.view.changed]);
+section(
+  "memory",
+  "memory",
+  (place) => {
+    const memory = page.found.memory;
+    if (!memory?.curve) return false;
+    const { curve } = memory;
+    if (memoryAt === null || memoryAt >= curve.lines.length) memoryAt = curve.peak_at;
+    const chartPlace = element("div"),
+      list = element("div", { class: "panel", id: "alive", "aria-live": "off" });
+    const rows = () =>
+      curve.lines.map((line, at) => [
+        at + 1,
+        line.line,
+        plainName(line.layer),
+        passName(line.macro_operation),
+        grouped(exact(line.bytes)),
+      ]);
+    place.replaceChildren(
+      ...heading(
+        memory.finding,
+        "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
+      ),
+      element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
+      element("p", { class: "caption" }, memory.convention),
+      ...[ofItsSizes()].filter(Boolean),
+      asTable(["line", "name", "layer", "pass", "bytes"], rows()),
+    );
+    const show = (at) => {
+      memoryAt = Math.max(0, Math.min(curve.lines.length - 1, at));
+      movePointer(chartPlace, curve);
+      drawAlive(list, curve);
+    };
+    drawCurve(chartPlace, curve, show);
+    show(memoryAt);
+  },
+  () => [page.view.changed],
+);
 
 function aliveAt(curve, at) {
   const found = new Map();
@@ -27,29 +48,66 @@ function aliveAt(curve, at) {
     if (array.first > at || array.last < at) continue;
     const key = `${array.name} ${array.shape} ${array.layer} ${array.block} ${array.kind}`;
     const seen = found.get(key);
-    found.set(key, seen ? { ...seen, bytes: seen.bytes + exact(array.bytes), number: seen.number + array.number } : { ...array, bytes: exact(array.bytes) });
+    found.set(
+      key,
+      seen
+        ? { ...seen, bytes: seen.bytes + exact(array.bytes), number: seen.number + array.number }
+        : { ...array, bytes: exact(array.bytes) },
+    );
   }
   return [...found.values()].sort((one, two) => (two.bytes > one.bytes ? 1 : two.bytes < one.bytes ? -1 : 0));
 }
 
 function lineSaid(curve, at) {
-  const line = curve.lines[at], layer = [line.block && page.found.said.two_sided ? line.block : "", plainName(line.layer)].filter(Boolean).join(" ");
+  const line = curve.lines[at],
+    layer = [line.block && page.found.said.two_sided ? line.block : "", plainName(line.layer)]
+      .filter(Boolean)
+      .join(" ");
   return `${layer}${layer && line.macro_operation ? ", " : ""}${passName(line.macro_operation)}`;
 }
 
 function curveLayout(place, curve) {
-  const width = widthOf(place), left = 62, right = 4, top = 54, bottom = 34, height = width < 500 ? 340 : 380;
-  const peak = Number(curve.peak), scaleTicks = ticks(0, peak * 1.04, width < 500 ? 4 : 5);
+  const width = widthOf(place),
+    left = 62,
+    right = 4,
+    top = 54,
+    bottom = 34,
+    height = width < 500 ? 340 : 380;
+  const peak = Number(curve.peak),
+    scaleTicks = ticks(0, peak * 1.04, width < 500 ? 4 : 5);
   const high = Math.max(peak * 1.04, scaleTicks[scaleTicks.length - 1]);
-  return { width, height, left, right, top, bottom, scaleTicks, x: linearScale(0, curve.lines.length, left, width - right), y: linearScale(0, high, height - bottom, top) };
+  return {
+    width,
+    height,
+    left,
+    right,
+    top,
+    bottom,
+    scaleTicks,
+    x: linearScale(0, curve.lines.length, left, width - right),
+    y: linearScale(0, high, height - bottom, top),
+  };
 }
 
 function drawCurve(place, curve, show) {
-  const own = curveLayout(place, curve), { x, y, width, height } = own, count = curve.lines.length;
+  const own = curveLayout(place, curve),
+    { x, y, width, height } = own,
+    count = curve.lines.length;
   const svg = chart(width, height, "");
-  for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-label": "Moment of the step, line by line", "aria-valuemin": 1, "aria-valuemax": count })) svg.setAttribute(name, value);
+  for (const [name, value] of Object.entries({
+    role: "slider",
+    tabindex: 0,
+    "aria-label": "Moment of the step, line by line",
+    "aria-valuemin": 1,
+    "aria-valuemax": count,
+  }))
+    svg.setAttribute(name, value);
   svg.style.cssText = "touch-action: pan-y; cursor: crosshair";
-  for (const tick of own.scaleTicks) svg.append(svgLine(own.left, y(tick), width - own.right, y(tick)), svgText(own.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }));
+  for (const tick of own.scaleTicks)
+    svg.append(
+      svgLine(own.left, y(tick), width - own.right, y(tick)),
+      svgText(own.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }),
+    );
   let below = new Array(count).fill(0);
   for (const [kind, sizes] of Object.entries(curve.kinds)) {
     const above = below.map((size, at) => size + Number(sizes[at]));
@@ -60,12 +118,26 @@ function drawCurve(place, curve, show) {
   drawPhases(svg, own, curve);
   drawBrackets(svg, own, curve);
   svg.append(svgElement("g", { class: "pointer" }));
-  const at = (event) => Math.floor(((event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width * width - own.left) / (width - own.right - own.left) * count);
+  const at = (event) =>
+    Math.floor(
+      ((((event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width) * width - own.left) /
+        (width - own.right - own.left)) *
+        count,
+    );
   svg.addEventListener("pointermove", (event) => show(at(event)));
   svg.addEventListener("pointerdown", (event) => show(at(event)));
   svg.addEventListener("pointerleave", () => show(curve.peak_at));
   svg.addEventListener("keydown", (event) => {
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity };
+    const steps = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowDown: -1,
+      ArrowUp: 1,
+      PageUp: 10,
+      PageDown: -10,
+      Home: -Infinity,
+      End: Infinity,
+    };
     if (event.key === "p") show(curve.peak_at);
     else if (event.key in steps) show(memoryAt + steps[event.key]);
     else return;
@@ -76,8 +148,12 @@ function drawCurve(place, curve, show) {
 }
 
 function stairs(x, y, below, above) {
-  const up = above.map((size, at) => `${x(at).toFixed(1)},${y(size).toFixed(1)} ${x(at + 1).toFixed(1)},${y(size).toFixed(1)}`);
-  const down = below.map((size, at) => `${x(at + 1).toFixed(1)},${y(size).toFixed(1)} ${x(at).toFixed(1)},${y(size).toFixed(1)}`).reverse();
+  const up = above.map(
+    (size, at) => `${x(at).toFixed(1)},${y(size).toFixed(1)} ${x(at + 1).toFixed(1)},${y(size).toFixed(1)}`,
+  );
+  const down = below
+    .map((size, at) => `${x(at + 1).toFixed(1)},${y(size).toFixed(1)} ${x(at).toFixed(1)},${y(size).toFixed(1)}`)
+    .reverse();
   return `M${up.join(" L")} L${down.join(" L")} Z`;
 }
 
@@ -86,69 +162,157 @@ const AREAS = { forward: "made forward", "weight update": "weight gradients", gr
 /** The name of an area, in the widest run of lines in which it is high enough. */
 function labelArea(svg, own, kind, below, above) {
   const tall = above.map((size, at) => own.y(below[at]) - own.y(size) >= 20);
-  let best = null, start = null;
+  let best = null,
+    start = null;
   for (let at = 0; at <= tall.length; at += 1) {
     if (tall[at] && start === null) start = at;
     if (!tall[at] && start !== null) {
-      const low = Math.min(...below.slice(start, at).map((size) => own.y(size))), high = Math.max(...above.slice(start, at).map((size) => own.y(size)));
-      const run = { start, end: at, room: own.x(at) - own.x(start), middle: low - high >= 16 ? (low + high) / 2 : null };
+      const low = Math.min(...below.slice(start, at).map((size) => own.y(size))),
+        high = Math.max(...above.slice(start, at).map((size) => own.y(size)));
+      const run = {
+        start,
+        end: at,
+        room: own.x(at) - own.x(start),
+        middle: low - high >= 16 ? (low + high) / 2 : null,
+      };
       if (run.middle !== null && (!best || run.room > best.room)) best = run;
       start = null;
     }
   }
-  const text = AREAS[kind] ?? kind, macro = kind.replaceAll(" ", "_");
-  if (best && textWidth(text, 13) < best.room - 12) svg.append(svgText(own.x(best.start) + 8, best.middle + 5, text, { style: colourOf(kind).includes("neutral") ? "" : `fill: var(--on-${kind === "gradients" ? "weight_update" : macro})` }));
+  const text = AREAS[kind] ?? kind,
+    macro = kind.replaceAll(" ", "_");
+  if (best && textWidth(text, 13) < best.room - 12)
+    svg.append(
+      svgText(own.x(best.start) + 8, best.middle + 5, text, {
+        style: colourOf(kind).includes("neutral")
+          ? ""
+          : `fill: var(--on-${kind === "gradients" ? "weight_update" : macro})`,
+      }),
+    );
 }
 
 /** The passes as they follow each other, above the chart; what changes at every line is told together. */
 function drawPhases(svg, own, curve) {
   const phases = [];
   for (let at = 0; at < curve.lines.length; at += 1) {
-    const macro = curve.lines[at].macro_operation, last = phases[phases.length - 1];
-    const learns = ["backward", "weight_update", "error_projection"].includes(macro), name = learns ? "learn" : macro;
+    const macro = curve.lines[at].macro_operation,
+      last = phases[phases.length - 1];
+    const learns = ["backward", "weight_update", "error_projection"].includes(macro),
+      name = learns ? "learn" : macro;
     if (last && (last.name === name || (at - last.start < 3 && last.name === "learn"))) {
       last.end = at + 1;
       last.macros.add(macro);
     } else phases.push({ name, start: at, end: at + 1, macros: new Set([macro]) });
   }
   for (const phase of phases) {
-    const from = own.x(phase.start), to = own.x(phase.end) - 3;
+    const from = own.x(phase.start),
+      to = own.x(phase.end) - 3;
     if (to - from < 6) continue;
-    const names = [...phase.macros].map(passName), text = [names.join(" and "), names[0], SHORT[names[0]]].find((one) => one && textWidth(one, 13) < to - from);
-    svg.append(svgLine(from, own.top - 18, to, own.top - 18, { class: "rule", style: "stroke: var(--faint); stroke-width: 1" }));
+    const names = [...phase.macros].map(passName),
+      text = [names.join(" and "), names[0], SHORT[names[0]]].find((one) => one && textWidth(one, 13) < to - from);
+    svg.append(
+      svgLine(from, own.top - 18, to, own.top - 18, { class: "rule", style: "stroke: var(--faint); stroke-width: 1" }),
+    );
     if (text) svg.append(svgText(from, own.top - 26, text, { class: "axis" }));
   }
 }
 
 function drawBrackets(svg, own, curve) {
   for (const bracket of curve.brackets.filter((one) => one.depth === 0)) {
-    const from = own.x(bracket.first), to = own.x(bracket.last + 1), y = own.height - own.bottom + 6;
-    svg.append(svgElement("path", { d: `M${from},${y} v5 H${to} v-5`, class: "rule", style: "stroke: var(--faint); stroke-width: 1" }));
+    const from = own.x(bracket.first),
+      to = own.x(bracket.last + 1),
+      y = own.height - own.bottom + 6;
+    svg.append(
+      svgElement("path", {
+        d: `M${from},${y} v5 H${to} v-5`,
+        class: "rule",
+        style: "stroke: var(--faint); stroke-width: 1",
+      }),
+    );
     const text = [bracket.title, `${bracket.turns} ×`].find((one) => textWidth(one, 12) < to - from);
     if (text) svg.append(svgText((from + to) / 2, y + 21, text, { class: "faint small", "text-anchor": "middle" }));
   }
 }
 
 function movePointer(place, curve) {
-  const own = curveLayout(place, curve), svg = place.querySelector("svg"), group = svg.querySelector(".pointer");
-  const size = exact(curve.lines[memoryAt].bytes), x = (own.x(memoryAt) + own.x(memoryAt + 1)) / 2, y = own.y(Number(size));
-  const text = `${memoryAt === curve.peak_at ? "peak " : ""}${bytes(size)}`, room = textWidth(text, 13, 600) + 14, left = x + room + 10 > own.width ? x - room - 8 : x + 8;
-  group.replaceChildren(svgLine(x, own.top - 14, x, own.height - own.bottom, { class: "rule" }), svgElement("circle", { cx: x, cy: y, r: 4.5, fill: "var(--page)", stroke: "var(--ink)", "stroke-width": 2 }),
-    svgElement("rect", { x: left, y: y - 34 < own.top - 14 ? own.top - 14 : y - 34, width: room, height: 24, rx: 3, fill: "var(--ink)" }), svgText(left + 7, (y - 34 < own.top - 14 ? own.top - 14 : y - 34) + 17, text, { class: "strong", style: "fill: var(--page)" }));
+  const own = curveLayout(place, curve),
+    svg = place.querySelector("svg"),
+    group = svg.querySelector(".pointer");
+  const size = exact(curve.lines[memoryAt].bytes),
+    x = (own.x(memoryAt) + own.x(memoryAt + 1)) / 2,
+    y = own.y(Number(size));
+  const text = `${memoryAt === curve.peak_at ? "peak " : ""}${bytes(size)}`,
+    room = textWidth(text, 13, 600) + 14,
+    left = x + room + 10 > own.width ? x - room - 8 : x + 8;
+  group.replaceChildren(
+    svgLine(x, own.top - 14, x, own.height - own.bottom, { class: "rule" }),
+    svgElement("circle", { cx: x, cy: y, r: 4.5, fill: "var(--page)", stroke: "var(--ink)", "stroke-width": 2 }),
+    svgElement("rect", {
+      x: left,
+      y: y - 34 < own.top - 14 ? own.top - 14 : y - 34,
+      width: room,
+      height: 24,
+      rx: 3,
+      fill: "var(--ink)",
+    }),
+    svgText(left + 7, (y - 34 < own.top - 14 ? own.top - 14 : y - 34) + 17, text, {
+      class: "strong",
+      style: "fill: var(--page)",
+    }),
+  );
   svg.setAttribute("aria-valuenow", memoryAt + 1);
   svg.setAttribute("aria-valuetext", `${curve.lines[memoryAt].line}, ${lineSaid(curve, memoryAt)}: ${bytes(size)}`);
 }
 
 function drawAlive(list, curve) {
-  const arrays = aliveAt(curve, memoryAt), line = curve.lines[memoryAt], shown = arrays.slice(0, 7), most = Number(arrays[0]?.bytes ?? 1);
-  const rest = arrays.slice(7), left = rest.reduce((all, array) => all + array.bytes, 0n);
+  const arrays = aliveAt(curve, memoryAt),
+    line = curve.lines[memoryAt],
+    shown = arrays.slice(0, 7),
+    most = Number(arrays[0]?.bytes ?? 1);
+  const rest = arrays.slice(7),
+    left = rest.reduce((all, array) => all + array.bytes, 0n);
   const items = shown.map((array) => {
-    const shape = [array.number > 1 ? `${grouped(BigInt(array.number))} × ` : "", array.shape.map((size) => grouped(BigInt(size))).join(" × ")].join("");
-    return element("li", {}, element("span", {}, array.kind === array.name ? array.name : element("code", {}, array.name), " ", element("span", { class: "shape" }, shape)), element("span", {}, bytes(array.bytes)),
-      element("span", { class: "bar", style: `width: ${Math.max(0.5, (100 * Number(array.bytes)) / most)}%; background: ${colourOf(array.kind)}` }));
+    const shape = [
+      array.number > 1 ? `${grouped(BigInt(array.number))} × ` : "",
+      array.shape.map((size) => grouped(BigInt(size))).join(" × "),
+    ].join("");
+    return element(
+      "li",
+      {},
+      element(
+        "span",
+        {},
+        array.kind === array.name ? array.name : element("code", {}, array.name),
+        " ",
+        element("span", { class: "shape" }, shape),
+      ),
+      element("span", {}, bytes(array.bytes)),
+      element("span", {
+        class: "bar",
+        style: `width: ${Math.max(0.5, (100 * Number(array.bytes)) / most)}%; background: ${colourOf(array.kind)}`,
+      }),
+    );
   });
-  if (rest.length) items.push(element("li", {}, element("span", { class: "shape" }, `${rest.length} more`), element("span", { class: "shape" }, bytes(left))));
-  list.replaceChildren(element("p", { class: "path" }, memoryAt === curve.peak_at ? "Alive at the peak" : "Alive here"),
-    element("p", { class: "exact" }, element("b", {}, bytes(exact(line.bytes))), " while ", element("code", {}, line.line), " runs"),
-    element("p", { class: "path" }, `${lineSaid(curve, memoryAt)} · line ${memoryAt + 1} of ${curve.lines.length}`), element("ul", { class: "alive" }, ...items));
+  if (rest.length)
+    items.push(
+      element(
+        "li",
+        {},
+        element("span", { class: "shape" }, `${rest.length} more`),
+        element("span", { class: "shape" }, bytes(left)),
+      ),
+    );
+  list.replaceChildren(
+    element("p", { class: "path" }, memoryAt === curve.peak_at ? "Alive at the peak" : "Alive here"),
+    element(
+      "p",
+      { class: "exact" },
+      element("b", {}, bytes(exact(line.bytes))),
+      " while ",
+      element("code", {}, line.line),
+      " runs",
+    ),
+    element("p", { class: "path" }, `${lineSaid(curve, memoryAt)} · line ${memoryAt + 1} of ${curve.lines.length}`),
+    element("ul", { class: "alive" }, ...items),
+  );
 }

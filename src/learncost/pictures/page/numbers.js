@@ -17,8 +17,12 @@ function grouped(value) {
 
 /** Three digits of a number of at least 1, and how often it was divided by 1,000. */
 function scaled(value) {
-  let number = Math.abs(Number(value)), power = 0;
-  while (number >= 999.5) { number /= 1000; power += 1; }
+  let number = Math.abs(Number(value)),
+    power = 0;
+  while (number >= 999.5) {
+    number /= 1000;
+    power += 1;
+  }
   return [digits(number), power];
 }
 
@@ -34,7 +38,8 @@ function digits(number) {
 /** 881 G; below a thousand the number itself. */
 function si(value, unit = "") {
   const sign = Number(value) < 0 ? "−" : "";
-  if (Math.abs(Number(value)) < 1000 && typeof value === "bigint") return `${sign}${value < 0n ? -value : value}${unit ? " " + unit : ""}`;
+  if (Math.abs(Number(value)) < 1000 && typeof value === "bigint")
+    return `${sign}${value < 0n ? -value : value}${unit ? " " + unit : ""}`;
   const [text, power] = scaled(value);
   const tail = (PREFIXES[power] ?? "?") + unit;
   return sign + text + (tail ? " " + tail : "");
@@ -44,8 +49,12 @@ function si(value, unit = "") {
 function words(value) {
   const number = Number(value);
   if (number >= 999.5e12) {
-    let exponent = Math.floor(Math.log10(number)), lead = number / 10 ** exponent;
-    if (lead >= 9.995) { lead /= 10; exponent += 1; }
+    let exponent = Math.floor(Math.log10(number)),
+      lead = number / 10 ** exponent;
+    if (lead >= 9.995) {
+      lead /= 10;
+      exponent += 1;
+    }
     return `${lead.toFixed(2)} × 10${[...String(exponent)].map((digit) => SUPERSCRIPTS[digit]).join("")}`;
   }
   if (number < 10000) return grouped(BigInt(Math.round(number)));
@@ -58,7 +67,16 @@ function bytes(value) {
   return number < 1000 ? `${number} B` : si(value, "B");
 }
 
-const SECONDS = [["years", 31557600], ["days", 86400], ["h", 3600], ["min", 60], ["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
+const SECONDS = [
+  ["years", 31557600],
+  ["days", 86400],
+  ["h", 3600],
+  ["min", 60],
+  ["s", 1],
+  ["ms", 1e-3],
+  ["µs", 1e-6],
+  ["ns", 1e-9],
+];
 
 function unitOfTime(value) {
   return SECONDS.find(([, size]) => value >= 0.9995 * size) ?? SECONDS[SECONDS.length - 1];

@@ -11,7 +11,13 @@ function section(id, word, draw, rests = null) {
 
 function segments(name, options, current, pick, label) {
   const inside = Object.entries(options).map(([key, title]) =>
-    element("label", {}, element("input", { type: "radio", name, value: key, checked: key === current, onchange: () => pick(key) }), element("span", {}, title)));
+    element(
+      "label",
+      {},
+      element("input", { type: "radio", name, value: key, checked: key === current, onchange: () => pick(key) }),
+      element("span", {}, title),
+    ),
+  );
   return element("div", { class: "segments", role: "radiogroup", "aria-label": label }, ...inside);
 }
 
@@ -21,15 +27,29 @@ function shownQuantity() {
 }
 
 function drawCost() {
-  const quantity = shownQuantity(), order = page.state.order ?? VIEW_KEYS.order;
-  const there = Object.fromEntries(Object.entries(QUANTITIES).filter(([name]) => page.view.totals[name]).map(([name, own]) => [name, own.title]));
-  const place = document.getElementById("cost-controls"), held = document.activeElement?.name;
+  const quantity = shownQuantity(),
+    order = page.state.order ?? VIEW_KEYS.order;
+  const there = Object.fromEntries(
+    Object.entries(QUANTITIES)
+      .filter(([name]) => page.view.totals[name])
+      .map(([name, own]) => [name, own.title]),
+  );
+  const place = document.getElementById("cost-controls"),
+    held = document.activeElement?.name;
   place.replaceChildren(
     segments("show", there, quantity, (show) => choose({ show }), "What is shown"),
-    segments("order", { pass: "passes first", layer: "layers first" }, order, (own) => choose({ order: own, at: null }), "Order"));
+    segments(
+      "order",
+      { pass: "passes first", layer: "layers first" },
+      order,
+      (own) => choose({ order: own, at: null }),
+      "Order",
+    ),
+  );
   if (held) place.querySelector(`input[name="${held}"]:checked`)?.focus({ preventScroll: true });
   page.root = treeOf(page.view, quantity, order);
-  page.fixed = page.state.at != null ? nodeAt(page.root, page.state.at) : firstShown(page.root, quantity) ?? page.root;
+  page.fixed =
+    page.state.at != null ? nodeAt(page.root, page.state.at) : (firstShown(page.root, quantity) ?? page.root);
   drawCells(page.fixed);
   drawLegend(document.getElementById("legend"), page.root, quantity);
 }
@@ -42,7 +62,14 @@ function drawCells(shown) {
 
 /** Look at a cell while the pointer is there, or stay at it. */
 function chooseNode(node, how) {
-  if (how === "look") return drawInspector(document.getElementById("inspector"), page.view, node ?? page.fixed, page.root, shownQuantity());
+  if (how === "look")
+    return drawInspector(
+      document.getElementById("inspector"),
+      page.view,
+      node ?? page.fixed,
+      page.root,
+      shownQuantity(),
+    );
   page.fixed = node;
   page.state = { ...page.state, at: node.key };
   history.replaceState(null, "", addressOf(page.state));
@@ -88,9 +115,17 @@ function drawSections(all = false) {
     section.drawn = { rests, found: page.found };
   });
   if (left) later = setTimeout(() => drawSections(true), 90);
-  const links = [["cost", "cost"], ...SECTIONS.filter(({ id }) => !document.getElementById(id).classList.contains("hidden")).map(({ id, word }) => [id, word])];
-  const nav = document.querySelector("nav"), said = links.join();
-  if (nav.dataset.links !== said) nav.replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));
+  const links = [
+    ["cost", "cost"],
+    ...SECTIONS.filter(({ id }) => !document.getElementById(id).classList.contains("hidden")).map(({ id, word }) => [
+      id,
+      word,
+    ]),
+  ];
+  const nav = document.querySelector("nav"),
+    said = links.join();
+  if (nav.dataset.links !== said)
+    nav.replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));
   nav.dataset.links = said;
 }
 
@@ -103,10 +138,20 @@ function asTable(columns, rows) {
   const made = element("details", { class: "no-print" }, element("summary", {}, "as a table"));
   made.addEventListener("toggle", () => {
     if (!made.open || made.querySelector("table")) return;
-    const cell = (name, own) => element(name, { class: typeof own === "string" && /^[−\d]/.test(own) ? "number" : null }, String(own));
-    made.append(element("div", { class: "table-box", tabindex: 0 }, element("table", { class: "table" },
-      element("thead", {}, element("tr", {}, ...columns.map((own) => cell("th", own)))),
-      element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((own) => cell("td", own))))))));
+    const cell = (name, own) =>
+      element(name, { class: typeof own === "string" && /^[−\d]/.test(own) ? "number" : null }, String(own));
+    made.append(
+      element(
+        "div",
+        { class: "table-box", tabindex: 0 },
+        element(
+          "table",
+          { class: "table" },
+          element("thead", {}, element("tr", {}, ...columns.map((own) => cell("th", own)))),
+          element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((own) => cell("td", own))))),
+        ),
+      ),
+    );
   });
   return made;
 }
@@ -122,11 +167,31 @@ function callOf() {
 }
 
 function drawFooter() {
-  const call = (label, text) => element("div", {}, element("div", {}, label), element("div", { class: "call" }, element("pre", {}, text), element("button", { type: "button", onclick: (event) => copy(event.target, text) }, "Copy")));
+  const call = (label, text) =>
+    element(
+      "div",
+      {},
+      element("div", {}, label),
+      element(
+        "div",
+        { class: "call" },
+        element("pre", {}, text),
+        element("button", { type: "button", onclick: (event) => copy(event.target, text) }, "Copy"),
+      ),
+    );
   const { command, python } = callOf();
-  document.getElementById("footer").replaceChildren(
-    element("h2", {}, "The same elsewhere"), call("On the command line", command), call("In Python, after import learncost as lc", python),
-    element("p", {}, `learncost ${page.found.version}. ${page.found.said.counted[0].toUpperCase()}${page.found.said.counted.slice(1)}; sizes: ${page.found.said.source}. Counts are exact; time and energy are predicted, not measured.`));
+  document
+    .getElementById("footer")
+    .replaceChildren(
+      element("h2", {}, "The same elsewhere"),
+      call("On the command line", command),
+      call("In Python, after import learncost as lc", python),
+      element(
+        "p",
+        {},
+        `learncost ${page.found.version}. ${page.found.said.counted[0].toUpperCase()}${page.found.said.counted.slice(1)}; sizes: ${page.found.said.source}. Counts are exact; time and energy are predicted, not measured.`,
+      ),
+    );
 }
 
 async function copy(button, text) {

@@ -16,24 +16,42 @@ function value(tree, names) {
   const own = operands.map((operand) => value(operand, names));
   const [one, two] = own;
   switch (sign) {
-    case "+": return one + two;
-    case "-": return one - two;
-    case "*": return one * two;
+    case "+":
+      return one + two;
+    case "-":
+      return one - two;
+    case "*":
+      return one * two;
     case "/":
-      if (one % two) throw new NotWhole(`${said(operands[0])} ${grouped(one)} is not a multiple of ${said(operands[1])} ${grouped(two)}`);
+      if (one % two)
+        throw new NotWhole(
+          `${said(operands[0])} ${grouped(one)} is not a multiple of ${said(operands[1])} ${grouped(two)}`,
+        );
       return one / two;
-    case "//": return one / two;
-    case "%": return one % two;
-    case "min": return own.reduce((least, next) => (next < least ? next : least));
-    case "max": return own.reduce((most, next) => (next > most ? next : most));
-    case "==": return one === two;
-    case "!=": return one !== two;
-    case "<": return one < two;
-    case "<=": return one <= two;
-    case ">": return one > two;
-    case ">=": return one >= two;
-    case "and": return own.every(Boolean);
-    case "or": return own.some(Boolean);
+    case "//":
+      return one / two;
+    case "%":
+      return one % two;
+    case "min":
+      return own.reduce((least, next) => (next < least ? next : least));
+    case "max":
+      return own.reduce((most, next) => (next > most ? next : most));
+    case "==":
+      return one === two;
+    case "!=":
+      return one !== two;
+    case "<":
+      return one < two;
+    case "<=":
+      return one <= two;
+    case ">":
+      return one > two;
+    case ">=":
+      return one >= two;
+    case "and":
+      return own.every(Boolean);
+    case "or":
+      return own.some(Boolean);
   }
   throw new Error(`no operator is called ${sign}`);
 }
@@ -53,7 +71,10 @@ function sizesWith(found, chosen) {
     if (names[size.name] < 1n) throw new NotWhole(`${size.name} must be at least 1`);
     if (size.most === null || size.most === undefined) continue;
     const most = value(size.most, names);
-    if (most > 0n && names[size.name] > most) throw new NotWhole(`${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${found.said.model} learns`);
+    if (most > 0n && names[size.name] > most)
+      throw new NotWhole(
+        `${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${found.said.model} learns`,
+      );
   }
   return names;
 }
@@ -74,11 +95,16 @@ function sizeOf(axis, axes) {
     return size < product ? size : product;
   }
   const parts = axis.match(/[+-]?[^+-]+/g);
-  if (parts.length > 1) return parts.reduce((all, part) => all + (part[0] === "-" ? -1n : 1n) * sizeOf(part.replace(/^[+-]/, ""), axes), 0n);
+  if (parts.length > 1)
+    return parts.reduce(
+      (all, part) => all + (part[0] === "-" ? -1n : 1n) * sizeOf(part.replace(/^[+-]/, ""), axes),
+      0n,
+    );
   const [name, over] = axis.replace(/'+$/, "").split("/");
   const whole = /^\d+$/.test(name) ? BigInt(name) : axes[name];
   if (!over) return whole;
-  if (whole % BigInt(over)) throw new NotWhole(`${name} is ${whole} and cannot be cut in segments of ${over}: ${over} must divide it`);
+  if (whole % BigInt(over))
+    throw new NotWhole(`${name} is ${whole} and cannot be cut in segments of ${over}: ${over} must divide it`);
   return whole / BigInt(over);
 }
 
@@ -93,6 +119,7 @@ function countAt(count, monomials) {
   let total = 0n;
   for (let place = 1; place < count.length; place += 1) total += exact(count[place][1]) * monomials[count[place][0]];
   const over = exact(count[0]);
-  if (total % over) throw new NotWhole("no whole number at these sizes: a price book that halves has an odd number to halve");
+  if (total % over)
+    throw new NotWhole("no whole number at these sizes: a price book that halves has an odd number to halve");
   return total / over;
 }

@@ -7,41 +7,94 @@ section("procedures", "procedures", (place) => {
   if (rows.length < 2) return false;
   const base = rows.find((row) => row.name === "bp") ?? rows[0];
   const others = rows.filter((row) => row !== base);
-  const least = others.reduce((best, row) => (row.flops < best.flops ? row : best)), most = others.reduce((best, row) => (row.flops > best.flops ? row : best));
-  const name = (row) => titleOf(row.name), times = (row) => digits(Number(row.flops) / Number(base.flops));
-  const finding = least === most ? `By ${name(least)} the step takes ${times(least)} times the FLOPs of ${name(base)}` : `${["", "One", "Two", "Three", "Four", "Five", "Six"][rows.length] ?? rows.length} ways to learn the same step take ${times(least) < 1 ? times(least) : "1.00"} to ${times(most)} times the FLOPs of ${name(base)}`;
-  const wide = widthOf(place) > 640, scale = Math.max(...rows.map((row) => Number(row.flops))), peaks = rows.some((row) => row.peak !== null);
+  const least = others.reduce((best, row) => (row.flops < best.flops ? row : best)),
+    most = others.reduce((best, row) => (row.flops > best.flops ? row : best));
+  const name = (row) => titleOf(row.name),
+    times = (row) => digits(Number(row.flops) / Number(base.flops));
+  const finding =
+    least === most
+      ? `By ${name(least)} the step takes ${times(least)} times the FLOPs of ${name(base)}`
+      : `${["", "One", "Two", "Three", "Four", "Five", "Six"][rows.length] ?? rows.length} ways to learn the same step take ${times(least) < 1 ? times(least) : "1.00"} to ${times(most)} times the FLOPs of ${name(base)}`;
+  const wide = widthOf(place) > 640,
+    scale = Math.max(...rows.map((row) => Number(row.flops))),
+    peaks = rows.some((row) => row.peak !== null);
   const top = Math.max(1, ...rows.map((row) => Number(row.peak ?? 0)));
-  const columns = element("tr", {}, element("th", {}, ""), element("th", {}, "FLOPs in a step"), ...(peaks ? [element("th", {}, "memory at the peak")] : []));
+  const columns = element(
+    "tr",
+    {},
+    element("th", {}, ""),
+    element("th", {}, "FLOPs in a step"),
+    ...(peaks ? [element("th", {}, "memory at the peak")] : []),
+  );
   const body = rows.map((row) => {
     const here = row.name === page.found.said.procedure;
     const ratioText = row === base ? "1.00 × (base)" : ratio(row.flops, base.flops);
-    return element("tr", {}, element("td", { class: `name ${here ? "here" : ""}` }, name(row), element("small", {}, row.name)),
-      element("td", {}, passesBar(row, scale, wide ? Math.min(560, widthOf(place) - 346 - (peaks ? 262 : 0)) : widthOf(place) - 110, ratioText)),
-      ...(peaks ? [element("td", {}, peakBar(row, top, wide ? 150 : widthOf(place) - 110))] : []));
+    return element(
+      "tr",
+      {},
+      element("td", { class: `name ${here ? "here" : ""}` }, name(row), element("small", {}, row.name)),
+      element(
+        "td",
+        {},
+        passesBar(
+          row,
+          scale,
+          wide ? Math.min(560, widthOf(place) - 346 - (peaks ? 262 : 0)) : widthOf(place) - 110,
+          ratioText,
+        ),
+      ),
+      ...(peaks ? [element("td", {}, peakBar(row, top, wide ? 150 : widthOf(place) - 110))] : []),
+    );
   });
-  place.replaceChildren(...heading(finding, "Every bar is one training step at the same sizes; its parts are the passes of the procedure."),
+  place.replaceChildren(
+    ...heading(finding, "Every bar is one training step at the same sizes; its parts are the passes of the procedure."),
     element("table", { class: "rows" }, element("thead", {}, columns), element("tbody", {}, ...body)),
-    asTable(["procedure", "pass", "FLOPs", "MACCs"], rows.flatMap((row) => [...row.passes.map((pass) => [row.name, passName(pass.macro), grouped(pass.flops), grouped(pass.maccs)]), [row.name, "total", grouped(row.flops), grouped(row.maccs)]])));
+    asTable(
+      ["procedure", "pass", "FLOPs", "MACCs"],
+      rows.flatMap((row) => [
+        ...row.passes.map((pass) => [row.name, passName(pass.macro), grouped(pass.flops), grouped(pass.maccs)]),
+        [row.name, "total", grouped(row.flops), grouped(row.maccs)],
+      ]),
+    ),
+  );
 });
 
 /** The procedures at the sizes that are chosen: from the documents of each where they are there, else as they are. */
 function proceduresNow() {
   const compared = page.found.compared?.procedures ?? [];
   const documents = new Map(siblings().map((found) => [found.said.procedure, found]));
-  const rows = compared.filter((own) => !page.view.changed || documents.has(own.name) || GIVEN.api).map((own) => {
-    const found = documents.get(own.name);
-    const view = found === page.found ? page.view : found ? viewTotals(found) : null;
-    if (!view) return { name: own.name, flops: exact(own.flops), maccs: exact(own.maccs), peak: own.peak === null ? null : exact(own.peak), passes: own.passes.map((pass) => ({ macro: pass.macro_operation, flops: exact(pass.flops), maccs: exact(pass.maccs) })) };
-    const passes = new Map();
-    for (const line of view.lines) {
-      const pass = passes.get(line.macro) ?? { macro: line.macro, flops: 0n, maccs: 0n };
-      pass.flops += line.values.flops;
-      pass.maccs += line.values.maccs;
-      passes.set(line.macro, pass);
-    }
-    return { name: own.name, flops: view.totals.flops, maccs: view.totals.maccs, peak: view.peak, passes: [...passes.values()] };
-  });
+  const rows = compared
+    .filter((own) => !page.view.changed || documents.has(own.name) || GIVEN.api)
+    .map((own) => {
+      const found = documents.get(own.name);
+      const view = found === page.found ? page.view : found ? viewTotals(found) : null;
+      if (!view)
+        return {
+          name: own.name,
+          flops: exact(own.flops),
+          maccs: exact(own.maccs),
+          peak: own.peak === null ? null : exact(own.peak),
+          passes: own.passes.map((pass) => ({
+            macro: pass.macro_operation,
+            flops: exact(pass.flops),
+            maccs: exact(pass.maccs),
+          })),
+        };
+      const passes = new Map();
+      for (const line of view.lines) {
+        const pass = passes.get(line.macro) ?? { macro: line.macro, flops: 0n, maccs: 0n };
+        pass.flops += line.values.flops;
+        pass.maccs += line.values.maccs;
+        passes.set(line.macro, pass);
+      }
+      return {
+        name: own.name,
+        flops: view.totals.flops,
+        maccs: view.totals.maccs,
+        peak: view.peak,
+        passes: [...passes.values()],
+      };
+    });
   return rows;
 }
 
@@ -56,26 +109,46 @@ function viewTotals(found) {
 }
 
 function passesBar(row, scale, width, ratioText) {
-  const svg = svgElement("svg", { viewBox: `0 0 ${width + 110} 30`, height: 30, style: `width: ${width + 110}px; max-width: 100%`, role: "img", "aria-label": `${titleOf(row.name)}: ${grouped(row.flops)} FLOPs, ${ratioText}` });
+  const svg = svgElement("svg", {
+    viewBox: `0 0 ${width + 110} 30`,
+    height: 30,
+    style: `width: ${width + 110}px; max-width: 100%`,
+    role: "img",
+    "aria-label": `${titleOf(row.name)}: ${grouped(row.flops)} FLOPs, ${ratioText}`,
+  });
   let x = 0;
   svg.append(hatch());
   for (const pass of row.passes) {
     const own = (Number(pass.flops) / scale) * width;
     if (own < 0.4) continue;
     svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, own - 1), height: 26, fill: colourOf(pass.macro) }));
-    if (pass.macro === "recomputation") svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, own - 1), height: 26, fill: "url(#hatch)" }));
+    if (pass.macro === "recomputation")
+      svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, own - 1), height: 26, fill: "url(#hatch)" }));
     const word = passName(pass.macro);
-    if (textWidth(word, 12) < own - 14) svg.append(svgText(x + 7, 19, word, { class: "small", style: `fill: var(--on-${pass.macro})` }));
+    if (textWidth(word, 12) < own - 14)
+      svg.append(svgText(x + 7, 19, word, { class: "small", style: `fill: var(--on-${pass.macro})` }));
     x += own;
   }
-  svg.append(svgText(x + 8, 13, si(row.flops), { class: "strong" }), svgText(x + 8, 28, ratioText, { class: "faint small" }));
+  svg.append(
+    svgText(x + 8, 13, si(row.flops), { class: "strong" }),
+    svgText(x + 8, 28, ratioText, { class: "faint small" }),
+  );
   return svg;
 }
 
 function peakBar(row, top, width) {
   if (row.peak === null) return element("span", { class: "wait" }, "not known here");
   const own = (Number(row.peak) / top) * width;
-  const svg = svgElement("svg", { viewBox: `0 0 ${width + 80} 30`, height: 30, style: `width: ${width + 80}px; max-width: 100%`, role: "img", "aria-label": `${bytes(row.peak)} at the peak` });
-  svg.append(svgElement("rect", { x: 0, y: 9, width: own, height: 12, fill: "var(--neutral-3)" }), svgText(own + 8, 20, bytes(row.peak), { class: "strong" }));
+  const svg = svgElement("svg", {
+    viewBox: `0 0 ${width + 80} 30`,
+    height: 30,
+    style: `width: ${width + 80}px; max-width: 100%`,
+    role: "img",
+    "aria-label": `${bytes(row.peak)} at the peak`,
+  });
+  svg.append(
+    svgElement("rect", { x: 0, y: 9, width: own, height: 12, fill: "var(--neutral-3)" }),
+    svgText(own + 8, 20, bytes(row.peak), { class: "strong" }),
+  );
   return svg;
 }

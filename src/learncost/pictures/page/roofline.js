@@ -1,43 +1,103 @@
 // Time: what limits the step on the device, and every kernel under its roof.
 "use strict";
 
-const LIMITS = { compute: ["limited by arithmetic", "arithmetic", "computes"], memory: ["limited by memory", "memory", "waits for memory"], launch: ["limited by calls", "calls", "waits for calls"] };
+const LIMITS = {
+  compute: ["limited by arithmetic", "arithmetic", "computes"],
+  memory: ["limited by memory", "memory", "waits for memory"],
+  launch: ["limited by calls", "calls", "waits for calls"],
+};
 
 section("time", "time", (place) => {
-  const { found, view } = page, { timed } = view;
+  const { found, view } = page,
+    { timed } = view;
   if (!timed) return false;
-  const order = Object.keys(LIMITS).filter((name) => timed.limits[name] > 0).sort((one, two) => timed.limits[two] - timed.limits[one]);
+  const order = Object.keys(LIMITS)
+    .filter((name) => timed.limits[name] > 0)
+    .sort((one, two) => timed.limits[two] - timed.limits[one]);
   const all = order.reduce((sum, name) => sum + timed.limits[name], 0);
-  const finding = order.map((name, at) => `${share(timed.limits[name], all)} of the time`.replace(" of the time", at ? "" : " of the time") + ` ${at ? "it" : `the ${found.said.device}`} ${LIMITS[name][2]}`).join(", ");
-  const roof = roofOf(found.time.rates), points = pointsNow(view, timed);
+  const finding = order
+    .map(
+      (name, at) =>
+        `${share(timed.limits[name], all)} of the time`.replace(" of the time", at ? "" : " of the time") +
+        ` ${at ? "it" : `the ${found.said.device}`} ${LIMITS[name][2]}`,
+    )
+    .join(", ");
+  const roof = roofOf(found.time.rates),
+    points = pointsNow(view, timed);
   const places = [element("div"), element("div")];
-  place.replaceChildren(...heading(finding, "Every kernel of the step, its area the time that it takes. On the slope memory is the limit, under the flat roof arithmetic. Kernels in the same place are one circle."), ...places,
-    element("p", { class: "caption" }, `Predicted, not measured: ${seconds(view.totals.seconds)} lies between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${found.said.device_source[0].toUpperCase()}${found.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`),
-    asTable(["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"], points.map((point) => [point.layer, point.line, passName(point.macro), digits(point.x), si(point.y), seconds(point.seconds), LIMITS[point.limit][1]])));
+  place.replaceChildren(
+    ...heading(
+      finding,
+      "Every kernel of the step, its area the time that it takes. On the slope memory is the limit, under the flat roof arithmetic. Kernels in the same place are one circle.",
+    ),
+    ...places,
+    element(
+      "p",
+      { class: "caption" },
+      `Predicted, not measured: ${seconds(view.totals.seconds)} lies between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${found.said.device_source[0].toUpperCase()}${found.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
+    ),
+    asTable(
+      ["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"],
+      points.map((point) => [
+        point.layer,
+        point.line,
+        passName(point.macro),
+        digits(point.x),
+        si(point.y),
+        seconds(point.seconds),
+        LIMITS[point.limit][1],
+      ]),
+    ),
+  );
   drawLimits(places[0], timed, order, all);
   drawRoof(places[1], points, roof);
 });
 
 function pointsNow(view, timed) {
-  return timed.points.filter((point) => point.flops > 0 && point.bytes > 0 && point.seconds > 0).map((point) => {
-    const line = view.lines[point.line];
-    const limit = Object.keys(point.limits).reduce((most, name) => (point.limits[name] > point.limits[most] ? name : most));
-    return { x: point.flops / point.bytes, y: point.flops / point.seconds, seconds: point.seconds, macro: line.macro, layer: plainName(line.layer), line: line.line, limit };
-  });
+  return timed.points
+    .filter((point) => point.flops > 0 && point.bytes > 0 && point.seconds > 0)
+    .map((point) => {
+      const line = view.lines[point.line];
+      const limit = Object.keys(point.limits).reduce((most, name) =>
+        point.limits[name] > point.limits[most] ? name : most,
+      );
+      return {
+        x: point.flops / point.bytes,
+        y: point.flops / point.seconds,
+        seconds: point.seconds,
+        macro: line.macro,
+        layer: plainName(line.layer),
+        line: line.line,
+        limit,
+      };
+    });
 }
 
 function roofOf(rates) {
-  const { values } = rates.bandwidth, bandwidth = values[values.length - 1];
+  const { values } = rates.bandwidth,
+    bandwidth = values[values.length - 1];
   const peak = Math.max(...rates.grids.map((grid) => Math.max(...grid.rates)));
   return { bandwidth, peak, ridge: peak / bandwidth };
 }
 
 function drawLimits(place, timed, order, all) {
-  const width = widthOf(place), svg = chart(width, 26, `What limits the time: ${order.map((name) => `${LIMITS[name][0]} ${share(timed.limits[name], all)}`).join(", ")}`);
+  const width = widthOf(place),
+    svg = chart(
+      width,
+      26,
+      `What limits the time: ${order.map((name) => `${LIMITS[name][0]} ${share(timed.limits[name], all)}`).join(", ")}`,
+    );
   let x = 0;
   order.forEach((name, at) => {
-    const own = (timed.limits[name] / all) * width, text = [`${LIMITS[name][0]} ${share(timed.limits[name], all)}`, `${LIMITS[name][1]} ${share(timed.limits[name], all)}`, LIMITS[name][1]].find((one) => textWidth(one, 13) < own - 14);
-    svg.append(svgElement("rect", { x, y: 0, width: Math.max(1, own - 1), height: 26, fill: `var(--neutral-${3 - at})` }));
+    const own = (timed.limits[name] / all) * width,
+      text = [
+        `${LIMITS[name][0]} ${share(timed.limits[name], all)}`,
+        `${LIMITS[name][1]} ${share(timed.limits[name], all)}`,
+        LIMITS[name][1],
+      ].find((one) => textWidth(one, 13) < own - 14);
+    svg.append(
+      svgElement("rect", { x, y: 0, width: Math.max(1, own - 1), height: 26, fill: `var(--neutral-${3 - at})` }),
+    );
     if (text) svg.append(svgText(x + 8, 18, text));
     x += own;
   });
@@ -49,7 +109,9 @@ function drawLimits(place, timed, order, all) {
 function merged(points, x, y, radius) {
   const found = [];
   for (const point of [...points].sort((one, two) => two.seconds - one.seconds)) {
-    const near = found.find((own) => Math.hypot(own.x - x(point.x), own.y - y(point.y)) < Math.max(5, 0.6 * radius(own.seconds)));
+    const near = found.find(
+      (own) => Math.hypot(own.x - x(point.x), own.y - y(point.y)) < Math.max(5, 0.6 * radius(own.seconds)),
+    );
     if (near) {
       near.seconds += point.seconds;
       near.parts.push(point);
@@ -59,38 +121,143 @@ function merged(points, x, y, radius) {
 }
 
 function drawRoof(place, points, roof) {
-  const width = widthOf(place), narrow = width < 560, height = narrow ? 360 : 420, left = 56, right = 8, top = 30, bottom = 48;
-  const drawn = points.filter((point) => point.x >= 0.02 && point.y >= roof.peak / 1e5), left_out = points.length - drawn.length;
-  const xs = drawn.map((point) => point.x), ys = drawn.map((point) => point.y);
-  const low = Math.min(roof.ridge / 10, ...xs) * 0.7, high = Math.max(roof.ridge * 10, ...xs) * 1.6;
-  const x = logScale(low, high, left, width - right), y = logScale(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3, height - bottom, top);
-  const svg = chart(width, height, `Roofline: ${points.length} kernels, the ridge at ${digits(roof.ridge)} FLOPs a byte`);
-  for (const tick of decades(low, high)) svg.append(svgLine(x(tick), top, x(tick), height - bottom), svgText(x(tick), height - bottom + 20, tick < 1 ? String(tick) : narrow ? tickText(si(tick)).replace(" ", "") : grouped(BigInt(Math.round(tick))), { class: "axis", "text-anchor": "middle" }));
-  for (const tick of decades(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3)) svg.append(svgLine(left, y(tick), width - right, y(tick)), svgText(left - 8, y(tick) + 4, tickText(si(tick)), { class: "axis", "text-anchor": "end" }));
-  const start = Math.max(low, Math.exp(Math.log(roof.ridge) - (y(Math.min(roof.peak / 1000, ...ys) * 0.7) - y(roof.peak)) / ((height - bottom - top) / Math.log((roof.peak * 3) / (Math.min(roof.peak / 1000, ...ys) * 0.7)))));
-  svg.append(svgElement("path", { d: `M${x(start)},${y(start * roof.bandwidth)} L${x(roof.ridge)},${y(roof.peak)} H${width - right}`, class: "rule" }));
-  svg.append(svgLine(x(roof.ridge), y(roof.peak), x(roof.ridge), height - bottom, { "stroke-dasharray": "2 3", style: "stroke: var(--faint)" }), svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }));
-  svg.append(svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.found.said.dtype}`, { class: "faint small", "text-anchor": "end" }));
-  const angle = (Math.atan2(y(roof.peak) - y(start * roof.bandwidth), x(roof.ridge) - x(start)) * 180) / Math.PI, at = Math.sqrt(Math.max(start, low) * roof.ridge);
-  svg.append(svgText(x(at), y(at * roof.bandwidth) - 7, `memory ${si(roof.bandwidth, "B/s")}`, { class: "faint small", "text-anchor": "middle", transform: `rotate(${angle} ${x(at)} ${y(at * roof.bandwidth) - 7})` }));
-  svg.append(svgText(left, top - 14, "↑ FLOP/s reached", { class: "axis" }), svgText(width - right, height - 8, "FLOPs for each byte moved →", { class: "axis", "text-anchor": "end" }));
-  const most = Math.max(...drawn.map((point) => point.seconds)), radius = (own) => Math.sqrt(own / most) * (narrow ? 12 : 17);
+  const width = widthOf(place),
+    narrow = width < 560,
+    height = narrow ? 360 : 420,
+    left = 56,
+    right = 8,
+    top = 30,
+    bottom = 48;
+  const drawn = points.filter((point) => point.x >= 0.02 && point.y >= roof.peak / 1e5),
+    left_out = points.length - drawn.length;
+  const xs = drawn.map((point) => point.x),
+    ys = drawn.map((point) => point.y);
+  const low = Math.min(roof.ridge / 10, ...xs) * 0.7,
+    high = Math.max(roof.ridge * 10, ...xs) * 1.6;
+  const x = logScale(low, high, left, width - right),
+    y = logScale(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3, height - bottom, top);
+  const svg = chart(
+    width,
+    height,
+    `Roofline: ${points.length} kernels, the ridge at ${digits(roof.ridge)} FLOPs a byte`,
+  );
+  for (const tick of decades(low, high))
+    svg.append(
+      svgLine(x(tick), top, x(tick), height - bottom),
+      svgText(
+        x(tick),
+        height - bottom + 20,
+        tick < 1 ? String(tick) : narrow ? tickText(si(tick)).replace(" ", "") : grouped(BigInt(Math.round(tick))),
+        { class: "axis", "text-anchor": "middle" },
+      ),
+    );
+  for (const tick of decades(Math.min(roof.peak / 1000, ...ys) * 0.7, roof.peak * 3))
+    svg.append(
+      svgLine(left, y(tick), width - right, y(tick)),
+      svgText(left - 8, y(tick) + 4, tickText(si(tick)), { class: "axis", "text-anchor": "end" }),
+    );
+  const start = Math.max(
+    low,
+    Math.exp(
+      Math.log(roof.ridge) -
+        (y(Math.min(roof.peak / 1000, ...ys) * 0.7) - y(roof.peak)) /
+          ((height - bottom - top) / Math.log((roof.peak * 3) / (Math.min(roof.peak / 1000, ...ys) * 0.7))),
+    ),
+  );
+  svg.append(
+    svgElement("path", {
+      d: `M${x(start)},${y(start * roof.bandwidth)} L${x(roof.ridge)},${y(roof.peak)} H${width - right}`,
+      class: "rule",
+    }),
+  );
+  svg.append(
+    svgLine(x(roof.ridge), y(roof.peak), x(roof.ridge), height - bottom, {
+      "stroke-dasharray": "2 3",
+      style: "stroke: var(--faint)",
+    }),
+    svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }),
+  );
+  svg.append(
+    svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.found.said.dtype}`, {
+      class: "faint small",
+      "text-anchor": "end",
+    }),
+  );
+  const angle = (Math.atan2(y(roof.peak) - y(start * roof.bandwidth), x(roof.ridge) - x(start)) * 180) / Math.PI,
+    at = Math.sqrt(Math.max(start, low) * roof.ridge);
+  svg.append(
+    svgText(x(at), y(at * roof.bandwidth) - 7, `memory ${si(roof.bandwidth, "B/s")}`, {
+      class: "faint small",
+      "text-anchor": "middle",
+      transform: `rotate(${angle} ${x(at)} ${y(at * roof.bandwidth) - 7})`,
+    }),
+  );
+  svg.append(
+    svgText(left, top - 14, "↑ FLOP/s reached", { class: "axis" }),
+    svgText(width - right, height - 8, "FLOPs for each byte moved →", { class: "axis", "text-anchor": "end" }),
+  );
+  const most = Math.max(...drawn.map((point) => point.seconds)),
+    radius = (own) => Math.sqrt(own / most) * (narrow ? 12 : 17);
   const circles = merged(drawn, x, y, radius);
   for (const own of circles) svg.append(pie(own));
-  placeLabels(svg, circles, { left, right: width - right, top, bottom: height - bottom, roof: (px) => y(Math.min(roof.peak, (low * Math.exp(((px - left) / (width - right - left)) * Math.log(high / low))) * roof.bandwidth)), most: narrow ? 4 : 11 });
+  placeLabels(svg, circles, {
+    left,
+    right: width - right,
+    top,
+    bottom: height - bottom,
+    roof: (px) =>
+      y(
+        Math.min(
+          roof.peak,
+          low * Math.exp(((px - left) / (width - right - left)) * Math.log(high / low)) * roof.bandwidth,
+        ),
+      ),
+    most: narrow ? 4 : 11,
+  });
   place.style.minHeight = `${height}px`;
-  place.replaceChildren(svg, ...(left_out ? [element("p", { class: "caption" }, `${left_out} ${plural(BigInt(left_out), "kernel")} that ${left_out === 1 ? "computes" : "compute"} next to nothing ${left_out === 1 ? "lies" : "lie"} outside of the drawing; the table has all.`)] : []));
+  place.replaceChildren(
+    svg,
+    ...(left_out
+      ? [
+          element(
+            "p",
+            { class: "caption" },
+            `${left_out} ${plural(BigInt(left_out), "kernel")} that ${left_out === 1 ? "computes" : "compute"} next to nothing ${left_out === 1 ? "lies" : "lie"} outside of the drawing; the table has all.`,
+          ),
+        ]
+      : []),
+  );
 }
 
 function pie(own) {
   const parts = new Map();
   for (const part of own.parts) parts.set(part.macro, (parts.get(part.macro) ?? 0) + part.seconds);
   const group = svgElement("g", {}, svgElement("title", {}, labelOf(own)));
-  if (parts.size === 1) return group.append(svgElement("circle", { cx: own.x, cy: own.y, r: own.radius, fill: colourOf([...parts.keys()][0]), stroke: "var(--page)" })), group;
+  if (parts.size === 1)
+    return (
+      group.append(
+        svgElement("circle", {
+          cx: own.x,
+          cy: own.y,
+          r: own.radius,
+          fill: colourOf([...parts.keys()][0]),
+          stroke: "var(--page)",
+        }),
+      ),
+      group
+    );
   let from = -Math.PI / 2;
   for (const [macro, seconds] of parts) {
-    const to = from + (seconds / own.seconds) * 2 * Math.PI, point = (angle) => `${own.x + own.radius * Math.cos(angle)},${own.y + own.radius * Math.sin(angle)}`;
-    group.append(svgElement("path", { d: `M${own.x},${own.y} L${point(from)} A${own.radius},${own.radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to - 1e-6)} Z`, fill: colourOf(macro), stroke: "var(--page)", "stroke-width": 0.7 }));
+    const to = from + (seconds / own.seconds) * 2 * Math.PI,
+      point = (angle) => `${own.x + own.radius * Math.cos(angle)},${own.y + own.radius * Math.sin(angle)}`;
+    group.append(
+      svgElement("path", {
+        d: `M${own.x},${own.y} L${point(from)} A${own.radius},${own.radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to - 1e-6)} Z`,
+        fill: colourOf(macro),
+        stroke: "var(--page)",
+        "stroke-width": 0.7,
+      }),
+    );
     from = to;
   }
   return group;
@@ -98,18 +265,50 @@ function pie(own) {
 
 function labelOf(own) {
   const layers = [...new Set(own.parts.map((part) => part.layer))];
-  return `${layers.slice(0, 2).join(", ")}${layers.length > 2 ? " …" : ""}${own.parts.length > 1 ? ` · ${own.parts.length} kernels` : ` ${own.parts[0].line}`}`.replace(" …", ` and ${layers.length - 2} more`);
+  return `${layers.slice(0, 2).join(", ")}${layers.length > 2 ? " …" : ""}${own.parts.length > 1 ? ` · ${own.parts.length} kernels` : ` ${own.parts[0].line}`}`.replace(
+    " …",
+    ` and ${layers.length - 2} more`,
+  );
 }
 
 /** Labels in seven positions, the longest times first: none over the roof, another label or another dot. */
 function placeLabels(svg, circles, room) {
-  const taken = circles.map((own) => ({ x: own.x - own.radius, y: own.y - own.radius, width: 2 * own.radius, height: 2 * own.radius }));
+  const taken = circles.map((own) => ({
+    x: own.x - own.radius,
+    y: own.y - own.radius,
+    width: 2 * own.radius,
+    height: 2 * own.radius,
+  }));
   let placed = 0;
   for (const own of circles) {
     if (placed >= room.most) return;
-    const text = labelOf(own), width = textWidth(text, 13), r = own.radius + 5;
-    const places = [[r, -8], [-r - width, -8], [-width / 2, -r - 16], [-width / 2, r], [r, r - 10], [-r - width, r - 10], [r, -r - 10]].map(([dx, dy]) => ({ x: own.x + dx, y: own.y + dy, width, height: 16 }));
-    const free = places.find((box) => box.x > room.left && box.x + box.width < room.right && box.y > room.top && box.y + 16 < room.bottom - 16 && box.y > room.roof(box.x) + 4 && taken.every((other) => box.x + box.width < other.x || other.x + other.width < box.x || box.y + box.height < other.y || other.y + other.height < box.y));
+    const text = labelOf(own),
+      width = textWidth(text, 13),
+      r = own.radius + 5;
+    const places = [
+      [r, -8],
+      [-r - width, -8],
+      [-width / 2, -r - 16],
+      [-width / 2, r],
+      [r, r - 10],
+      [-r - width, r - 10],
+      [r, -r - 10],
+    ].map(([dx, dy]) => ({ x: own.x + dx, y: own.y + dy, width, height: 16 }));
+    const free = places.find(
+      (box) =>
+        box.x > room.left &&
+        box.x + box.width < room.right &&
+        box.y > room.top &&
+        box.y + 16 < room.bottom - 16 &&
+        box.y > room.roof(box.x) + 4 &&
+        taken.every(
+          (other) =>
+            box.x + box.width < other.x ||
+            other.x + other.width < box.x ||
+            box.y + box.height < other.y ||
+            other.y + other.height < box.y,
+        ),
+    );
     if (!free) continue;
     taken.push(free);
     placed += 1;

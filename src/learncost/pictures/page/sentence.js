@@ -10,7 +10,11 @@ function optionsOf(key) {
 }
 
 function titleOf(procedure) {
-  return (GIVEN.procedures[procedure] ?? choicesOf("procedure")?.find((one) => one.name === procedure)?.title ?? procedure).split(":")[0];
+  return (
+    GIVEN.procedures[procedure] ??
+    choicesOf("procedure")?.find((one) => one.name === procedure)?.title ??
+    procedure
+  ).split(":")[0];
 }
 
 /** A choice among several; where there is one, its name. */
@@ -19,27 +23,52 @@ function chooser(key, name, current, titles = (one) => one) {
   if (options.length < 2) return element("b", {}, titles(current));
   if (GIVEN.api && key === "model") return modelPicker(current, options, name);
   if (!options.includes(current)) options.unshift(current);
-  const made = element("select", { "aria-label": name, "data-control": key, onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }) },
-    ...options.map((one) => element("option", { value: one, selected: one === current }, titles(one))));
+  const made = element(
+    "select",
+    {
+      "aria-label": name,
+      "data-control": key,
+      onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }),
+    },
+    ...options.map((one) => element("option", { value: one, selected: one === current }, titles(one))),
+  );
   return made;
 }
 
 function modelPicker(current, options, name) {
   const list = element("datalist", { id: "models" }, ...options.map((one) => element("option", { value: one })));
-  const input = element("input", { type: "text", value: current, list: "models", size: Math.max(4, current.length), "aria-label": name, "data-control": "model", spellcheck: "false", autocomplete: "off",
+  const input = element("input", {
+    type: "text",
+    value: current,
+    list: "models",
+    size: Math.max(4, current.length),
+    "aria-label": name,
+    "data-control": "model",
+    spellcheck: "false",
+    autocomplete: "off",
     onfocus: (event) => event.target.select(),
-    onchange: (event) => event.target.value.trim() && choose({ model: event.target.value.trim(), at: null }) });
+    onchange: (event) => event.target.value.trim() && choose({ model: event.target.value.trim(), at: null }),
+  });
   return element("span", {}, input, list);
 }
 
 /** A size of the step as a field in the sentence. */
 function sizeField(name, label) {
-  const size = page.found.sizes.find((one) => one.name === name), now = grouped(page.view.names[name]);
+  const size = page.found.sizes.find((one) => one.name === name),
+    now = grouped(page.view.names[name]);
   if (!size.changes && !GIVEN.api) return element("b", {}, now);
-  return element("input", { type: "text", inputmode: "numeric", value: now, size: now.length, "aria-label": label, "data-control": name, autocomplete: "off",
+  return element("input", {
+    type: "text",
+    inputmode: "numeric",
+    value: now,
+    size: now.length,
+    "aria-label": label,
+    "data-control": name,
+    autocomplete: "off",
     onfocus: (event) => event.target.select(),
     onchange: (event) => choose({ [name]: event.target.value.replace(/[,\s]/g, "") || null }),
-    onkeydown: (event) => stepField(event, name) });
+    onkeydown: (event) => stepField(event, name),
+  });
 }
 
 /** Arrow keys go up and down by the next round number. */
@@ -47,7 +76,8 @@ function stepField(event, name) {
   const ways = { ArrowUp: 1n, ArrowDown: -1n };
   if (!(event.key in ways)) return;
   event.preventDefault();
-  const now = page.view.names[name], by = now >= 128n && now % 64n === 0n ? 64n : 1n;
+  const now = page.view.names[name],
+    by = now >= 128n && now % 64n === 0n ? 64n : 1n;
   const next = now + ways[event.key] * by;
   if (next >= 1n) choose({ [name]: String(next) }, true);
 }
@@ -55,27 +85,76 @@ function stepField(event, name) {
 const plural = (count, one, many = `${one}s`) => (count === 1n ? one : many);
 
 function drawSentence() {
-  const { found, view } = page, { totals, names } = view, said = found.said;
-  const inside = [], put = (...parts) => inside.push(...parts);
+  const { found, view } = page,
+    { totals, names } = view,
+    said = found.said;
+  const inside = [],
+    put = (...parts) => inside.push(...parts);
   const model = chooser("model", "Model", caseName(found, "model"));
-  const batch = sizeField("batch_size", "Sequences in a step"), sequences = ` ${plural(names.batch_size, "sequence")}`;
+  const batch = sizeField("batch_size", "Sequences in a step"),
+    sequences = ` ${plural(names.batch_size, "sequence")}`;
   if (said.procedure === "decode") {
-    put("One step of ", chooser("procedure", "Procedure", said.procedure, titleOf), " by ", model, " for ", batch, sequences, " with ", sizeField("context", "Tokens in the cache"), ` ${plural(names.context, "token")} in the cache`);
+    put(
+      "One step of ",
+      chooser("procedure", "Procedure", said.procedure, titleOf),
+      " by ",
+      model,
+      " for ",
+      batch,
+      sequences,
+      " with ",
+      sizeField("context", "Tokens in the cache"),
+      ` ${plural(names.context, "token")} in the cache`,
+    );
   } else {
-    const tokens = [sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence")];
-    if (said.two_sided && names.target_len !== undefined) tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
+    const tokens = [
+      sizeField("seq_len", said.two_sided ? "Tokens in a sequence of the encoder" : "Tokens in a sequence"),
+    ];
+    if (said.two_sided && names.target_len !== undefined)
+      tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
     const one = said.learns ? "One training step of " : "One pass of ";
-    put(one, model, " on ", batch, sequences, " of ", ...tokens, ` ${plural(names.seq_len, "token")}`, said.learns ? " by " : " for ", chooser("procedure", "Procedure", said.procedure, titleOf));
+    put(
+      one,
+      model,
+      " on ",
+      batch,
+      sequences,
+      " of ",
+      ...tokens,
+      ` ${plural(names.seq_len, "token")}`,
+      said.learns ? " by " : " for ",
+      chooser("procedure", "Procedure", said.procedure, titleOf),
+    );
   }
   const facts = [["takes ", element("b", { id: "flops" }, `${words(totals.flops)} FLOPs`)]];
   if (totals.bytes) facts.push(["moves ", element("b", { id: "bytes" }, bytes(totals.bytes))]);
-  if (found.memory?.peak) facts.push(["holds ", element("b", { id: "peak", class: view.peak === null ? "wait" : null }, view.peak === null ? "a peak not known here" : bytes(view.peak)), " at its peak"]);
-  if (totals.seconds) facts.push(["runs about ", element("b", { id: "seconds" }, seconds(totals.seconds)), " ", element("span", { class: "range" }, `(${between(totals.low, totals.high)})`), " on ", deviceField(said)]);
+  if (found.memory?.peak)
+    facts.push([
+      "holds ",
+      element(
+        "b",
+        { id: "peak", class: view.peak === null ? "wait" : null },
+        view.peak === null ? "a peak not known here" : bytes(view.peak),
+      ),
+      " at its peak",
+    ]);
+  if (totals.seconds)
+    facts.push([
+      "runs about ",
+      element("b", { id: "seconds" }, seconds(totals.seconds)),
+      " ",
+      element("span", { class: "range" }, `(${between(totals.low, totals.high)})`),
+      " on ",
+      deviceField(said),
+    ]);
   put(" ");
-  facts.forEach((fact, place) => put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact));
+  facts.forEach((fact, place) =>
+    put(place === 0 ? "" : place === facts.length - 1 ? (facts.length > 2 ? ", and " : " and ") : ", ", ...fact),
+  );
   if (!totals.seconds && choicesOf("on")) put(", on ", deviceField(said));
   put(".");
-  const place = document.getElementById("sentence"), held = document.activeElement?.dataset?.control;
+  const place = document.getElementById("sentence"),
+    held = document.activeElement?.dataset?.control;
   place.replaceChildren(...inside);
   if (held) place.querySelector(`[data-control="${held}"]`)?.focus({ preventScroll: true });
   document.getElementById("exactly").replaceChildren(...exactly());
@@ -85,83 +164,46 @@ function drawSentence() {
 function deviceField(said) {
   const options = (choicesOf("on") ?? []).map((one) => one.name);
   if (!options.length) return element("b", {}, said.device);
-  const current = page.state.on === "none" ? "" : said.device ?? page.state.on ?? "";
-  return element("select", { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
+  const current = page.state.on === "none" ? "" : (said.device ?? page.state.on ?? "");
+  return element(
+    "select",
+    { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
     element("option", { value: "" }, said.device ? "no device" : "no device yet"),
-    ...options.map((one) => element("option", { value: one, selected: one === current }, one)));
+    ...options.map((one) => element("option", { value: one, selected: one === current }, one)),
+  );
 }
 
 /** The exact numbers, and what they count. */
 function exactly() {
-  const { found, view } = page, said = found.said, { totals } = view;
+  const { found, view } = page,
+    said = found.said,
+    { totals } = view;
   const strong = (text) => element("strong", {}, text);
-  const parts = ["Exactly ", strong(`${grouped(totals.flops)} FLOPs`), " and ", strong(`${grouped(totals.maccs)} MACCs`), `: ${said.convention.replace(/^1 MACC = 2 FLOPs; /, "one multiply–accumulate (MACC) is two FLOPs; ")}. `];
+  const parts = [
+    "Exactly ",
+    strong(`${grouped(totals.flops)} FLOPs`),
+    " and ",
+    strong(`${grouped(totals.maccs)} MACCs`),
+    `: ${said.convention.replace(/^1 MACC = 2 FLOPs; /, "one multiply–accumulate (MACC) is two FLOPs; ")}. `,
+  ];
   parts.push(strong(`${grouped(totals.parameters)} parameters`), `: ${said.counted}. `);
   parts.push(said.learns ? `Optimizer ${said.optimizer}, ${said.dtype}.` : `In ${said.dtype}.`);
   if (said.plan) parts.push(` Plan: ${said.plan}.`);
   if (said.trained !== "all") parts.push(` What learns: ${said.trained}.`);
-  const bars = found.conventions?.bars ?? [], own = bars.find((bar) => bar.price_book === said.price_book);
-  const others = own && said.procedure === "bp" ? bars.filter((bar) => bar !== own).map((bar) => bar.ratio / own.ratio) : [];
-  if (others.length) parts.push(` Other price books say ${digits(Math.min(...others))} to ${digits(Math.max(...others))} times as many: `, element("a", { href: "#conventions", onclick: jump }, "why"), ".");
+  const bars = found.conventions?.bars ?? [],
+    own = bars.find((bar) => bar.price_book === said.price_book);
+  const others =
+    own && said.procedure === "bp" ? bars.filter((bar) => bar !== own).map((bar) => bar.ratio / own.ratio) : [];
+  if (others.length)
+    parts.push(
+      ` Other price books say ${digits(Math.min(...others))} to ${digits(Math.max(...others))} times as many: `,
+      element("a", { href: "#conventions", onclick: jump }, "why"),
+      ".",
+    );
   return parts;
 }
 
 function jump(event) {
   event.preventDefault();
   document.querySelector(event.currentTarget.getAttribute("href"))?.scrollIntoView();
-}
-
-/** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
-function drawMore() {
-  const { found, view } = page, place = document.getElementById("more");
-  const isOpen = place.querySelector("details")?.open ?? false;
-  const held = document.activeElement?.dataset?.more;
-  const run = ["batch_size", "seq_len", "target_len", "context"], first = (size) => (run.includes(size.name) ? 0 : 1);
-  const fields = found.sizes.filter((size) => size.changes || GIVEN.api).sort((one, two) => first(one) - first(two)).map((size) => sliderField(size, view));
-  const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(found), "seq_len", "target_len", "batch_size"];
-  const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
-  const inside = element("details", { class: "no-print" }, element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`), element("div", { class: "fields" }, ...fields, ...others));
-  inside.open = isOpen;
-  place.replaceChildren(inside);
-  if (held) place.querySelector(`[data-more="${held}"]`)?.focus({ preventScroll: true });
-}
-
-function sliderField(size, view) {
-  const now = view.names[size.name], id = `size-${size.name}`;
-  const input = element("input", { type: "text", inputmode: "numeric", id, "data-more": size.name, value: grouped(now), title: size.meaning || null, onchange: (event) => choose({ [size.name]: event.target.value.replace(/[,\s]/g, "") || null }) });
-  const most = size.most === null || size.most === undefined ? null : value(size.most, view.names);
-  const steps = stepsOf(size, most > 0n ? most : null);
-  const at = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
-  const slider = size.changes ? element("input", { type: "range", min: 0, max: steps.length - 1, step: 1, value: at, "data-more": `${size.name}-slider`, "aria-label": `${size.name}, ${size.meaning || "a size"}`, "aria-valuetext": grouped(now),
-    oninput: (event) => { input.value = grouped(steps[event.target.value]); choose({ [size.name]: String(steps[event.target.value]) }, true); } }) : null;
-  const follows = size.rule !== null && size.rule !== undefined && page.state[size.name] === undefined ? element("span", { class: "follows" }, `follows: ${said(size.rule)}`) : null;
-  return element("div", { class: "field" }, element("label", { for: id }, size.name.replaceAll("_", " ")), input, slider, follows);
-}
-
-/** Where a slider can stand: powers of two, their halves between, and the document's own value. */
-function stepsOf(size, most) {
-  const own = exact(size.value), heads = /heads|layers|^n_|batch|experts/.test(size.name), top = most ?? own * 64n;
-  const steps = new Set([own]);
-  for (let step = 1n; step <= top; step *= 2n) {
-    steps.add(step);
-    if (!heads && step >= 4n && step + step / 2n <= top) steps.add(step + step / 2n);
-  }
-  if (heads) for (let step = 1n; step <= 16n && step <= top; step += 1n) steps.add(step);
-  for (const [up, down] of [[1n, 2n], [2n, 1n], [3n, 2n], [1n, 4n], [4n, 1n]]) if ((own * up) % down === 0n && (own * up) / down <= top) steps.add((own * up) / down);
-  return [...steps].filter((step) => step >= 1n).sort((one, two) => (one < two ? -1 : 1));
-}
-
-/** Any other flag of the question: a choice where there is a list, a switch, or a text. */
-function otherField(flag) {
-  const { name } = flag, current = page.state[name] ?? "", id = `more-${name}`, choices = choicesOf(name), usual = flag.default ? `default: ${flag.default}` : "default";
-  const change = (event) => choose({ [name]: event.target.type === "checkbox" ? (event.target.checked ? "true" : null) : event.target.value || null });
-  let input, list = null;
-  if (choices && !flag.several) input = element("select", { id, "data-more": name, onchange: change }, element("option", { value: "" }, usual), ...choices.map((one) => element("option", { value: one.name, selected: one.name === current }, one.name)));
-  else if (name === "price_book") input = element("select", { id, "data-more": name, onchange: change }, ...choices.map((one) => element("option", { value: one.name, selected: one.name === (current || flag.default) }, one.name)));
-  else if (flag.kind === "boolean") input = element("input", { id, type: "checkbox", "data-more": name, checked: current === "true", onchange: change });
-  else {
-    input = element("input", { id, type: "text", "data-more": name, value: current, placeholder: usual, list: choices ? `${id}-list` : null, onchange: change });
-    if (choices) list = element("datalist", { id: `${id}-list` }, ...choices.map((one) => element("option", { value: one.name })));
-  }
-  return element("div", { class: "field", title: flag.meaning }, element("label", { for: id }, name.replaceAll("_", " ")), input, list);
 }

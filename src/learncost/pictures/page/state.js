@@ -7,7 +7,8 @@ GIVEN.documents.forEach(whole);
 
 /** A document with what it shares with an earlier one in its place. */
 function whole(found) {
-  for (const name of ["conventions", "growth", "compared", "tables", "rates"]) if (found[name]?.same !== undefined) found[name] = GIVEN.documents[found[name].same][name];
+  for (const name of ["conventions", "growth", "compared", "tables", "rates"])
+    if (found[name]?.same !== undefined) found[name] = GIVEN.documents[found[name].same][name];
   if (found.rates && found.time) found.time.rates = found.rates;
 }
 
@@ -23,7 +24,8 @@ function choicesOf(name) {
 
 /** The state that an address says; what is not known is told and ignored. */
 function stateOf(hash) {
-  const state = {}, unknown = [];
+  const state = {},
+    unknown = [];
   for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (key in VIEW_KEYS || CASES.includes(key) || knownKeys().has(key)) state[key] = text;
     else if (key) unknown.push(key);
@@ -43,8 +45,11 @@ function knownKeys() {
 
 /** The address of a state: only what differs from the first document as it is. */
 function addressOf(state) {
-  const first = GIVEN.documents[0], usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure, on: first.said.device };
-  const own = Object.entries(state).filter(([key, own]) => own !== undefined && own !== null && String(own) !== String(usual[key]));
+  const first = GIVEN.documents[0],
+    usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure, on: first.said.device };
+  const own = Object.entries(state).filter(
+    ([key, own]) => own !== undefined && own !== null && String(own) !== String(usual[key]),
+  );
   return own.length ? `#${new URLSearchParams(own)}` : location.pathname + location.search;
 }
 
@@ -55,8 +60,10 @@ function caseName(found, key) {
 /** Something else is chosen. While a value is dragged the history keeps one entry. */
 function choose(changes, dragging = false) {
   const state = { ...page.state, ...changes };
-  for (const key of Object.keys(state)) if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
-  if ("model" in changes && changes.model !== caseName(page.found, "model")) for (const key of sizeKeys(page.found)) if (!(key in changes)) delete state[key];
+  for (const key of Object.keys(state))
+    if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
+  if ("model" in changes && changes.model !== caseName(page.found, "model"))
+    for (const key of sizeKeys(page.found)) if (!(key in changes)) delete state[key];
   page.state = state;
   history[dragging ? "replaceState" : "pushState"](null, "", addressOf(state));
   schedule();
@@ -66,7 +73,8 @@ function sizeKeys(found) {
   return found.sizes.map((size) => size.name);
 }
 
-let scheduled = false, asked = 0;
+let scheduled = false,
+  asked = 0;
 
 /** Draw once for many changes, the last of which counts. */
 function schedule() {
@@ -93,8 +101,14 @@ function chosenSizes(found, state) {
   for (const size of found.sizes) {
     if (state[size.name] === undefined || state[size.name] === null) continue;
     const text = String(state[size.name]).replace(/[,\s_]/g, "");
-    if (!/^\d{1,13}$/.test(text) || BigInt(text) < 1n || BigInt(text) > 10n ** 12n) throw new NotWhole(`${size.name} must be a whole number from 1 to ${grouped(10n ** 12n)}, not ${text || "nothing"}`);
-    if (!size.changes && BigInt(text) !== exact(size.value) && !GIVEN.api) throw new NotWhole(`${size.name} is ${grouped(exact(size.value))} in this report; learncost report makes one with another`);
+    if (!/^\d{1,13}$/.test(text) || BigInt(text) < 1n || BigInt(text) > 10n ** 12n)
+      throw new NotWhole(
+        `${size.name} must be a whole number from 1 to ${grouped(10n ** 12n)}, not ${text || "nothing"}`,
+      );
+    if (!size.changes && BigInt(text) !== exact(size.value) && !GIVEN.api)
+      throw new NotWhole(
+        `${size.name} is ${grouped(exact(size.value))} in this report; learncost report makes one with another`,
+      );
     chosen[size.name] = BigInt(text);
   }
   return chosen;
@@ -110,10 +124,16 @@ function soon(state) {
 
 /** What a state asks the server for. */
 function queryOf(state) {
-  const query = new URLSearchParams(), first = GIVEN.first ?? GIVEN.documents[0].asked;
+  const query = new URLSearchParams(),
+    first = GIVEN.first ?? GIVEN.documents[0].asked;
   // A device goes with what runs: it is asked for with another price book only where somebody chose it.
-  const asked = { model: first.model, on: state.price_book && state.price_book !== "run" ? null : (first.on ?? null), ...state };
-  for (const [key, own] of Object.entries(asked)) if (!(key in VIEW_KEYS) && own !== null && own !== "none") query.set(key, String(own));
+  const asked = {
+    model: first.model,
+    on: state.price_book && state.price_book !== "run" ? null : (first.on ?? null),
+    ...state,
+  };
+  for (const [key, own] of Object.entries(asked))
+    if (!(key in VIEW_KEYS) && own !== null && own !== "none") query.set(key, String(own));
   if (page.config && query.get("model") === "config.json") query.delete("model");
   else page.config = null;
   return query;
@@ -121,7 +141,9 @@ function queryOf(state) {
 
 /** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
 async function ask(state, undo = null) {
-  const number = ++asked, key = queryKey(state), query = queryOf(state);
+  const number = ++asked,
+    key = queryKey(state),
+    query = queryOf(state);
   document.body.classList.add("asking");
   try {
     const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
@@ -153,7 +175,11 @@ async function ask(state, undo = null) {
 
 /** What of a state only the server can answer, as a key. */
 function queryKey(state) {
-  return JSON.stringify(Object.entries(state).filter(([key]) => !(key in VIEW_KEYS)).sort());
+  return JSON.stringify(
+    Object.entries(state)
+      .filter(([key]) => !(key in VIEW_KEYS))
+      .sort(),
+  );
 }
 
 function problem(text) {

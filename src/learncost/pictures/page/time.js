@@ -6,7 +6,8 @@
 function placeIn(places, place) {
   if (place <= places[0]) return [0, 0];
   if (place >= places[places.length - 1]) return [places.length - 1, 0];
-  let low = 0, high = places.length;
+  let low = 0,
+    high = places.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (place < places[middle]) high = middle;
@@ -18,18 +19,23 @@ function placeIn(places, place) {
 
 function onCurve(curve, place) {
   const [at, part] = placeIn(curve.places, place);
-  return Math.exp((1 - part) * Math.log(curve.values[at]) + part * Math.log(curve.values[Math.min(at + 1, curve.values.length - 1)]));
+  return Math.exp(
+    (1 - part) * Math.log(curve.values[at]) + part * Math.log(curve.values[Math.min(at + 1, curve.values.length - 1)]),
+  );
 }
 
 /** Seconds of one product of matrices m × k and k × n. */
 function productSeconds(grid, m, n, k) {
-  const own = [m, n, k].map((size) => Math.max(size, grid.sizes[0])), several = grid.sizes.length;
+  const own = [m, n, k].map((size) => Math.max(size, grid.sizes[0])),
+    several = grid.sizes.length;
   const places = own.map((size) => placeIn(grid.sizes, size));
   let logarithm = 0;
   for (let corner = 0; corner < 8; corner += 1) {
-    let weight = 1, index = 0;
+    let weight = 1,
+      index = 0;
     for (let axis = 0; axis < 3; axis += 1) {
-      const end = (corner >> (2 - axis)) & 1, [at, part] = places[axis];
+      const end = (corner >> (2 - axis)) & 1,
+        [at, part] = places[axis];
       weight *= end ? part : 1 - part;
       index = index * several + Math.min(at + end, several - 1);
     }
@@ -41,8 +47,10 @@ function productSeconds(grid, m, n, k) {
 /** A work at sizes: what it computes and moves in one turn, how often it runs, and the line that it stands at. */
 function workAt(work, monomials) {
   const size = (place) => Number(monomials[place]);
-  const points = new Map(), products = [];
-  let most = -1, main = work.lines[0].line;
+  const points = new Map(),
+    products = [];
+  let most = -1,
+    main = work.lines[0].line;
   for (const line of work.lines) {
     let operations = 0;
     if (line.product) {
@@ -56,17 +64,34 @@ function workAt(work, monomials) {
     }
     if (operations > most) [most, main] = [operations, line.line];
   }
-  const moved = new Map(work.bytes.map(([name, bits, parts]) => [name, Math.floor((Math.max(...parts.map(([place, often]) => size(place) * often)) * bits) / 8)]));
+  const moved = new Map(
+    work.bytes.map(([name, bits, parts]) => [
+      name,
+      Math.floor((Math.max(...parts.map(([place, often]) => size(place) * often)) * bits) / 8),
+    ]),
+  );
   const made = work.made.map(([place, width]) => size(place) * width);
   let share = 1;
   const together = work.kernel === undefined ? 0 : size(work.kernel);
   if (work.blocks) share = inBlocks(products, work.blocks, size);
-  return { main, products, points, moved, made, share, together, turns: Number(countAt(work.repeat, monomials)), macro: work.macro, sum: [...moved.values()].reduce((all, own) => all + own, 0) };
+  return {
+    main,
+    products,
+    points,
+    moved,
+    made,
+    share,
+    together,
+    turns: Number(countAt(work.repeat, monomials)),
+    macro: work.macro,
+    sum: [...moved.values()].reduce((all, own) => all + own, 0),
+  };
 }
 
 /** Products are cut as blocks of queries do them; the share of the keys that the blocks see. */
 function inBlocks(products, blocks, size) {
-  const queries = size(blocks.axis), rows = Math.min(blocks.most, queries);
+  const queries = size(blocks.axis),
+    rows = Math.min(blocks.most, queries);
   let share = 1;
   if (blocks.ordered) {
     share = (queries + rows) / (2 * queries);
@@ -84,8 +109,11 @@ function inBlocks(products, blocks, size) {
 
 /** Of each array of each work, the bytes that were touched since it was touched last: within one turn, else a step. */
 function touchedAgo(works) {
-  const step = works.reduce((all, work) => all + work.turns * work.sum, 0), last = new Map();
-  let now = 0, body = 0, turns = null;
+  const step = works.reduce((all, work) => all + work.turns * work.sum, 0),
+    last = new Map();
+  let now = 0,
+    body = 0,
+    turns = null;
   return works.map((work) => {
     if (work.turns !== turns) [body, turns] = [body + 1, work.turns];
     const found = new Map();
@@ -100,7 +128,9 @@ function touchedAgo(works) {
 }
 
 function newBytes(works, from) {
-  const gradients = works.filter((work) => work.macro === "weight_update").reduce((all, work) => all + work.turns * work.made.reduce((sum, own) => sum + own, 0), 0);
+  const gradients = works
+    .filter((work) => work.macro === "weight_update")
+    .reduce((all, work) => all + work.turns * work.made.reduce((sum, own) => sum + own, 0), 0);
   return works.map((work) => {
     if (work.macro === "optimizer_step") return 0;
     const several = work.macro === "weight_update" && gradients > from;
@@ -110,22 +140,39 @@ function newBytes(works, from) {
 
 /** Seconds of the step and of its lines: a work's stand at its main line, the others have none of their own. */
 function timesAt(time, axes) {
-  const { rates } = time, monomials = monomialsAt(time, axes);
+  const { rates } = time,
+    monomials = monomialsAt(time, axes);
   const works = time.works.map((work) => workAt(work, monomials));
-  const ago = touchedAgo(works), fresh = newBytes(works, rates.fresh_from);
-  const lines = {}, inside = {}, points = new Map(), limits = { compute: 0, memory: 0, launch: 0 };
+  const ago = touchedAgo(works),
+    fresh = newBytes(works, rates.fresh_from);
+  const lines = {},
+    inside = {},
+    points = new Map(),
+    limits = { compute: 0, memory: 0, launch: 0 };
   let total = rates.step;
   works.forEach((work, place) => {
     let compute = 0;
     for (const { batch, m, n, k, orientation } of work.products) {
       if (batch === 1 && !work.together) compute += productSeconds(rates.grids[rates.products[orientation]], m, n, k);
-      else compute += (work.share * batch * productSeconds(rates.grids[rates.inner], m, n, k)) / Math.min(rates.threads, work.together || batch);
+      else
+        compute +=
+          (work.share * batch * productSeconds(rates.grids[rates.inner], m, n, k)) /
+          Math.min(rates.threads, work.together || batch);
     }
     for (const [name, points] of work.points) compute += work.share * points * (rates.words[name] ?? 0);
     let memory = 0;
     for (const [name, own] of work.moved) memory += own / onCurve(rates.bandwidth, ago[place].get(name));
-    const launch = work.macro === "optimizer_step" ? rates.optimizer : work.macro === "backward" || work.macro === "weight_update" ? rates.launch_backward : rates.launch;
-    const parts = { compute: work.turns * compute, memory: work.turns * memory + work.turns * fresh[place] * rates.fresh, launch: work.turns * launch };
+    const launch =
+      work.macro === "optimizer_step"
+        ? rates.optimizer
+        : work.macro === "backward" || work.macro === "weight_update"
+          ? rates.launch_backward
+          : rates.launch;
+    const parts = {
+      compute: work.turns * compute,
+      memory: work.turns * memory + work.turns * fresh[place] * rates.fresh,
+      launch: work.turns * launch,
+    };
     const own = Math.max(parts.compute, work.turns * memory) + work.turns * fresh[place] * rates.fresh + parts.launch;
     const limit = Object.keys(parts).reduce((most, name) => (parts[name] > parts[most] ? name : most), "compute");
     total += own;

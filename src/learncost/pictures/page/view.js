@@ -17,8 +17,8 @@ function viewOf(found, chosen) {
       const formula = line.formulas?.[name];
       values[name] = formula ? countAt(formula.count, monomials) : 0n;
     }
-    values.seconds = timed ? timed.lines[place] ?? 0 : line.seconds ?? 0;
-    values.joules = watts ? values.seconds * watts[1] : line.joules ?? 0;
+    values.seconds = timed ? (timed.lines[place] ?? 0) : (line.seconds ?? 0);
+    values.joules = watts ? values.seconds * watts[1] : (line.joules ?? 0);
     return { ...line, place, values };
   });
   const totals = {};
@@ -27,18 +27,35 @@ function viewOf(found, chosen) {
   totals.low = timed ? timed.total * found.time.low : found.totals.low;
   totals.high = timed ? timed.total * found.time.high : found.totals.high;
   totals.joules = watts ? totals.seconds * watts[1] : found.totals.joules;
-  return { found, names, axes, monomials, lines, totals, timed, changed, peak: found.memory ? peakAt(found.memory, axes) : null };
+  return {
+    found,
+    names,
+    axes,
+    monomials,
+    lines,
+    totals,
+    timed,
+    changed,
+    peak: found.memory ? peakAt(found.memory, axes) : null,
+  };
 }
 
 /** The most bytes of a step: the largest of its levels, each a polynomial. Null where these sizes have none. */
 function peakAt(memory, axes) {
   if (!memory.levels) return memory.peak === undefined ? null : exact(memory.peak);
   const turns = memory.turns.map((axis) => axes[axis]);
-  const own = memory.levels.find((level) => level.turns.every((turn, place) => (turn === null ? turns[place] > BigInt(memory.few) : turns[place] === BigInt(turn))));
+  const own = memory.levels.find((level) =>
+    level.turns.every((turn, place) =>
+      turn === null ? turns[place] > BigInt(memory.few) : turns[place] === BigInt(turn),
+    ),
+  );
   if (!own) return null;
   const monomials = monomialsAt(memory, axes);
   const beside = countAt(memory.beside, monomials);
-  return own.counts.map((count) => countAt(count, monomials)).reduce((most, level) => (level > most ? level : most), 0n) + beside;
+  return (
+    own.counts.map((count) => countAt(count, monomials)).reduce((most, level) => (level > most ? level : most), 0n) +
+    beside
+  );
 }
 
 function passName(macro) {
@@ -50,22 +67,61 @@ function layerName(line, twoSided) {
   return twoSided && line.block ? `${line.block} ${name}` : name;
 }
 
-const SHORT = { "feed forward": "ff", attention: "attn", "grouped attention": "attn", "optimizer step": "opt.", optimizer: "opt.", "weight update": "update", embedding: "emb", "mixture of experts": "experts", recomputation: "again", "error projection": "error" };
+const SHORT = {
+  "feed forward": "ff",
+  attention: "attn",
+  "grouped attention": "attn",
+  "optimizer step": "opt.",
+  optimizer: "opt.",
+  "weight update": "update",
+  embedding: "emb",
+  "mixture of experts": "experts",
+  recomputation: "again",
+  "error projection": "error",
+};
 
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */
 function treeOf(view, quantity, order) {
   const twoSided = view.found.said.two_sided;
-  const root = { key: "", name: view.found.said.learns ? "one step" : "one pass", depth: 0, parts: new Map(), lines: [], macro: "", repeat: 1 };
+  const root = {
+    key: "",
+    name: view.found.said.learns ? "one step" : "one pass",
+    depth: 0,
+    parts: new Map(),
+    lines: [],
+    macro: "",
+    repeat: 1,
+  };
   for (const line of view.lines) {
     const layer = layerName(line, twoSided) || "stored";
-    const pass = { key: line.macro, name: passName(line.macro), macro: line.macro, kind: "pass", short: SHORT[passName(line.macro)] };
-    const block = { key: `${line.block ?? ""}.${line.layer}`, name: layer, kind: "layer", short: SHORT[line.layer.replaceAll("_", " ")] };
+    const pass = {
+      key: line.macro,
+      name: passName(line.macro),
+      macro: line.macro,
+      kind: "pass",
+      short: SHORT[passName(line.macro)],
+    };
+    const block = {
+      key: `${line.block ?? ""}.${line.layer}`,
+      name: layer,
+      kind: "layer",
+      short: SHORT[line.layer.replaceAll("_", " ")],
+    };
     const levels = order === "layer" ? [block, pass] : [pass, block];
     let node = root;
     node.lines.push(line);
     for (const level of levels) {
       if (!node.parts.has(level.key)) {
-        node.parts.set(level.key, { ...level, key: node.key ? `${node.key}/${level.key}` : level.key, depth: node.depth + 1, parts: new Map(), lines: [], parent: node, macro: level.macro ?? node.macro, repeat: 1 });
+        node.parts.set(level.key, {
+          ...level,
+          key: node.key ? `${node.key}/${level.key}` : level.key,
+          depth: node.depth + 1,
+          parts: new Map(),
+          lines: [],
+          parent: node,
+          macro: level.macro ?? node.macro,
+          repeat: 1,
+        });
       }
       node = node.parts.get(level.key);
       node.lines.push(line);
@@ -73,16 +129,29 @@ function treeOf(view, quantity, order) {
     }
     let key = `${node.key}/${line.line}`;
     while (node.parts.has(key)) key += "+";
-    node.parts.set(key, { key, name: line.line, kind: "line", depth: 3, parts: new Map(), lines: [line], line, parent: node, macro: line.macro, repeat: line.repeat ?? 1 });
+    node.parts.set(key, {
+      key,
+      name: line.line,
+      kind: "line",
+      depth: 3,
+      parts: new Map(),
+      lines: [line],
+      line,
+      parent: node,
+      macro: line.macro,
+      repeat: line.repeat ?? 1,
+    });
   }
   const measured = (node) => {
     node.parts = [...node.parts.values()];
     node.parts.forEach(measured);
     node.value = node.lines.reduce((all, line) => all + line.values[quantity], QUANTITIES[quantity].exact ? 0n : 0);
-    if (node.depth > 0 || order === "layer") node.parts.sort((one, two) => (two.value > one.value ? 1 : two.value < one.value ? -1 : 0));
+    if (node.depth > 0 || order === "layer")
+      node.parts.sort((one, two) => (two.value > one.value ? 1 : two.value < one.value ? -1 : 0));
   };
   measured(root);
-  if (order !== "layer") root.parts.sort((one, two) => view.found.macros.indexOf(one.macro) - view.found.macros.indexOf(two.macro));
+  if (order !== "layer")
+    root.parts.sort((one, two) => view.found.macros.indexOf(one.macro) - view.found.macros.indexOf(two.macro));
   return root;
 }
 
@@ -102,7 +171,9 @@ function firstShown(root, quantity) {
   const walk = (node) => (node.line ? lines.push(node) : node.parts.forEach(walk));
   walk(root);
   const scores = lines.filter((node) => node.line.equation === "3" && node.line.macro === "forward");
-  const named = lines.filter((node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer));
+  const named = lines.filter(
+    (node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer),
+  );
   const among = [scores, named, lines].find((several) => several.length);
   return among.reduce((most, node) => (node.value > most.value ? node : most), among[0]);
 }

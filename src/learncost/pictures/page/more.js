@@ -1,0 +1,152 @@
+// The sizes of the model and the step, each with a slider, and what else may be chosen.
+"use strict";
+
+/** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
+function drawMore() {
+  const { found, view } = page,
+    place = document.getElementById("more");
+  const isOpen = place.querySelector("details")?.open ?? false;
+  const held = document.activeElement?.dataset?.more;
+  const run = ["batch_size", "seq_len", "target_len", "context"],
+    first = (size) => (run.includes(size.name) ? 0 : 1);
+  const fields = found.sizes
+    .filter((size) => size.changes || GIVEN.api)
+    .sort((one, two) => first(one) - first(two))
+    .map((size) => sliderField(size, view));
+  const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(found), "seq_len", "target_len", "batch_size"];
+  const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
+  const inside = element(
+    "details",
+    { class: "no-print" },
+    element("summary", {}, `Sizes${others.length ? ", types, optimizer, plan" : " of the model and the step"}`),
+    element("div", { class: "fields" }, ...fields, ...others),
+  );
+  inside.open = isOpen;
+  place.replaceChildren(inside);
+  if (held) place.querySelector(`[data-more="${held}"]`)?.focus({ preventScroll: true });
+}
+
+function sliderField(size, view) {
+  const now = view.names[size.name],
+    id = `size-${size.name}`;
+  const input = element("input", {
+    type: "text",
+    inputmode: "numeric",
+    id,
+    "data-more": size.name,
+    value: grouped(now),
+    title: size.meaning || null,
+    onchange: (event) => choose({ [size.name]: event.target.value.replace(/[,\s]/g, "") || null }),
+  });
+  const most = size.most === null || size.most === undefined ? null : value(size.most, view.names);
+  const steps = stepsOf(size, most > 0n ? most : null);
+  const at = steps.reduce((best, step, index) => (step <= now ? index : best), 0);
+  const slider = size.changes
+    ? element("input", {
+        type: "range",
+        min: 0,
+        max: steps.length - 1,
+        step: 1,
+        value: at,
+        "data-more": `${size.name}-slider`,
+        "aria-label": `${size.name}, ${size.meaning || "a size"}`,
+        "aria-valuetext": grouped(now),
+        oninput: (event) => {
+          input.value = grouped(steps[event.target.value]);
+          choose({ [size.name]: String(steps[event.target.value]) }, true);
+        },
+      })
+    : null;
+  const follows =
+    size.rule !== null && size.rule !== undefined && page.state[size.name] === undefined
+      ? element("span", { class: "follows" }, `follows: ${said(size.rule)}`)
+      : null;
+  return element(
+    "div",
+    { class: "field" },
+    element("label", { for: id }, size.name.replaceAll("_", " ")),
+    input,
+    slider,
+    follows,
+  );
+}
+
+/** Where a slider can stand: powers of two, their halves between, and the document's own value. */
+function stepsOf(size, most) {
+  const own = exact(size.value),
+    heads = /heads|layers|^n_|batch|experts/.test(size.name),
+    top = most ?? own * 64n;
+  const steps = new Set([own]);
+  for (let step = 1n; step <= top; step *= 2n) {
+    steps.add(step);
+    if (!heads && step >= 4n && step + step / 2n <= top) steps.add(step + step / 2n);
+  }
+  if (heads) for (let step = 1n; step <= 16n && step <= top; step += 1n) steps.add(step);
+  for (const [up, down] of [
+    [1n, 2n],
+    [2n, 1n],
+    [3n, 2n],
+    [1n, 4n],
+    [4n, 1n],
+  ])
+    if ((own * up) % down === 0n && (own * up) / down <= top) steps.add((own * up) / down);
+  return [...steps].filter((step) => step >= 1n).sort((one, two) => (one < two ? -1 : 1));
+}
+
+/** Any other flag of the question: a choice where there is a list, a switch, or a text. */
+function otherField(flag) {
+  const { name } = flag,
+    current = page.state[name] ?? "",
+    id = `more-${name}`,
+    choices = choicesOf(name),
+    usual = flag.default ? `default: ${flag.default}` : "default";
+  const change = (event) =>
+    choose({
+      [name]: event.target.type === "checkbox" ? (event.target.checked ? "true" : null) : event.target.value || null,
+    });
+  let input,
+    list = null;
+  if (choices && !flag.several)
+    input = element(
+      "select",
+      { id, "data-more": name, onchange: change },
+      element("option", { value: "" }, usual),
+      ...choices.map((one) => element("option", { value: one.name, selected: one.name === current }, one.name)),
+    );
+  else if (name === "price_book")
+    input = element(
+      "select",
+      { id, "data-more": name, onchange: change },
+      ...choices.map((one) =>
+        element("option", { value: one.name, selected: one.name === (current || flag.default) }, one.name),
+      ),
+    );
+  else if (flag.kind === "boolean")
+    input = element("input", {
+      id,
+      type: "checkbox",
+      "data-more": name,
+      checked: current === "true",
+      onchange: change,
+    });
+  else {
+    input = element("input", {
+      id,
+      type: "text",
+      "data-more": name,
+      value: current,
+      placeholder: usual,
+      list: choices ? `${id}-list` : null,
+      onchange: change,
+    });
+    if (choices)
+      list = element("datalist", { id: `${id}-list` }, ...choices.map((one) => element("option", { value: one.name })));
+  }
+  return element(
+    "div",
+    { class: "field", title: flag.meaning },
+    element("label", { for: id }, name.replaceAll("_", " ")),
+    input,
+    list,
+  );
+}

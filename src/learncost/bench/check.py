@@ -51,14 +51,18 @@ class Difference:
 
 
 def difference(
-    side: str, reference_folder: Path, one_losses: Sequence[float], two: Path, two_losses: Sequence[float]
+    side: str,
+    reference_folder: Path,
+    reference_losses: Sequence[float],
+    other_folder: Path,
+    other_losses: Sequence[float],
 ) -> Difference:
     """How far the gradients in folder `two` are from those in `one`, which are of `side`, and the losses."""
-    expected, computed = np.array(one_losses), np.array(two_losses)
+    expected, computed = np.array(reference_losses), np.array(other_losses)
     loss = float(np.max(np.abs(computed - expected) / np.abs(expected)))
     distances, norms = {}, {}
     for path in sorted(reference_folder.glob("*.npy")):
-        first, second = (np.load(folder / path.name, mmap_mode="r") for folder in (reference_folder, two))
+        first, second = (np.load(folder / path.name, mmap_mode="r") for folder in (reference_folder, other_folder))
         norms[path.stem] = _norm(first)
         distances[path.stem] = _norm(second - first) if second.shape == first.shape else float("nan")
     least = SMALL * float(np.sqrt(sum(norm**2 for norm in norms.values())))

@@ -84,10 +84,10 @@ def _is_normal(line: Line) -> bool:
         return line.signs[0] > 0
     if not isinstance(line, Product) or isinstance(line.right[0], Literal):
         return False
-    first, two, target = set(line.right[0].loops), set(line.right[-1].loops), set(left.loops)
+    first, second, target = set(line.right[0].loops), set(line.right[-1].loops), set(left.loops)
     if len(line.right) == 1:
         return target <= first
-    return target <= first | two and first ^ two <= target
+    return target <= first | second and first ^ second <= target
 
 
 def _handed(lines: Iterable[Statement]) -> frozenset[str]:
@@ -257,11 +257,11 @@ class _Lowering:
             factors.pop()  # one is but the sign of a sum
         factors = [self.reduced(line, i, factors, target) for i in range(len(factors))]
         while len(factors) > 2:
-            first, two, *rest = factors
+            first, second, *rest = factors
             needed = set(target.loops) | {axis for term in rest for axis in term.loops}
-            axes = [a for a in dict.fromkeys((*first.loops, *two.loops)) if a in needed]
+            axes = [a for a in dict.fromkeys((*first.loops, *second.loops)) if a in needed]
             middle = self.fresh(line, axes)
-            self.emit(Product((middle,), (first, two), _inside(line_where, (*first.loops, *two.loops)), line.tag))
+            self.emit(Product((middle,), (first, second), _inside(line_where, (*first.loops, *second.loops)), line.tag))
             factors = [middle, *rest]
         right = tuple(factors)
         missing = [a for a in target.loops if all(a not in term.loops for term in right)]

@@ -101,9 +101,9 @@ def bounds(condition: Condition) -> Bounds:
 _IMPLIES = {"<": ("<", "<=", "!="), "=": ("=", "<=")}
 
 
-def within(inner: Bounds, two: Bounds) -> bool:
+def within(inner: Bounds, outer: Bounds) -> bool:
     """Whether all that is inside of one condition is inside of the other; of two windows the sizes are not known."""
-    return inner[:2] == two[:2] and two[2] in _IMPLIES.get(inner[2], (inner[2],)) and two[3] in (None, inner[3])
+    return inner[:2] == outer[:2] and outer[2] in _IMPLIES.get(inner[2], (inner[2],)) and outer[3] in (None, inner[3])
 
 
 def narrowest(where: Iterable[Condition]) -> tuple[Condition, ...]:

@@ -198,12 +198,12 @@ def _matrix_maccs(left: _Factor, right: tuple[_Factor, ...]) -> Count:
     factors = list(right)
     count = ZERO
     while len(factors) > 1:
-        (first, rows), (two, columns), *rest = factors
+        (first, rows), (second, columns), *rest = factors
         later = {axis for loops, _ in rest for axis in loops}
         if sides(rows, columns, later.union(left[1])).are_of_matrices:
-            count += Count.of(dict.fromkeys((*first, *two)))
+            count += Count.of(dict.fromkeys((*first, *second)))
         remaining = later.union(left[0])
-        factors = [(_among((*first, *two), remaining), _among((*rows, *columns), remaining)), *rest]
+        factors = [(_among((*first, *second), remaining), _among((*rows, *columns), remaining)), *rest]
     return count
 
 

@@ -42,7 +42,7 @@ class Counts:
 
     def __sub__(self, other: Counts) -> Counts:
         pairs = ((self.forward, other.forward), (self.whole, other.whole))
-        return Counts(*(Amount(before.maccs - two.maccs, before.flops - two.flops) for before, two in pairs))
+        return Counts(*(Amount(before.maccs - after.maccs, before.flops - after.flops) for before, after in pairs))
 
     def __bool__(self) -> bool:
         return any((self.forward.maccs, self.forward.flops, self.whole.maccs, self.whole.flops))

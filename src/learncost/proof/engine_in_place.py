@@ -221,23 +221,16 @@ def _asked(line: Line, sizes: Mapping[str, int], skips: bool, makes: set[str]) -
     kernel = line.tag.kernel
     if not isinstance(line, Product) or len(factors(line)) != 2:
         return Counter()
-    left_axes, two = (set(term.loops) for term in factors(line))
+    factor, other = (set(term.loops) for term in factors(line))
     left, turns = set(line.left[0].loops), kernel.axes if kernel else ()
     axis, places_ = kernel.blocks if kernel and kernel.blocks else ("", 0)
     # A line may have its own names for the axes of positions; its condition's upper one is that of the queries.
-    condition = next(
-        (
-            condition_found
-            for condition_found in line.where
-            if condition_found.ordered and base(condition_found.lower) == base(condition_found.upper)
-        ),
-        None,
-    )
+    condition = next((c for c in line.where if c.ordered and base(c.lower) == base(c.upper)), None)
     # What only comes into the kernel keeps the kernel's.
     pairs = (term.name for term in (*line.left, *factors(line)) if condition and condition.axes <= set(term.loops))
     queries = condition.upper if condition and axis and not makes.isdisjoint(pairs) else axis
     sides_kept = []
-    for side in (left_axes & left - two, two & left - left_axes, left_axes & two - left):
+    for side in (factor & left - other, other & left - factor, factor & other - left):
         axes_of_side = [axis for axis in line.loops if axis in side and axis not in turns]
         if not axes_of_side:
             return Counter()

@@ -329,14 +329,16 @@ class _Translation:
         result = None
         for condition in where:
             sides = (condition.lower, condition.upper)
-            lower, two = (
+            lower, upper = (
                 int(side) if side.isdigit() else self.aligned(self.library.arange(self.size(side)), (side,), loops)
                 for side in sides
             )
-            visible = {"<": lower < two, "<=": lower <= two, "=": lower == two, "!=": lower != two}[condition.relation]
+            visible = {"<": lower < upper, "<=": lower <= upper, "=": lower == upper, "!=": lower != upper}[
+                condition.relation
+            ]
             inside = self.library.floats(visible)
             if condition.window is not None:
-                inside = inside * self.library.floats(two < lower + self.size(condition.window))
+                inside = inside * self.library.floats(upper < lower + self.size(condition.window))
             result = inside if result is None else result * inside
         return result
 

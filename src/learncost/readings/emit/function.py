@@ -74,13 +74,13 @@ def _inside(scope: Scope, key: Mask) -> str:
     """Lower <= upper (or <, =, !=), and upper - lower < window."""
     upper, lower, relation, window = key
     if relation not in ("<", "<=") or upper.isdigit() or lower.isdigit():
-        lower_index, two = (
+        lower_index, upper_index = (
             side if side.isdigit() else scope.backend.arange(scope.size(side), scope.like).text
             for side in (lower, upper)
         )
         if not upper.isdigit() and not lower.isdigit():
-            two += "[:, None]"
-        return f"{lower_index} {'==' if relation == '=' else relation} {two}"
+            upper_index += "[:, None]"
+        return f"{lower_index} {'==' if relation == '=' else relation} {upper_index}"
     rows, columns = scope.size(upper), scope.size(lower)
     text = scope.backend.ones_below(rows, columns, "-1" if relation == "<" else "0", scope.like).text
     if window is not None:

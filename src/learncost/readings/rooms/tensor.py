@@ -178,10 +178,10 @@ def _order(shape: Sequence[int], tensors: Sequence[Tensor]) -> list[int]:
 
     def swaps(inner: int, outer: int) -> int:
         for operand_strides in strides:
-            inner_stride, two = operand_strides[inner], operand_strides[outer]
-            if inner_stride and two and inner_stride != two:
-                return -1 if inner_stride < two else 1
-            if inner_stride and two and shape[inner] > shape[outer]:
+            inner_stride, outer_stride = operand_strides[inner], operand_strides[outer]
+            if inner_stride and outer_stride and inner_stride != outer_stride:
+                return -1 if inner_stride < outer_stride else 1
+            if inner_stride and outer_stride and shape[inner] > shape[outer]:
                 return 1
         return 0
 

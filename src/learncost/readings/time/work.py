@@ -51,8 +51,8 @@ class MatrixProduct:
     def __str__(self) -> str:
         """Such as `72 × (64 × 256)ᵀ (256 × 256)`: a factor with a ᵀ lies in memory the other way round."""
         times = f"{self.batch:,} × " if self.batch > 1 else ""
-        first_mark, two = ("ᵀ" if turned else "" for turned in self.turned)
-        return f"{times}({self.m:,} × {self.k:,}){first_mark} ({self.k:,} × {self.n:,}){two}"
+        first_mark, second_mark = ("ᵀ" if turned else "" for turned in self.turned)
+        return f"{times}({self.m:,} × {self.k:,}){first_mark} ({self.k:,} × {self.n:,}){second_mark}"
 
 
 @dataclass(frozen=True)

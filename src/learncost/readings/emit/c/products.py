@@ -74,40 +74,40 @@ class _Factors:
         value = self.arrays.values.get(term.name)
         return self.arrays.read_array(term) if value is None else self.arrays.storage(value)
 
-    def matrix(self, store: Storage, row: str, two: str, whole: bool = False) -> tree.Matrix:
+    def matrix(self, store: Storage, row: str, column: str, whole: bool = False) -> tree.Matrix:
         """The part of an array that two axes span, all others standing where they are."""
-        if store.block and store.block not in (row, two):
+        if store.block and store.block not in (row, column):
             raise InputError(f"a product cannot read {store.array.name} row by row")
-        at = {axis: self.bounds(axis, whole)[0] for axis in (row, two)}
+        at = {axis: self.bounds(axis, whole)[0] for axis in (row, column)}
         first = self.arrays.element(store, [at.get(axis, self.arrays.positions[axis]) for axis in store.axes])
-        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, two))
+        after = (store.extents[store.axes.index(axis) + 1 :] for axis in (row, column))
         strides = [times(*extents) for extents in after]
         return tree.Matrix(first, (strides[0], strides[1]))
 
-    def plain(self, term: Term, row: str, two: str) -> tuple[list[tree.Statement], tree.Matrix]:
+    def plain(self, term: Term, row: str, column: str) -> tuple[list[tree.Statement], tree.Matrix]:
         """A factor as it lies in memory; where it is not stored as the product takes it, a copy."""
         arrays, store, is_whole = self.arrays, self._storage(term), self._is_whole(term)
         if store.array.type == arrays.real:
-            return [], self.along(self.matrix(store, row, two))
-        first, second = order = tuple(axis for axis in store.axes if axis in (row, two))
+            return [], self.along(self.matrix(store, row, column))
+        first, second = order = tuple(axis for axis in store.axes if axis in (row, column))
         copy = arrays.scratch(f"{store.array.name}_copy", arrays.real, term.name, order)
         source, to = (self.matrix(each, first, second, is_whole) for each in (store, copy))
         put = tree.Store(_place(to), arrays.widened(_place(source), store.array.type))
         rows, columns = (self.extent(axis, is_whole) for axis in order)
         loops = tree.Loop("i", ZERO, rows, (tree.Loop("j", ZERO, columns, (put,)),))
-        return self._once(term, loops), self.along(self.matrix(copy, row, two))
+        return self._once(term, loops), self.along(self.matrix(copy, row, column))
 
     def packed(
         self, term: Term, summed: str, outer: str, cell: str, form: str
     ) -> tuple[list[tree.Statement], tree.Packed]:
         """A factor in rows or strips: what packs it, and where the product begins."""
         arrays, is_whole = self.arrays, self._is_whole(term)
-        row, two = (outer, summed) if form == "rows" else (summed, outer)
-        source = self.along(self.matrix(self._storage(term), row, two, is_whole))
+        row, column = (outer, summed) if form == "rows" else (summed, outer)
+        source = self.along(self.matrix(self._storage(term), row, column, is_whole))
         name = f"{arrays.names.of(term.name)}_{form}_of_{arrays.counter(summed)}"
         room = tree.Call(form.upper(), (tree.Name(cell), *arrays.room((summed, outer))))
         to = tree.Array(name, cell, "scratch", term.name, room)
-        rows, columns = (self.extent(axis, is_whole) for axis in (row, two))
+        rows, columns = (self.extent(axis, is_whole) for axis in (row, column))
         first, other = (self.bounds(axis)[0] if is_whole else ZERO for axis in (summed, outer))
         length = self.extent(summed, is_whole)
         pack = tree.Pack(form, source, to, (rows, columns))

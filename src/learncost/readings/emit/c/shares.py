@@ -42,7 +42,11 @@ def _is_in_time(read: str, written: str, uses: list[_Use]) -> bool:
         return False
     for use in reads:
         around = [loop for loop, other in zip(use.loops, write.loops, strict=False) if loop is other]
-        same = {read_place for read_place, two in zip(use.at, write.at, strict=False) if read_place == two}
+        same = {
+            read_place
+            for read_place, written_place in zip(use.at, write.at, strict=False)
+            if read_place == written_place
+        }
         counters = {tree.Counter(counter) for loop in around for counter in loop.still if counter != TURN}
         if len(use.at) != len(write.at) or not counters <= same:
             return False

@@ -18,8 +18,9 @@ def is_move(line: Line) -> bool:
 
 def sides_within(line: Line, fixed: set[str]) -> Sides:
     """The sides of a product of two factors inside of a turn, in which some axes are fixed."""
-    left_axes, two, left = ([axis for axis in term.loops if axis not in fixed] for term in (*line.right, line.left[0]))
-    return sides(left_axes, two, left)
+    factors = (*line.right, line.left[0])
+    first, second, result = ([axis for axis in term.loops if axis not in fixed] for term in factors)
+    return sides(first, second, result)
 
 
 def is_library(line: Line, fixed: set[str]) -> bool:

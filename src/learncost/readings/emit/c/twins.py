@@ -88,8 +88,8 @@ def _multiplied(factors: Sequence[Polynomial]) -> Polynomial:
     total: Polynomial = {frozenset(): 1.0}
     for factor in factors:
         total = {
-            frozenset((Counter(dict(monomial)) + Counter(dict(two))).items()): number * times
+            frozenset((Counter(dict(monomial)) + Counter(dict(other))).items()): number * times
             for monomial, number in total.items()
-            for two, times in factor.items()
+            for other, times in factor.items()
         }
     return total

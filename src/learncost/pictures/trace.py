@@ -84,24 +84,25 @@ class Trace(Shown):
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
         """The passes with what they take, and the file."""
-        facts = self.timeline.facts
-        rows = [
-            Row((one.name, number(sum(1 for own in one.walk() if own.kind == "line")), _length(one, facts)))
-            for process in self.timeline.processes
-            for one in process.slices
-        ]
+        facts, parts = self.timeline.facts, [one for process in self.timeline.processes for one in process.slices]
+        rows = [Row((one.name, number(_lines(one)), _length(one.length, facts))) for one in parts]
+        whole = number(sum(map(_lines, parts))), _length(sum(one.length for one in parts), facts)
         where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
-        notes = (where, *(f"{name}: {said}" for name, said in facts.items() if name in _NOTED))
-        return (Sheet(self.title, ("", "lines", "length"), tuple(rows), notes),)
+        notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
+        return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *whole), "bold")), notes),)
 
 
-_NOTED = ("length", "memory")
+_NOTED = ("length", "seconds", "device", "memory")
 
 
-def _length(one: Slice, facts: Mapping[str, str]) -> str:
+def _lines(one: Slice) -> int:
+    return sum(1 for part in one.walk() if part.kind == "line")
+
+
+def _length(length: int, facts: Mapping[str, str]) -> str:
     if "nanosecond" not in facts:
-        return seconds_of(one.length / 1e9)
-    return f"{one.length * int(facts['nanosecond'].split()[0].replace(',', '')):,} FLOPs"
+        return seconds_of(length / 1e9)
+    return f"{length * int(facts['nanosecond'].split()[0].replace(',', '')):,} FLOPs"
 
 
 def check_path(path: str | Path) -> Path:

@@ -26,7 +26,7 @@ from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.schedule.calls import AS_WRITTEN, IN_KERNELS, Rules, calls
 from learncost.schedule.lifetimes import Array, Lifetimes, Walked, every_turn, some_turns
-from learncost.schedule.stretches import stretches
+from learncost.schedule.stretches import Stretches
 
 
 @dataclass(frozen=True)
@@ -361,8 +361,9 @@ class _Walk:
     ) -> Iterator[Stay]:
         """The arrays at moments, those of a stack that are there as long as each other together."""
         groups: dict[Any, list[Array]] = {}
+        stretches = Stretches(moments)
         for array in self.arrays:
-            for stretch in stretches(array.first, array.last, moments):
+            for stretch in stretches.within(array.first, array.last):
                 groups.setdefault((array.stack[0] if array.stack else array, array.axes, *stretch), []).append(array)
         for (*_, first, last), several in groups.items():
             last_made = several[-1]

@@ -6,11 +6,10 @@ stands once, at that of its turns in which most is taken.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from learncost.schedule.stretches import stretches
+from learncost.schedule.stretches import Stretches
 
 LONGEST = 400
 """Lines of one turn that are looked for at most."""
@@ -86,12 +85,10 @@ class Log:
 
     def stays(self, lines: Sequence[LoggedLine]) -> Iterator[tuple[Logged, int, int]]:
         """Every array that is there at some of the lines, with the first and the last of a stretch of these."""
-        instants = [line.instant for line in lines]
-        in_order = sorted(instants)
+        stretches = Stretches([line.instant for line in lines])
         for array in self.arrays:
-            at = bisect_left(in_order, array.first)
-            if array.bytes and at < len(in_order) and in_order[at] <= array.last:
-                for first, last in stretches(array.first, array.last, instants):
+            if array.bytes:
+                for first, last in stretches.within(array.first, array.last):
                     yield array, first, last
 
 

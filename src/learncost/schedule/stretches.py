@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 
-def stretches(first: int, last: int, moments: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The longest runs of places of `moments` whose moments are all from `first` to `last`: the ends of each.
+class Stretches:
+    """Moments in any order, in which the longest runs are looked for whose moments are all within two.
 
     A curve has a line once for all turns of a loop, with the moment of one turn; an array of another turn may be there
     at some of its lines and not at others.
     """
-    begun: int | None = None
-    for place, moment in enumerate(moments):
-        if first <= moment <= last:
-            begun = place if begun is None else begun
-        elif begun is not None:
-            yield begun, place - 1
-            begun = None
-    if begun is not None:
-        yield begun, len(moments) - 1
+
+    def __init__(self, moments: Sequence[int]) -> None:
+        self._places = sorted(range(len(moments)), key=moments.__getitem__)
+        self._moments = [moments[place] for place in self._places]
+
+    def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The runs of places whose moments are all from `first` to `last`: the ends of each, in order."""
+        own = sorted(self._places[bisect_left(self._moments, first) : bisect_right(self._moments, last)])
+        begun = 0
+        for number, place in enumerate(own):
+            if number + 1 == len(own) or own[number + 1] != place + 1:
+                yield own[begun], place
+                begun = number + 1

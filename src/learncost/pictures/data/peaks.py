@@ -58,5 +58,8 @@ def _largest(levels: Same[tuple[Count, ...]]) -> list[Count]:
 
 def _reaches(one: Count, other: Count) -> bool:
     """Whether one is at least the other at all sizes: its coefficients are, and none is negative."""
-    names = {*one.terms, *other.terms}
-    return all(one.terms.get(name, 0) >= other.terms.get(name, 0) for name in names)
+    mine, others = one.terms, other.terms
+    for name, value in others.items():
+        if mine.get(name, 0) < value:
+            return False
+    return all(value >= 0 or name in others for name, value in mine.items())

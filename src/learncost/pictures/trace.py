@@ -92,7 +92,7 @@ class Trace(Shown):
         return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *whole), "bold")), notes),)
 
 
-_NOTED = ("length", "seconds", "device", "memory")
+_NOTED = ("length", "device", "memory")
 
 
 def _lines(one: Slice) -> int:

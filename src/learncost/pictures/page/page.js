@@ -80,7 +80,9 @@ function render(all = false) {
   const { state } = page;
   try {
     const found = documentOf(state);
-    page.view = viewOf(found, chosenSizes(found, state));
+    // Until the server has told of another model, its sizes are not those of the model that is shown.
+    const another = GIVEN.api && state.model !== undefined && state.model !== caseName(found, "model");
+    page.view = viewOf(found, another ? {} : chosenSizes(found, state));
     page.found = found;
     problem(page.refused || page.said);
   } catch (error) {

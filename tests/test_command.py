@@ -395,7 +395,12 @@ def test_every_question_has_a_schema(name, capsys):
     schema = json.loads(capsys.readouterr().out)
     assert schema["type"] == "object"
     assert {*schema["required"]} <= {*schema["properties"]}
-    parameters = {flag.name for flag in COMMANDS[name].flags if flag.how != "flags"} - {"format", "json", "output"}
+    parameters = {flag.name for flag in COMMANDS[name].flags if flag.how != "flags"} - {
+        "format",
+        "json",
+        "output",
+        "plot",
+    }
     assert parameters <= {*schema["properties"], "output"}
     for description in schema["properties"].values():
         assert description["description"].endswith((".", ".)")), description

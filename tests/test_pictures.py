@@ -20,7 +20,7 @@ from PIL import Image
 
 import learncost as lc
 from learncost.faces.command import main
-from learncost.pictures import figures
+from learncost.pictures import figures, terminal
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.curve import curve
 from learncost.pictures.data.growth import growth
@@ -426,3 +426,79 @@ def test_a_notebook_sees_a_picture_over_the_table_where_it_says_more() -> None:
         assert answer._repr_html_() in shown["text/html"]
         assert shown["text/plain"] == str(answer)
     assert lc.cost("gpt2", seq_len=8).plot()._repr_png_().startswith(b"\x89PNG")
+
+
+# Terminal.
+
+
+def on_a_terminal(words: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(words.split()) == 0
+    return screen.getvalue()
+
+
+PLOTS = (
+    "memory gpt2 --seq-len 64",
+    "memory gpt2 --seq-len 64 --engine table --procedure mempepita",
+    "compare gpt2 --procedure bp,pepita",
+    "complexity --hidden-size 64",
+)
+
+
+@pytest.mark.parametrize("words", PLOTS)
+def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), "--plot"]) == 0
+    piped = capsys.readouterr().out
+    assert main(words.split()) == 0
+    assert piped == capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        shown = on_a_terminal(f"{words} --plot", patch)
+    assert max(map(len, shown.split("\n"))) <= 80
+    drawn = [line for line in shown.split("\n") if re.search("[⠁-⣿█▒░]", line)]
+    assert len(drawn) >= 12
+
+
+def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
+    answer = lc.memory("gpt2", engine="table", seq_len=1024)
+    rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]
+    heights = [sum(line[8:].ljust(80)[column] != " " for line in rows) for column in range(max(map(len, rows)) - 8)]
+    told = curve(answer)
+    for column, height in enumerate(heights):
+        first, last = (int(len(told.lines) * place / len(heights)) for place in (column, column + 1))
+        most = max(line.bytes for line in told.lines[first : max(first + 1, last)])
+        assert abs(height - terminal.HIGH * most / told.peak) <= 1.05
+
+
+def test_lines_of_dots_stand_where_their_values_are() -> None:
+    x, y = terminal.Axis(1, 1024, True, str), terminal.Axis(0, 100, False, str)
+    places = [2**power for power in range(11)]
+    made = list(terminal.lines([terminal.Line("up", places, [10 * n for n in range(11)])], x, y, 60, "title", "below"))
+    rows = [line for line in made if any("⠀" < letter <= "⣿" for letter in line)]
+    starts = [next(place for place, letter in enumerate(line) if "⠀" < letter <= "⣿") for line in rows]
+    assert starts == sorted(starts, reverse=True)  # a straight line, from the lower left to the upper right
+    assert made[1].endswith(" up")
+
+
+def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
+    losses = [4.0, 3.0, 50.0, 2.0, 1.0]
+    log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses, 1))
+    Path(tmp_path, "metrics.jsonl").write_text(log)
+    Result = type("Result", (), {"folder": tmp_path})
+    shown = terminal.plot(Result(), 60)
+    assert "to 50 above" in shown
+    assert shown.split("\n")[1].split()[0] == "4.4"
+    assert max(map(len, shown.split("\n"))) <= 60
+
+
+def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(lc.InputError, match="--plot needs numbers: give --hidden-size"):
+        terminal.plot(lc.complexity())

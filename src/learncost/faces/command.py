@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -31,12 +31,14 @@ class Command:
 
     formats  none where it is a text, or where the command shows itself
     file     whether it can be written to a file
+    plots    whether there is a picture of characters below it, on a terminal
     """
 
     where: str
     about: str
     formats: tuple[str, ...] = FORMATS
     file: bool = True
+    plots: bool = False
 
     @property
     def file_name(self) -> str:
@@ -59,6 +61,8 @@ class Command:
             rows += [("format", "string", "table", meaning), ("json", "boolean", False, FLAGS["json"].meaning)]
         if self.file:
             rows.append(("output", "string", None, FLAGS["output"].meaning))
+        if self.plots:
+            rows.append(("plot", "boolean", False, FLAGS["plot"].meaning))
         return tuple(Flag(name, kind, 1, usual, "flag", meaning, FLAGS[name]) for name, kind, usual, meaning in rows)
 
     @property
@@ -71,7 +75,9 @@ _LAYER = (*FORMATS, "mathml")
 
 _COMMANDS: Mapping[str, Command] = {
     "cost": Command("ledger.cost:cost", "The exact cost of one training step, by layer and macro-operation."),
-    "compare": Command("ledger.compare:compare", "Learning procedures side by side, and where one overtakes another."),
+    "compare": Command(
+        "ledger.compare:compare", "Learning procedures side by side, and where one overtakes another.", plots=True
+    ),
     "conventions": Command(
         "ledger.conventions:conventions", "What each price book and counter says, and why they differ."
     ),
@@ -84,7 +90,9 @@ _COMMANDS: Mapping[str, Command] = {
     "sweep": Command("faces.sweep:sweep", "The cost of all combinations of sizes, as CSV or Parquet.", (), False),
     "rules": Command("ledger.rules:rules", "Rules of thumb set against the exact numbers."),
     "memory": Command(
-        "ledger.memory:memory", "The peak of one training step, the arrays that make it, what fits a budget."
+        "ledger.memory:memory",
+        "The peak of one training step, the arrays that make it, what fits a budget.",
+        plots=True,
     ),
     "fit": Command(
         "ledger.memory_fit:fit", "Which learning procedures fit a device's RAM and flash, and what to change."
@@ -103,13 +111,13 @@ _COMMANDS: Mapping[str, Command] = {
         "faces.calibrate:calibrate", "Measure this machine, so that cost --on here tells the time of a step.", (), False
     ),
     "complexity": Command(
-        "ledger.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross."
+        "ledger.complexity:complexity", "Attention, recurrence, convolution: costs and where they cross.", plots=True
     ),
     "contest": Command(
         "faces.contest:contest", "Learning procedures trained with equal budgets, and what came of it.", FORMATS, False
     ),
     "train": Command(
-        "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False
+        "training.train:train", "Train a model on plain files: texts, pairs, classes, images, sounds.", (), False, True
     ),
     "sample": Command("faces.sample:sample", "Let a trained model go on with a text.", (), False),
     "bench": Command(
@@ -186,6 +194,7 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     command = COMMANDS[name]
     arguments, flags_given = read(name, command.flags, words)
     writing = {flag.name: flags_given.pop(flag.name, flag.default) for flag in command.writing}
+    plots = writing.pop("plot", False) and sys.stdout.isatty()
     chosen_format, path = _format(command.formats, **writing), writing.get("output")
     if path and not Path(path).absolute().parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {Path(path).parent}")
@@ -197,7 +206,23 @@ def _answer(name: str, words: Sequence[str]) -> Any:
     if path:
         _save(Path(path), str(answer))
         return answer.exit_code
-    return answer
+    return _Plotted(answer, getattr(answer, "exit_code", GOOD)) if plots and chosen_format == "table" else answer
+
+
+@dataclass(frozen=True)
+class _Plotted:
+    """An answer for a terminal, with its picture of characters below."""
+
+    answer: Any
+    exit_code: int
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        from learncost.pictures.terminal import plot
+
+        yield self.answer
+        yield Text(f"\n{plot(self.answer, options.max_width)}", no_wrap=True, overflow="crop")
 
 
 @dataclass(frozen=True)

@@ -313,6 +313,7 @@ async function ask() {
       view.all = found.runs;
       byId("footer").textContent = `Folder ${found.folder}. The numbers are those of metrics.jsonl, and of the file of a contest.`;
       draw();
+      document.documentElement.dataset.ready = "yes";
     }
   } catch (error) {
     problem(`The server does not answer: ${error.message}. The last numbers stay.`);

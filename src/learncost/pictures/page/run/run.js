@@ -168,6 +168,11 @@ function ends(own) {
     for (let turn = 0; turn < 20 && taken.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); turn += 1) y += (turn % 2 ? 1 : -1) * (turn + 1) * 8 * ratio;
     if (y > own.bbox.top + own.bbox.height) return;
     taken.push([left, left + width, y]);
+    ctx.strokeStyle = colour("--page");
+    ctx.lineWidth = 4 * ratio;
+    ctx.lineJoin = "round";
+    ctx.setLineDash([]);
+    ctx.strokeText(series.label, left, y);
     ctx.fillStyle = series.stroke(own, at);
     ctx.fillText(series.label, left, y);
   });

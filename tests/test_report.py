@@ -213,7 +213,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
         ("t5-small", "bp", {"seq_len": 64}),
         ("mixtral-8x7b", "mempepita", {}),
         ("gpt2", "decode", {}),
-        ("gpt2", "bp", {"lora": "attention"}),
+        ("qwen2.5-0.5b", "bp", {"lora": "attention", "precision": "qlora", "seq_len": 64}),
     ],
 )
 def test_models_of_other_kinds(browser: Any, tmp_path: Path, model: str, procedure: str, given: dict[str, Any]) -> None:

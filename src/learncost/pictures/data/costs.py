@@ -157,7 +157,7 @@ def _weights(model: Model) -> dict[_Place, Count]:
     left, found = dict.fromkeys(model.table.weights), dict[_Place, Count]()
     for line, _ in walk(model.table.lines):
         for name in line.reads:
-            while name in outer and name not in left:
+            while name not in model.table.weights and outer.get(name, name) != name:
                 name = outer[name]
             if name in left:
                 del left[name]

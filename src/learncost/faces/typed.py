@@ -78,7 +78,7 @@ def _check_size(name: str, spellings: Sequence[str], others: bool) -> None:
         return
     if others:  # what only some families read; their files are opened for it
         every = [(f.sizes, f.settings, f.dropout, f.refused, f.spellings) for f in FAMILIES.values()]
-        sizes |= {key for spelling in every for keys in spelling for key in keys}
+        sizes |= {key for tables in every for keys in tables for key in keys}
         if name.startswith("--") and spelled(name[2:]) in sizes:
             return
     near = nearest(name, [*spellings, *(f"--{size.replace('_', '-')}" for size in sizes)])

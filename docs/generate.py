@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import gallery
 import reference
 
 from learncost.books.book import BOOKS, every
@@ -61,6 +62,7 @@ def write(folder: Path) -> list[Path]:
     pages["generated/emit.md"] = emit_page()
     pages["generated/plans.md"] = plans_page("gpt2", EXAMPLE_PLANS)
     pages["generated/segments.md"] = plans_page("gpt2-xl", SEGMENTS)
+    pages["generated/gallery.md"] = gallery.page(folder)
     pages |= reference.pages()
     written = []
     for name, text in pages.items():

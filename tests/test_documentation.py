@@ -12,6 +12,7 @@ import learncost as lc
 from learncost.books.book import BOOKS
 from learncost.books.errata import errata
 from learncost.derivations.subject import layers
+from learncost.pictures.figures import FIGURES
 from learncost.vocabulary import entries
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -115,3 +116,28 @@ def test_add_a_layer_by_following_the_page(tmp_path: Path, monkeypatch: pytest.M
         if not hasattr(lc, "check_layer"):
             program = program.replace("lc.check_layer(layer)\n", "")
         exec(compile(program, "add-a-layer.md", "exec"), scope)
+
+
+def test_the_page_about_the_ledger_explains_every_word_of_its_screen() -> None:
+    text = (DOCS / "reading-a-ledger.md").read_text(encoding="utf-8")
+    (screen,) = blocks("reading-a-ledger.md", "console")
+    explained = " ".join(re.findall(r"^(`.+`)$", text, re.MULTILINE))
+    for row in lc.cost("gpt2").rows:
+        assert str(row.layer) in explained
+        assert row.macro_operation.replace("_", " ") in explained
+    for word in ("MACCs", "FLOPs", "bytes", "share", "total", "gpt2", "one step of bp"):
+        assert f"`{word}`" in explained
+        assert word in screen
+    terms = [term for terms in re.findall(r"^`.+`$", text, re.MULTILINE) for term in re.findall(r"`([^`]+)`", terms)]
+    flat = " ".join(screen.split())
+    assert [term for term in terms if term not in flat] == []
+
+
+def test_the_gallery_has_every_kind_of_figure(folder: Path, pages: dict[str, str]) -> None:
+    gallery = pages["generated/gallery.md"]
+    images = re.findall(r"!\[(.+)\]\((generated/figures/(.+)\.svg)\)", gallery)
+    assert {kind for *_, kind in images} == FIGURES.keys()
+    for finding, path, kind in images:
+        assert f"## {finding}\n" in gallery
+        assert f"learncost figure {kind} " in (folder / path).read_text(encoding="utf-8")
+    assert not (folder / "generated" / "figures" / "new.svg").exists()

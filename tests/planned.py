@@ -29,6 +29,9 @@ OWN = {
     },
 }  # fmt: skip
 MODELS = tuple(OWN)
+OWN["gpt-oss-20b"] = {**SMALL, **LENGTH, "intermediate_size": 10, "num_key_value_heads": 1, "head_dim": 4} | {
+    "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 3,
+}  # fmt: skip
 B, M, N = 3, 7, 6
 
 

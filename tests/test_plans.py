@@ -71,6 +71,17 @@ def kept(table):
     return {inside for inside, _ in forward.keep}
 
 
+def test_flash_takes_a_softmax_of_any_kind():
+    """That of gpt-oss has a sink: its scores are in kernels too, and no block keeps them."""
+    table, sizes = table_of("gpt-oss-20b"), sizes_of("gpt-oss-20b")
+    values = given(table, sizes)
+    plain, fast = results(table, values, sizes), results(planned(table, "flash"), values, sizes)
+    assert any(name.endswith(".attn.P") for name in kept(table))
+    assert not any(".attn.P" in name or ".attn.S" in name for name in kept(planned(table, "flash")))
+    for name, array in plain.items():
+        np.testing.assert_allclose(fast[name], array, 1e-12, 1e-12, err_msg=name)
+
+
 def test_a_block_of_gpt2_keeps_the_inputs_of_its_norms_and_of_gelu():
     # Of the norms and GELU only what they are computed from: X and X.2, and U, which GELU's gradient reads anyway.
     table = planned(table_of("gpt2"), "recompute=gelu+norm")

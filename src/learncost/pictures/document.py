@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -181,7 +183,7 @@ def _beside(asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any
         for along in ALONG:
             with suppress(InputError):
                 own = growth(found, along, price_book=book)
-                result["growth"][along] = own.to_dict() | {"finding": own.finding}
+                result["growth"][along] = replace(own, polynomials={}).to_dict() | {"finding": own.finding}
     except InputError as error:
         result["compared"] = {"refused": str(error)}
     try:
@@ -351,6 +353,8 @@ def _safe(value: Any) -> Any:
         return {name: _safe(own) for name, own in value.items()}
     if isinstance(value, list | tuple):
         return [_safe(own) for own in value]
+    if isinstance(value, Fraction):
+        return _safe(int(value)) if value.denominator == 1 else float(value)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST else value
 
 

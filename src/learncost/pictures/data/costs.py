@@ -79,7 +79,8 @@ class CostLine:
                 if count
             },
         }
-        return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+        always = ("macro", "layer", "line", "repeat", "formulas")
+        return {name: value for name, value in found.items() if name in always or value not in (None, "", [], False)}
 
 
 def cost_lines(found: Cost) -> tuple[CostLine, ...]:

@@ -36,13 +36,14 @@ function viewOf(found, chosen) {
     totals,
     timed,
     changed,
-    peak: found.memory ? peakAt(found.memory, axes) : null,
+    peak: found.memory ? peakAt(found.memory, axes, changed) : null,
   };
 }
 
 /** The most bytes of a step: the largest of its levels, each a polynomial. Null where these sizes have none. */
-function peakAt(memory, axes) {
-  if (!memory.levels) return memory.peak === undefined ? null : exact(memory.peak);
+function peakAt(memory, axes, changed) {
+  if (memory.peak === undefined) return null;
+  if (!changed) return exact(memory.peak);
   const turns = memory.turns.map((axis) => axes[axis]);
   const own = memory.levels.find((level) =>
     level.turns.every((turn, place) =>

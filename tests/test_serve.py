@@ -88,6 +88,15 @@ def test_time_is_that_of_the_command_line(client):
     assert (totals["seconds"], totals["low"], totals["high"]) == (timing.seconds, timing.time.low, timing.time.high)
 
 
+def test_halves_of_a_causal_square_are_written_exactly(client):
+    """Under causal-half coefficients are fractions; MLA's are whole ones."""
+    for model in ("deepseek-v2-lite", "gpt2"):
+        asked = {"model": model, "n_layer": 2, "price_book": "causal-half", "seq_len": 7}
+        found = client.get("/api/document", params=asked)
+        assert found.status_code == 200, found.text
+        assert int(found.json()["totals"]["flops"]) == lc.cost(**asked).total.flops
+
+
 def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_own(client):
     config = {"model_type": "gpt2", "n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 50}
     response = client.post("/api/document?n-layer=2&seq-len=10", json=config)

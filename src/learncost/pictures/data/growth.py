@@ -162,7 +162,8 @@ def growth(
 
 
 def _at(polynomial: Iterable[int], place: int) -> int:
-    return sum(factor * place**power for power, factor in enumerate(polynomial))
+    """Its value, which is whole at whole places, also where coefficients are halves."""
+    return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
 def _crossings(found: Comparison, book: str, quantity: str) -> Iterator[Crossing]:

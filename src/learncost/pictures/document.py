@@ -130,7 +130,15 @@ def _memory(given: Mapping[str, Any], sizes: Mapping[str, Any], found: Cost) -> 
         held = memory(**own, **sizes, engine="table")
         assert isinstance(held, Memory)
         shown = curve(held)
-        result = {"peak": held.peak, "split": dict(held.split), "convention": held.convention, "engine": held.engine}
+        usual = memory(**own, **sizes)
+        assert isinstance(usual, Memory)
+        result = {
+            "usual": {"engine": usual.engine, "peak": usual.peak, "module": usual.module},
+            "peak": held.peak,
+            "split": dict(held.split),
+            "convention": held.convention,
+            "engine": held.engine,
+        }
         return result | {"finding": shown.finding, "curve": shown.to_dict(), **_peaks(own, sizes)}
     except InputError as error:
         return {"refused": str(error)}

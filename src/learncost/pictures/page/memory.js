@@ -27,7 +27,7 @@ section(
         "Every array lives from the line that makes it to the last line that reads it. Point at a moment to see what is alive.",
       ),
       element("div", { class: "with-panel" }, element("div", {}, chartPlace), list),
-      element("p", { class: "caption" }, memory.convention),
+      element("p", { class: "caption" }, memory.convention, usualSaid(memory)),
       ...[ofItsSizes()].filter(Boolean),
       asTable(["line", "name", "layer", "pass", "bytes"], rows()),
     );
@@ -41,6 +41,13 @@ section(
   },
   () => [page.view.changed],
 );
+
+/** What the step takes as it is run by default, where that is another runner than the table. */
+function usualSaid(memory) {
+  const { usual } = memory;
+  if (!usual || usual.engine === memory.engine || page.view.changed) return "";
+  return ` As PyTorch’s ${usual.engine} runs it (${usual.module}): ${bytes(exact(usual.peak))} at the peak, which learncost memory tells by default.`;
+}
 
 function aliveAt(curve, at) {
   const found = new Map();

@@ -21,6 +21,7 @@ import learncost as lc
 from learncost.faces.command import main
 from learncost.ledger.question import flags_of
 from learncost.models.presets import presets
+from learncost.pictures.data.growth import growth
 from learncost.pictures.document import document
 from learncost.pictures.serve.app import application
 from learncost.pictures.serve.guard import BODY
@@ -54,7 +55,7 @@ SIZES = some.fixed_dictionaries(
     optional={
         "seq-len": some.integers(1, 1024),
         "batch-size": some.integers(1, 9),
-        "procedure": some.sampled_from(["bp", "recompute", "pepita", "mempepita", "fa"]),
+        "procedure": some.sampled_from(["bp", "pepita", "fa"]),
         "price-book": some.sampled_from(["run", "matmul", "paper"]),
         "optimizer": some.sampled_from(["sgd", "adamw", "AdamW"]),
         "n_layer": some.integers(1, 9),
@@ -63,8 +64,8 @@ SIZES = some.fixed_dictionaries(
 )
 
 
-@given(some.sampled_from(["gpt2", "distilgpt2", "llama-3.2-1b", "bert-base"]), SIZES)
-@settings(max_examples=15, deadline=None)
+@given(some.sampled_from(["gpt2", "bert-base"]), SIZES)
+@settings(max_examples=6, deadline=None)
 def test_numbers_are_those_of_the_command_line(client, model, flags):
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     with redirect_stdout(io.StringIO()) as screen, redirect_stderr(io.StringIO()) as error:
@@ -88,13 +89,14 @@ def test_time_is_that_of_the_command_line(client):
     assert (totals["seconds"], totals["low"], totals["high"]) == (timing.seconds, timing.time.low, timing.time.high)
 
 
-def test_halves_of_a_causal_square_are_written_exactly(client):
-    """Under causal-half coefficients are fractions; MLA's are whole ones."""
-    for model in ("deepseek-v2-lite", "gpt2"):
-        asked = {"model": model, "n_layer": 2, "price_book": "causal-half", "seq_len": 7}
-        found = client.get("/api/document", params=asked)
-        assert found.status_code == 200, found.text
-        assert int(found.json()["totals"]["flops"]) == lc.cost(**asked).total.flops
+def test_halves_of_a_causal_square_are_written_as_whole_numbers(client):
+    asked = {"model": "gpt2", "n_layer": 2, "price_book": "causal-half", "seq_len": 7}
+    found = client.get("/api/document", params=asked)
+    assert found.status_code == 200, found.text
+    assert int(found.json()["totals"]["flops"]) == lc.cost(**asked).total.flops
+    comparison = lc.compare("gpt2", procedures="bp,recompute", price_book="causal-half", n_layer=2, seq_len=7)
+    totals = [one for series in growth(comparison).series for one in series.totals]
+    assert {type(one) for one in totals} == {int}
 
 
 def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_own(client):

@@ -237,6 +237,13 @@ def test_growth_of_a_model_with_several_kinds_of_blocks_has_the_depths_that_it_c
         assert growth_found.series[0].totals[growth_found.places.index(place)] == flops
 
 
+def test_the_width_takes_along_what_is_as_wide() -> None:
+    found = growth(lc.compare("opt-125m", "bp", seq_len=8), "width")
+    wider = {"hidden_size": 1536, "num_attention_heads": 24, "intermediate_size": 6144, "word_embed_proj_dim": 1536}
+    told = lc.cost("opt-125m", seq_len=8, **wider).total.flops
+    assert found.series[0].totals[found.places.index(1536)] == told
+
+
 def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
     answer = lc.compare("gpt2", **SMALL)
     peaks = {name: lc.memory("gpt2", name, engine="table", **SMALL) for name in answer.procedures}

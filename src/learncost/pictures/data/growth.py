@@ -24,7 +24,15 @@ ALONG: Mapping[str, str] = {"length": "tokens", "batch": "sequences", "depth": "
 REACH = 131_072
 """Tokens that the curve over the length goes to, where nothing asks for more."""
 
-_WIDE = ("hidden_size", "intermediate_size", "heads", "ffn_dim", "embedding_size")
+_WIDE = (
+    "hidden_size",
+    "intermediate_size",
+    "heads",
+    "ffn_dim",
+    "embedding_size",
+    "embed_proj_dim",
+    "pooler_output_size",
+)
 """Sizes whose names end so grow with the width."""
 
 
@@ -199,7 +207,8 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
         raise InputError(f"{configuration.name} has no {along} that can be changed")
     own = build(replace(configuration, learned=None), bool(run.model.masks)).table
     found: dict[int, Mapping[str, int]] = {}
-    for size in places or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
+    asked = list(places or ())
+    for size in asked or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
         try:
             changed = _scaled(configuration, along, size, here)
             built = build(replace(changed, learned=None), bool(run.model.masks))
@@ -207,6 +216,8 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
             continue
         if built.table == own:
             found[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
+    if len(found) < 2 and not asked:
+        raise InputError(f"{configuration.name} has no other {along} that keeps its kinds of blocks")
     return here, found
 
 

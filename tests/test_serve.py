@@ -348,6 +348,31 @@ def test_answers_are_kept_within_so_many_bytes():
     assert asyncio.run(ask()) == (7, 3, 30)
 
 
+def test_who_asks_at_once_is_given_one_answer():
+    class Slow:
+        asked = 0
+
+        async def answer(self, what, pairs, config=""):
+            self.asked += 1
+            await asyncio.sleep(0.02)
+            return Answer(200, "text/plain", what.encode(), "")
+
+        async def close(self):
+            pass
+
+    async def ask():
+        own = Slow()
+        kept = Kept(own)
+        gone = asyncio.create_task(kept.answer("page", ()))
+        await asyncio.sleep(0.005)
+        gone.cancel()  # who asked first has gone
+        found = await asyncio.gather(*(kept.answer("page", ()) for _ in range(5)), kept.answer("other", ()))
+        await kept.close()
+        return own.asked, [one.content for one in found]
+
+    assert asyncio.run(ask()) == (2, [b"page"] * 5 + [b"other"])
+
+
 # The command.
 
 

@@ -55,17 +55,21 @@ class Kept:
         self.others, self.most = others, most
         self.bytes = 0
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._coming: dict[bytes, asyncio.Task[Answer]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
-        """The answer to a request, from before where there is one."""
+        """The answer to a request, from before where there is one, and the same one for all who ask at once."""
         key = blake2b(json.dumps([what, sorted(pairs), config]).encode(), digest_size=16).digest()
         if (found := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return found
-        found = await self.others.answer(what, pairs, config)
+        if (coming := self._coming.get(key)) is None:
+            coming = self._coming[key] = asyncio.create_task(self.others.answer(what, pairs, config))
+            coming.add_done_callback(lambda _: self._coming.pop(key, None))
+        found = await asyncio.shield(coming)  # who asked may go, others may wait for it
         if found.status == 200 and len(found.content) <= self.most and key not in self._known:
             self._known[key] = found
             self.bytes += len(found.content)
@@ -76,6 +80,8 @@ class Kept:
 
     async def close(self) -> None:
         """Nor are the others asked."""
+        for coming in [*self._coming.values()]:
+            coming.cancel()
         await self.others.close()
 
 

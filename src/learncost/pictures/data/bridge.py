@@ -109,7 +109,7 @@ class Bridge:
 
 
 def bridge(
-    found: Conventions, start: str = YARDSTICK, end: str = "run", quantity: str = "flops", part: str = "whole"
+    answer: Conventions, start: str = YARDSTICK, end: str = "run", quantity: str = "flops", part: str = "whole"
 ) -> Bridge:
     """The way from one price book's number to another's, of an answer of `lc.conventions`.
 
@@ -117,13 +117,13 @@ def bridge(
     """
     named_one("quantity", quantity, QUANTITIES)
     named_one("part", part, PARTS)
-    books = {one.book.name: one for one in found.conventions}
+    books = {one.book.name: one for one in answer.conventions}
     named_one("price book", start, books)
     named_one("price book", end, books)
-    bars = {name: _bar(found, one, quantity, part) for name, one in books.items() if one.counts is not None}
+    bars = {name: _bar(answer, one, quantity, part) for name, one in books.items() if one.counts is not None}
     for name in (start, end):
         if name not in bars:
-            raise InputError(f"price book {name} has no number of {found.model}: {books[name].refused}")
+            raise InputError(f"price book {name} has no number of {answer.model}: {books[name].refused}")
     amounts: dict[str, int] = {}
     for name, sign in ((start, -1), (end, 1)):
         for reason in books[name].reasons:
@@ -131,10 +131,10 @@ def bridge(
             amounts[reason.what] = amounts.get(reason.what, 0) + sign * amount
     items = [Item(what, amount) for what, amount in amounts.items() if amount]
     return Bridge(
-        model=found.model,
-        batch_size=found.batch_size,
-        seq_len=found.seq_len,
-        target_len=found.target_len,
+        model=answer.model,
+        batch_size=answer.batch_size,
+        seq_len=answer.seq_len,
+        target_len=answer.target_len,
         quantity=quantity,
         part=part,
         start=bars[start],
@@ -145,9 +145,9 @@ def bridge(
     )
 
 
-def _bar(found: Conventions, one: Convention, quantity: str, part: str) -> Bar:
+def _bar(answer: Conventions, one: Convention, quantity: str, part: str) -> Bar:
     def amount(of: Convention) -> int:
         return 0 if of.counts is None else int(getattr(getattr(of.counts, part), quantity))
 
-    own, yardstick = amount(one), amount(found[YARDSTICK])
+    own, yardstick = amount(one), amount(answer[YARDSTICK])
     return Bar(one.book.name, one.book.title, one.book.source, own, own / yardstick if yardstick else None)

@@ -115,12 +115,12 @@ class Curve:
 
     def alive(self, place: int) -> tuple[Array, ...]:
         """The arrays that are there at a line, those of one name together, the largest first."""
-        found: dict[tuple[str, tuple[int, ...], str, str | None], Array] = {}
+        merged: dict[tuple[str, tuple[int, ...], str, str | None], Array] = {}
         for one in self.arrays:
             if one.first <= place <= one.last:
                 key = one.name, one.shape, one.layer, one.block
-                found[key] = _together(found[key], one) if key in found else one
-        return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+                merged[key] = _together(merged[key], one) if key in merged else one
+        return tuple(sorted(merged.values(), key=lambda one: -one.bytes))
 
     @cached_property
     def kinds(self) -> Mapping[str, tuple[int, ...]]:
@@ -150,30 +150,30 @@ class Curve:
         return asdict(self) | {"kinds": {kind: list(sizes) for kind, sizes in self.kinds.items()}}
 
 
-def curve(found: Memory) -> Curve:
+def curve(answer: Memory) -> Curve:
     """The line-by-line account of an answer of `lc.memory`.
 
     Raises `InputError` where its runner has no such account.
     """
-    if not found.curve:
-        raise InputError(f"{found.engine} has no account of every line: take --engine table")
-    peaks = [one.bytes for one in found.curve]
+    if not answer.curve:
+        raise InputError(f"{answer.engine} has no account of every line: take --engine table")
+    peaks = [one.bytes for one in answer.curve]
     return Curve(
-        model=found.model,
-        procedure=found.procedure,
-        plan=found.plan,
-        engine=found.engine,
-        dtype=found.dtype,
-        optimizer=found.optimizer,
-        batch_size=found.batch_size,
-        seq_len=found.seq_len,
-        target_len=found.target_len,
-        convention=found.convention,
-        peak=found.peak,
+        model=answer.model,
+        procedure=answer.procedure,
+        plan=answer.plan,
+        engine=answer.engine,
+        dtype=answer.dtype,
+        optimizer=answer.optimizer,
+        batch_size=answer.batch_size,
+        seq_len=answer.seq_len,
+        target_len=answer.target_len,
+        convention=answer.convention,
+        peak=answer.peak,
         peak_at=peaks.index(max(peaks)),
-        lines=tuple(map(_line, found.curve)),
-        brackets=tuple(_brackets(found.curve)),
-        arrays=tuple(map(_array, found.arrays)),
+        lines=tuple(map(_line, answer.curve)),
+        brackets=tuple(_brackets(answer.curve)),
+        arrays=tuple(map(_array, answer.arrays)),
     )
 
 

@@ -119,7 +119,7 @@ class Growth:
 
 
 def growth(
-    found: Comparison,
+    answer: Comparison,
     along: str = "length",
     quantity: str = "flops",
     price_book: str = "",
@@ -131,34 +131,36 @@ def growth(
     Raises `InputError` for names that are not known, and for a model whose depth or width cannot be changed.
     """
     named_one("along", along, ALONG)
-    run, book = found.run, price_book or found.price_book
+    run, book = answer.run, price_book or answer.price_book
     if run is None:
         raise InputError("only an answer of lc.compare grows: this comparison was made otherwise")
     polynomials: dict[str, tuple[int, ...]] = {}
     if along in ("length", "batch"):
-        axes = length_axes(run, found.varied) if along == "length" else ("B",)
+        axes = length_axes(run, answer.varied) if along == "length" else ("B",)
         here = run.axes[axes[0]]
-        for name in found.procedures:
+        for name in answer.procedures:
             polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
-        crossings = tuple(_crossings(found, book, quantity)) if along == "length" else ()
-        asked = tuple(places or _powers(here, *_reach(found, crossings, here) if along == "length" else (1, 64 * here)))
+        crossings = tuple(_crossings(answer, book, quantity)) if along == "length" else ()
+        asked = tuple(
+            places or _powers(here, *_reach(answer, crossings, here) if along == "length" else (1, 64 * here))
+        )
         totals = {name: tuple(_at(own, place) for place in asked) for name, own in polynomials.items()}
     else:
         here, several = _sized(run, along, places)
         asked, crossings = tuple(several), ()
         totals = {}
-        for name in found.procedures:
+        for name in answer.procedures:
             whole = total(getattr(row, quantity) for row in run.rows(name, find_book(book)))
             totals[name] = tuple(int(whole.at(sizes)) for sizes in several.values())
     base = totals.get("bp") or next(iter(totals.values()))
     return Growth(
-        model=found.first.model,
+        model=answer.first.model,
         price_book=book,
         quantity=quantity,
         along=along,
         unit=ALONG[along],
         here=here,
-        limit=found.positions if along == "length" else None,
+        limit=answer.positions if along == "length" else None,
         places=asked,
         series=tuple(
             Series(name, own, tuple(one / other if other else None for one, other in zip(own, base, strict=True)))
@@ -174,8 +176,8 @@ def _at(polynomial: Iterable[int], place: int) -> int:
     return int(sum(factor * place**power for power, factor in enumerate(polynomial)))
 
 
-def _crossings(found: Comparison, book: str, quantity: str) -> Iterator[Crossing]:
-    for one in found.overtaking:
+def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[Crossing]:
+    for one in answer.overtaking:
         if (one.price_book, one.quantity) == (book, quantity):
             before: Cheaper = one.cheaper[0]
             for own in one.crossings:
@@ -185,7 +187,7 @@ def _crossings(found: Comparison, book: str, quantity: str) -> Iterator[Crossing
                 before = own
 
 
-def _reach(found: Comparison, crossings: Iterable[Crossing], here: int) -> tuple[int, int]:
+def _reach(answer: Comparison, crossings: Iterable[Crossing], here: int) -> tuple[int, int]:
     """From and to which length: so that crossings with backpropagation stand well inside, up to a million tokens."""
     last = max((one.at for one in crossings if "bp" in (one.cheaper, one.dearer) and one.at <= 2**20), default=0)
     return 16, max(REACH, 4 * here, 4 * last)
@@ -206,7 +208,7 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
     if not here:
         raise InputError(f"{configuration.name} has no {along} that can be changed")
     own = build(replace(configuration, learned=None), bool(run.model.masks)).table
-    found: dict[int, Mapping[str, int]] = {}
+    axes_at: dict[int, Mapping[str, int]] = {}
     asked = list(places or ())
     for size in asked or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
         try:
@@ -215,10 +217,10 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
         except InputError:
             continue
         if built.table == own:
-            found[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
-    if len(found) < 2 and not asked:
+            axes_at[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
+    if len(axes_at) < 2 and not asked:
         raise InputError(f"{configuration.name} has no other {along} that keeps its kinds of blocks")
-    return here, found
+    return here, axes_at
 
 
 def _depths(configuration: Configuration) -> tuple[str, ...]:

@@ -84,18 +84,18 @@ class Procedures:
         return asdict(self)
 
 
-def procedures(found: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:
+def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None, price_book: str = "") -> Procedures:
     """The procedures of an answer of `lc.compare`, with the memory of each where that is given by name."""
-    book, memories = price_book or found.price_book, memories or {}
-    first = found.first
+    book, memories = price_book or answer.price_book, memories or {}
+    first = answer.first
     several = []
-    for name, cost in found.costs[book].items():
+    for name, cost in answer.costs[book].items():
         passes = tuple(
             Pass(macro, number, amount.maccs, amount.flops)
             for macro, (number, amount) in cost.macro_operations.items()
             if number
         )
-        ratio = {quantity: found.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
+        ratio = {quantity: answer.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
         memory = memories.get(name)
         held = (memory.peak, memory.engine) if memory else (None, "")
         several.append(Procedure(name, passes, cost.total.maccs, cost.total.flops, ratio, *held))
@@ -105,8 +105,8 @@ def procedures(found: Comparison, memories: Mapping[str, Memory] | None = None, 
         batch_size=first.batch_size,
         seq_len=first.seq_len,
         target_len=first.target_len,
-        optimizer=next(iter(found.costs[book].values())).optimizer,
+        optimizer=next(iter(answer.costs[book].values())).optimizer,
         procedures=tuple(several),
-        left_out=found.left_out,
+        left_out=answer.left_out,
         conventions={one.engine: one.convention for one in memories.values()},
     )

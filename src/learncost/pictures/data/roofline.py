@@ -114,24 +114,24 @@ def share(part: float, whole: float) -> str:
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
 
 
-def roofline(found: Cost) -> Roofline:
+def roofline(answer: Cost) -> Roofline:
     """The roofline of an answer of `lc.cost(..., by="equation", on=device)`. Raises `InputError` for another one."""
-    timing = found.timing
-    if timing is None or found.by != "equation":
+    timing = answer.timing
+    if timing is None or answer.by != "equation":
         raise InputError('a roofline is of every line on a device: take lc.cost(model, by="equation", on=device)')
     rates = timing.rates
     peak = max(max(grid.rates) for grid in (*rates.products.values(), rates.inner))
     memory, cache = rates.bandwidth.values[-1], max(rates.bandwidth.values)
     bandwidths = {"memory": memory} | ({"cache": cache} if cache > 1.1 * memory else {})
     return Roofline(
-        model=found.model,
-        procedure=found.procedure,
-        plan=found.plan,
+        model=answer.model,
+        procedure=answer.procedure,
+        plan=answer.plan,
         device=rates.name,
-        dtype=found.dtype,
-        batch_size=found.batch_size,
-        seq_len=found.seq_len,
-        target_len=found.target_len,
+        dtype=answer.dtype,
+        batch_size=answer.batch_size,
+        seq_len=answer.seq_len,
+        target_len=answer.target_len,
         source=rates.source,
         seconds=timing.time.total,
         low=timing.time.low,
@@ -140,7 +140,7 @@ def roofline(found: Cost) -> Roofline:
         peak=peak,
         roofs=tuple(Roof(name, own, peak / own) for name, own in bandwidths.items()),
         limits={str(name): own for name, own in timing.time.bounds.items()},
-        points=tuple(_points(found.rows)),
+        points=tuple(_points(answer.rows)),
     )
 
 
@@ -172,5 +172,5 @@ def _hosts_of(guest: LedgerRow, rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     """The rows in whose kernels one runs that has no time of its own: of its own pass where there are such."""
     assert guest.time is not None
     names = {(shown_layer(layer), line) for layer, _, line in (name.partition(".") for name in guest.time.inside)}
-    found = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]
-    return [row for row in found if row.macro_operation == guest.macro_operation] or found
+    hosts = [row for row in rows if (row.layer, row.line) in names and row.block == guest.block]
+    return [row for row in hosts if row.macro_operation == guest.macro_operation] or hosts

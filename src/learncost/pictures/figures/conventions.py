@@ -32,30 +32,30 @@ def of(answer: Conventions) -> Bridge:
     return bridge(answer)
 
 
-def _rows(found: Bridge, columns: int) -> list[tuple[list[str], int, str]]:
+def _rows(data: Bridge, columns: int) -> list[tuple[list[str], int, str]]:
     """The rows: what stands beside them, the amount, and start, item or end."""
-    rows = [([found.start.price_book], found.start.amount, "start")]
-    rows += [(wrap(one.what, WORDS[columns]), one.amount, "item") for one in found.drawn]
-    return [*rows, ([found.end.price_book], found.end.amount, "end")]
+    rows = [([data.start.price_book], data.start.amount, "start")]
+    rows += [(wrap(one.what, WORDS[columns]), one.amount, "item") for one in data.drawn]
+    return [*rows, ([data.end.price_book], data.end.amount, "end")]
 
 
-def height(found: Bridge, columns: int) -> float:
+def height(data: Bridge, columns: int) -> float:
     """Inches that the panel is high."""
-    lines = sum(len(words) for words, *_ in _rows(found, columns))
-    rows = len(_rows(found, columns))
-    return HEADING + STRIP + ROW * rows + 0.1 * (lines - rows) + (0.2 if found.reach[0] else 0.05)
+    lines = sum(len(words) for words, *_ in _rows(data, columns))
+    rows = len(_rows(data, columns))
+    return HEADING + STRIP + ROW * rows + 0.1 * (lines - rows) + (0.2 if data.reach[0] else 0.05)
 
 
-def draw(found: Bridge, panel: Panel) -> None:
+def draw(data: Bridge, panel: Panel) -> None:
     """Draw the panel."""
-    panel.heading(found.model, "FLOPs of " + step_of(found.batch_size, found.seq_len, found.target_len))
-    _strip(panel.part(0, panel.height - HEADING - STRIP, panel.width, STRIP), found)
-    rows = _rows(found, panel.columns)
+    panel.heading(data.model, "FLOPs of " + step_of(data.batch_size, data.seq_len, data.target_len))
+    _strip(panel.part(0, panel.height - HEADING - STRIP, panel.width, STRIP), data)
+    rows = _rows(data, panel.columns)
     left = max(width_of(word, SMALL, kind != "item") for words, _, kind in rows for word in words) / POINTS + 0.08
     right = max(width_of(_told(amount, kind), SMALL, kind != "item") for _, amount, kind in rows) / POINTS + 0.08
-    cut = found.reach[0] > 0
+    cut = data.reach[0] > 0
     axes = panel.axes(left, 0.2 if cut else 0.05, right, HEADING + STRIP)
-    low, high = found.reach
+    low, high = data.reach
     points = (panel.width - left - right) * POINTS
     level, depth, edges = 0, 0.0, []
     for words, amount, kind in rows:
@@ -94,9 +94,9 @@ def _told(amount: int, kind: str) -> str:
     return signed(amount) if kind == "item" else short(amount)
 
 
-def _strip(panel: Panel, found: Bridge) -> None:
+def _strip(panel: Panel, data: Bridge) -> None:
     """All books on a line, as multiples of matrix products; the two of the bridge are filled."""
-    bars = sorted((bar for bar in found.bars if bar.ratio), key=lambda bar: bar.ratio or 0)
+    bars = sorted((bar for bar in data.bars if bar.ratio), key=lambda bar: bar.ratio or 0)
     if len(bars) < 2:
         return
     ends_of = [width_of(f"{bars[n].price_book} +9", SMALL) / 2 / POINTS + 0.02 for n in (0, -1)]
@@ -115,7 +115,7 @@ def _strip(panel: Panel, found: Bridge) -> None:
             groups[-1][1].append(bar)
         else:
             groups.append([x, [bar]])
-    chosen = (found.start.price_book, found.end.price_book)
+    chosen = (data.start.price_book, data.end.price_book)
     for x, several in groups:
         named = next((bar for bar in several if bar.price_book in chosen), several[0])
         filled = named.price_book in chosen
@@ -155,9 +155,9 @@ def _nowhere() -> Any:
     return NullLocator()
 
 
-def said(found: Bridge) -> Iterator[str]:
+def said(data: Bridge) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{found.model}: one step of backpropagation, batch {found.batch_size:,}, {found.seq_len:,} tokens"
+    yield f"{data.model}: one step of backpropagation, batch {data.batch_size:,}, {data.seq_len:,} tokens"
     yield "forward, backward and weights' gradients; the optimizer's step aside; one MACC is two FLOPs"
-    for bar in (found.start, found.end):
+    for bar in (data.start, data.end):
         yield f"{bar.price_book}: {bar.title}; {bar.source}"

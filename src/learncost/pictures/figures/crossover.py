@@ -24,49 +24,50 @@ def of(answer: Comparison) -> Growth:
     return growth(answer)
 
 
-def height(found: Growth, columns: int) -> float:
+def height(data: Growth, columns: int) -> float:
     """Inches that the panel is high."""
     return 2.1 if columns == 1 else 2.5
 
 
-def draw(found: Growth, panel: Panel) -> None:
+def draw(data: Growth, panel: Panel) -> None:
     """Draw the panel."""
-    base = "backpropagation" if any(one.procedure == "bp" for one in found.series) else found.series[0].procedure
-    panel.heading(found.model, f"FLOPs over those of {base} · price book {found.price_book}")
-    right = max(width_of(one.procedure, SMALL) for one in found.series) / POINTS + 0.1
+    base = "backpropagation" if any(one.procedure == "bp" for one in data.series) else data.series[0].procedure
+    panel.heading(data.model, f"FLOPs over those of {base} · price book {data.price_book}")
+    right = max(width_of(one.procedure, SMALL) for one in data.series) / POINTS + 0.1
     axes = panel.axes(0.32, 0.34, right, HEADING + 0.08)
     high, wide = panel.height - 0.34 - HEADING - 0.08, panel.width - 0.32 - right
-    ratios = [ratio for one in found.series for ratio in one.ratios if ratio is not None]
+    ratios = [ratio for one in data.series for ratio in one.ratios if ratio is not None]
     low, top = min(ratios, default=1.0), max(ratios, default=1.0)
     room = max(0.05, (top - low) * 0.12)
     axes.set_ylim(low - room, top + 1.4 * room)
-    axis_of_sizes(axes, "length", found.places, wide * POINTS)
-    ground_beyond(axes, found)
+    axis_of_sizes(axes, "length", data.places, wide * POINTS)
+    ground_beyond(axes, data)
     ends = []
-    for place, one in enumerate(found.series):
+    for place, one in enumerate(data.series):
         colour, dashes = line_of(one.procedure, place)
         values = [float("nan") if ratio is None else ratio for ratio in one.ratios]
-        axes.plot(found.places, values, color=colour, linestyle=dashes, linewidth=1.3, clip_on=True)
+        axes.plot(data.places, values, color=colour, linestyle=dashes, linewidth=1.3, clip_on=True)
         bottom, up = axes.get_ylim()
         ends.append(((values[-1] - bottom) / (up - bottom), one.procedure, colour))
-    labels_at_ends(axes, found.places[-1], ends, high)
-    axes.axvline(found.here, color=FAINT, linewidth=0.6)
-    axes.text(
-        found.here, 1.0, f"here: {found.here:,} ", transform=axes.get_xaxis_transform(), size=SMALL, color=FAINT,
-        ha="right" if found.here > found.places[len(found.places) // 4] else "left", va="top",
+    labels_at_ends(axes, data.places[-1], ends, high)
+    axes.axvline(data.here, color=FAINT, linewidth=0.6)
+    side = "right" if data.here > data.places[len(data.places) // 4] else "left"
+    axes.annotate(
+        f"here: {data.here:,}", (data.here, 1.0), xycoords=axes.get_xaxis_transform(), size=SMALL, color=FAINT,
+        xytext=(-3 if side == "right" else 3, 0), textcoords="offset points", ha=side, va="top",
     )  # fmt: skip
-    _crossings(axes, found, wide * POINTS)
+    _crossings(axes, data, wide * POINTS)
     axes.grid(axis="y", color=GRID, linewidth=0.5)
     axes.yaxis.set_major_locator(_locator(5))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g} ×")
     axes.set_xlabel(TITLES["length"], size=SMALL, labelpad=2, loc="right")
 
 
-def _crossings(axes: Any, found: Growth, points: float) -> None:
+def _crossings(axes: Any, data: Growth, points: float) -> None:
     """A ring where a procedure becomes cheaper than backpropagation, or the other way round."""
     bottom, top = axes.get_ylim()
-    marked = [one for one in found.crossings if "bp" in (one.cheaper, one.dearer)]
-    marked = [one for one in marked if found.places[0] <= one.at <= found.places[-1]]
+    marked = [one for one in data.crossings if "bp" in (one.cheaper, one.dearer)]
+    marked = [one for one in marked if data.places[0] <= one.at <= data.places[-1]]
     for place, one in enumerate(marked):
         axes.plot([one.at, one.at], [bottom, 1.0], color=INK, linewidth=0.5, linestyle=(0, (1, 2)))
         axes.plot([one.at], [1.0], "o", markersize=4, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.9)
@@ -87,11 +88,11 @@ def _locator(count: int) -> Any:
     return MaxNLocator(count, steps=[1, 2, 5, 10])
 
 
-def said(found: Growth) -> Iterator[str]:
+def said(data: Growth) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    yield f"{found.model}: all else as at {found.here:,} {found.unit}; crossings are solved exactly at whole numbers"
-    yield convention(found.price_book)
-    for one in found.crossings:
-        yield f"from {one.at:,} {found.unit} on, {one.cheaper} is cheaper than {one.dearer}"
+    yield f"{data.model}: all else as at {data.here:,} {data.unit}; crossings are solved exactly at whole numbers"
+    yield convention(data.price_book)
+    for one in data.crossings:
+        yield f"from {one.at:,} {data.unit} on, {one.cheaper} is cheaper than {one.dearer}"

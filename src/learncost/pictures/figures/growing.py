@@ -8,7 +8,7 @@ from typing import Any
 
 from learncost.pictures.data.growth import Growth
 from learncost.pictures.figures.panel import POINTS
-from learncost.pictures.figures.style import INK, LIGHT, SMALL, place_of, width_of
+from learncost.pictures.figures.style import INK, LIGHT, MUTED, SMALL, place_of, width_of
 
 TITLES = {
     "length": "tokens in a sequence",
@@ -41,20 +41,21 @@ def _nowhere() -> Any:
     return NullLocator()
 
 
-def ground_beyond(axes: Any, found: Growth, label: bool = True) -> None:
+def ground_beyond(axes: Any, data: Growth, label: bool = True) -> None:
     """A grey ground beyond the positions that the model learns, and a line at the step that was asked for."""
-    if found.limit and found.limit < found.places[-1]:
-        axes.axvspan(found.limit, found.places[-1], color=LIGHT, alpha=0.5, linewidth=0, zorder=0)
+    if data.limit and data.limit < data.places[-1]:
+        axes.axvspan(data.limit, data.places[-1], color=LIGHT, alpha=0.5, linewidth=0, zorder=0)
         if label:
-            text = f"beyond the {found.limit:,} positions it learns"
-            axes.text(
-                found.limit,
-                1.0,
-                f" {text}",
-                transform=axes.get_xaxis_transform(),
+            text = f"beyond the {data.limit:,} positions it learns"
+            axes.annotate(
+                text,
+                (data.limit, 1.0),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(3, 0),
+                textcoords="offset points",
                 size=SMALL,
                 va="top",
-                color="#4A525C",
+                color=MUTED,
             )
 
 

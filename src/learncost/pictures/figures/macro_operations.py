@@ -28,26 +28,26 @@ def of(answer: Cost) -> Shares:
     return shares((answer,))
 
 
-def height(found: Shares, columns: int) -> float:
+def height(data: Shares, columns: int) -> float:
     """Inches that the panel is high."""
-    return 0.35 + ROW * len(found.bars) + 0.13 * rows_of_key(_key(found), WIDTHS[columns])
+    return 0.35 + ROW * len(data.bars) + 0.13 * rows_of_key(_key(data), WIDTHS[columns])
 
 
-def _key(found: Shares) -> list[tuple[str, Any]]:
-    names = {part.macro_operation.replace("_", " ") for bar in found.bars for part in bar.parts}
+def _key(data: Shares) -> list[tuple[str, Any]]:
+    names = {part.macro_operation.replace("_", " ") for bar in data.bars for part in bar.parts}
     return [(name, look) for name, look in PASSES.items() if name in names]
 
 
-def draw(found: Shares, panel: Panel) -> None:
+def draw(data: Shares, panel: Panel) -> None:
     """Draw the panel."""
-    several = len({bar.procedure for bar in found.bars}) > 1
-    names = [f"{bar.model}, {bar.procedure}" if several else bar.model for bar in found.bars]
+    several = len({bar.procedure for bar in data.bars}) > 1
+    names = [f"{bar.model}, {bar.procedure}" if several else bar.model for bar in data.bars]
     left = max(width_of(name) for name in names) / POINTS + 0.08
-    right = max(width_of(short(bar.flops)) for bar in found.bars) / POINTS + 0.08
-    below = 0.13 * rows_of_key(_key(found), panel.width) + 0.06
+    right = max(width_of(short(bar.flops)) for bar in data.bars) / POINTS + 0.08
+    below = 0.13 * rows_of_key(_key(data), panel.width) + 0.06
     axes = panel.axes(left, below, right, 0.2)
     points = (panel.width - left - right) * POINTS
-    for place, bar in enumerate(found.bars):
+    for place, bar in enumerate(data.bars):
         start = 0.0
         for part in bar.parts:
             name = part.macro_operation.replace("_", " ")
@@ -65,20 +65,20 @@ def draw(found: Shares, panel: Panel) -> None:
             start += part.share
         axes.text(1 + 5 / points, place, short(bar.flops), va="center", size=NORMAL)
     axes.set_xlim(0, 1)
-    axes.set_ylim(len(found.bars) - 0.45, -0.55)
+    axes.set_ylim(len(data.bars) - 0.45, -0.55)
     axes.set_yticks(range(len(names)), names, size=NORMAL, color="black")
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     panel.text(panel.width, panel.height - 0.13, "FLOPs a step", ha="right", size=SMALL, color=FAINT)
-    panel.key(0, below - 0.15, _key(found))
+    panel.key(0, below - 0.15, _key(data))
 
 
-def said(found: Shares) -> Iterator[str]:
+def said(data: Shares) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    for bar in found.bars:
+    for bar in data.bars:
         sizes = f"batch {bar.batch_size:,}, {bar.seq_len:,} tokens"
         yield f"{bar.model}, {bar.procedure}: {sizes}; optimizer {bar.optimizer}; counted: {bar.counted}"
         yield f"{bar.model}: {bar.source}" if bar.source else ""
-    yield from dict.fromkeys(convention(bar.price_book) for bar in found.bars)
+    yield from dict.fromkeys(convention(bar.price_book) for bar in data.bars)

@@ -42,50 +42,50 @@ def of(answer: Memory) -> Curve:
     return curve(answer)
 
 
-def height(found: Curve, columns: int) -> float:
+def height(data: Curve, columns: int) -> float:
     """Inches that the panel is high."""
     return 2.2 if columns == 1 else 2.35
 
 
-def draw(found: Curve, panel: Panel) -> None:
+def draw(data: Curve, panel: Panel) -> None:
     """Draw the panel."""
     listed = LIST if panel.columns == 2 else 0.0
     about = step_of(
-        found.batch_size,
-        found.seq_len,
-        found.target_len,
-        found.procedure,
-        found.dtype,
-        found.plan,
-        f"run by {found.engine}",
+        data.batch_size,
+        data.seq_len,
+        data.target_len,
+        data.procedure,
+        data.dtype,
+        data.plan,
+        f"run by {data.engine}",
     )
-    panel.heading(found.model, about)
-    count = len(found.lines)
+    panel.heading(data.model, about)
+    count = len(data.lines)
     margins = {"left": 0.42, "bottom": 0.36, "right": listed + 0.03, "top": HEADING + 0.24}
     axes = panel.axes(**margins)
     wide = (panel.width - margins["left"] - margins["right"]) * POINTS
     high = (panel.height - margins["bottom"] - margins["top"]) * POINTS
-    top = found.peak * 1.12 or 1
+    top = data.peak * 1.12 or 1
     axes.set_xlim(0, count)
     axes.set_ylim(0, top)
-    missing = _stairs(axes, found, wide / count, high / top)
+    missing = _stairs(axes, data, wide / count, high / top)
     axes.yaxis.set_major_formatter(lambda value, _: tick(value, "B"))
     axes.yaxis.set_major_locator(_locator())
     axes.grid(axis="y", color=GRID, linewidth=0.5)
     axes.set_xticks([])
-    _passes(axes, found, wide / count)
-    _brackets(axes, found, wide / count)
-    x = found.peak_at + 0.5
-    axes.plot([x, x], [0, found.peak], color=INK, linewidth=0.7)
-    axes.plot([x], [found.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
-    text = f"peak {size_of(found.peak)}"
+    _passes(axes, data, wide / count)
+    _brackets(axes, data, wide / count)
+    x = data.peak_at + 0.5
+    axes.plot([x, x], [0, data.peak], color=INK, linewidth=0.7)
+    axes.plot([x], [data.peak], "o", markersize=3.2, markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.8)
+    text = f"peak {size_of(data.peak)}"
     side = "left" if (count - x) * wide / count > width_of(text, SMALL, True) + 8 else "right"
     axes.annotate(
-        text, (x, found.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
+        text, (x, data.peak), xytext=(4 if side == "left" else -4, 1.5), textcoords="offset points", ha=side,
         va="bottom", size=SMALL, weight="bold",
     )  # fmt: skip
     if listed:
-        _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), found)
+        _list(panel.part(panel.width - LIST + 0.1, 0, LIST - 0.1, panel.height), data)
     if missing:
         panel.key(0.42, 0.02, [(SAID.get(kind, kind), KINDS[kind]) for kind in missing])
 
@@ -96,13 +96,13 @@ def _locator() -> Any:
     return MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])
 
 
-def _stairs(axes: Any, found: Curve, across: float, up: float) -> list[str]:
+def _stairs(axes: Any, data: Curve, across: float, up: float) -> list[str]:
     """The kinds on each other, named where a name fits in them; those that matter and could not be named.
 
     across, up  points of a line, and of a byte
     """
-    below, missing = [0] * len(found.lines), []
-    for kind, sizes in found.kinds.items():
+    below, missing = [0] * len(data.lines), []
+    for kind, sizes in data.kinds.items():
         above = [low + size for low, size in zip(below, sizes, strict=True)]
         look = KINDS[kind]
         axes.stairs(
@@ -110,7 +110,7 @@ def _stairs(axes: Any, found: Curve, across: float, up: float) -> list[str]:
             hatch=look.hatch, edgecolor=INK if look.hatch else look.fill, linewidth=0,
         )  # fmt: skip
         name = SAID.get(kind, kind)
-        place = _room(below, above, width_of(name, SMALL) + 5, across, up, found.peak_at)
+        place = _room(below, above, width_of(name, SMALL) + 5, across, up, data.peak_at)
         if place is not None:
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.6} if look.hatch else None
             axes.text(*place, name, size=SMALL, color=look.text, va="center", bbox=plate)
@@ -135,18 +135,18 @@ def _room(
     return place
 
 
-def _passes(axes: Any, found: Curve, across: float) -> None:
+def _passes(axes: Any, data: Curve, across: float) -> None:
     """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
     inside = [
-        next((place for place, one in enumerate(found.brackets) if one.depth == 0 and one.first <= at <= one.last), -1)
-        for at in range(len(found.lines))
+        next((place for place, one in enumerate(data.brackets) if one.depth == 0 and one.first <= at <= one.last), -1)
+        for at in range(len(data.lines))
     ]
     stretches: list[tuple[int, int, dict[str, None]]] = []
     for _, several in groupby(
-        range(len(found.lines)), lambda at: (inside[at], "" if inside[at] >= 0 else found.lines[at].macro_operation)
+        range(len(data.lines)), lambda at: (inside[at], "" if inside[at] >= 0 else data.lines[at].macro_operation)
     ):
         places = list(several)
-        names = dict.fromkeys(found.lines[at].macro_operation.replace("_", " ") for at in places)
+        names = dict.fromkeys(data.lines[at].macro_operation.replace("_", " ") for at in places)
         joins = stretches and (names.keys() <= stretches[-1][2].keys() or stretches[-1][2].keys() <= names.keys())
         together = bool(stretches) and not {"forward", "optimizer step"} & ({*names} ^ {*stretches[-1][2]})
         if joins or together:
@@ -172,9 +172,9 @@ def _passes(axes: Any, found: Curve, across: float) -> None:
         )  # fmt: skip
 
 
-def _brackets(axes: Any, found: Curve, across: float) -> None:
+def _brackets(axes: Any, data: Curve, across: float) -> None:
     """Below the chart, which lines run many times."""
-    for one in found.brackets:
+    for one in data.brackets:
         if one.depth:
             continue
         points = (one.last + 1 - one.first) * across
@@ -190,16 +190,16 @@ def _brackets(axes: Any, found: Curve, across: float) -> None:
         )  # fmt: skip
 
 
-def _list(panel: Panel, found: Curve) -> None:
+def _list(panel: Panel, data: Curve) -> None:
     """The largest arrays of the peak, with bars in the colours of what they are."""
     from matplotlib.patches import Rectangle
 
-    at = found.lines[found.peak_at]
+    at = data.lines[data.peak_at]
     where = ", ".join(filter(None, (at.layer.replace("_", " "), at.macro_operation.replace("_", " "))))
     y = panel.height - HEADING + 0.05
     panel.text(0, y, f"At the peak, while {at.line} runs", size=SMALL, weight="bold")
     panel.text(0, y - 0.13, where, size=SMALL, color=FAINT)
-    alive = [one for one in found.alive(found.peak_at) if one.bytes]
+    alive = [one for one in data.alive(data.peak_at) if one.bytes]
     step = (y - 0.3) / (LISTED + 1)
     y -= 0.36
     largest = alive[0].bytes if alive else 1
@@ -230,9 +230,9 @@ def _list(panel: Panel, found: Curve) -> None:
         panel.text(panel.width, y, size_of(sum(one.bytes for one in rest)), size=SMALL, ha="right", color=FAINT)
 
 
-def said(found: Curve) -> Iterator[str]:
+def said(data: Curve) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{found.model}, {found.procedure}: batch {found.batch_size:,}, {found.seq_len:,} tokens, {found.dtype}"
-    yield f"optimizer {found.optimizer}; run by {found.engine}"
-    yield found.convention
+    yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
+    yield f"optimizer {data.optimizer}; run by {data.engine}"
+    yield data.convention
     yield "a line of a repeat stands once, with the bytes of the turn in which most is there"

@@ -20,7 +20,7 @@ ROW = 0.4
 def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Procedures]:
     """A panel for each model; memory as the table says, the same runner for all."""
     asked = taken("procedures", compare, given)
-    found = []
+    data = []
     for model in models:
         answer = compare(model, **asked)
         own = {name: value for name, value in asked.items() if name not in ("procedures", "price_book", "tokens")}
@@ -32,8 +32,8 @@ def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Procedures]:
                 continue  # a plan or a type that this account does not have: the bars of costs stand alone
             if isinstance(answer_of, Memory):
                 memories[name] = answer_of
-        found.append(procedures(answer, memories))
-    return found
+        data.append(procedures(answer, memories))
+    return data
 
 
 def of(answer: Comparison) -> Procedures:
@@ -41,38 +41,36 @@ def of(answer: Comparison) -> Procedures:
     return procedures(answer)
 
 
-def _held(found: Procedures) -> bool:
-    return any(one.peak is not None for one in found.procedures)
+def _held(data: Procedures) -> bool:
+    return any(one.peak is not None for one in data.procedures)
 
 
-def _key(found: Procedures) -> list[tuple[str, Any]]:
-    names = {own.macro_operation.replace("_", " ") for one in found.procedures for own in one.passes}
+def _key(data: Procedures) -> list[tuple[str, Any]]:
+    names = {own.macro_operation.replace("_", " ") for one in data.procedures for own in one.passes}
     return [(name, look) for name, look in PASSES.items() if name in names]
 
 
-def height(found: Procedures, columns: int) -> float:
+def height(data: Procedures, columns: int) -> float:
     """Inches that the panel is high."""
-    row = ROW if _held(found) else 0.27
-    return HEADING + 0.25 + row * len(found.procedures) + 0.13 * rows_of_key(_key(found), WIDTHS[columns])
+    row = ROW if _held(data) else 0.27
+    return HEADING + 0.25 + row * len(data.procedures) + 0.13 * rows_of_key(_key(data), WIDTHS[columns])
 
 
-def draw(found: Procedures, panel: Panel) -> None:
+def draw(data: Procedures, panel: Panel) -> None:
     """Draw the panel."""
-    sizes = step_of(
-        found.batch_size, found.seq_len, found.target_len, found.optimizer, f"price book {found.price_book}"
-    )
-    panel.heading(found.model, f"FLOPs of {sizes}")
-    names = [one.name for one in found.procedures]
-    ends = [_end(one.flops, one.ratio["flops"]) for one in found.procedures]
+    sizes = step_of(data.batch_size, data.seq_len, data.target_len, data.optimizer, f"price book {data.price_book}")
+    panel.heading(data.model, f"FLOPs of {sizes}")
+    names = [one.name for one in data.procedures]
+    ends = [_end(one.flops, one.ratio["flops"]) for one in data.procedures]
     left = max(map(width_of, names)) / POINTS + 0.08
     right = max(map(width_of, ends)) / POINTS + 0.08
-    below = 0.13 * rows_of_key(_key(found), panel.width) + 0.08
+    below = 0.13 * rows_of_key(_key(data), panel.width) + 0.08
     axes = panel.axes(left, below, right, HEADING + 0.05)
     points = (panel.width - left - right) * POINTS
-    most = max((one.flops for one in found.procedures), default=1) or 1
-    peak = max((one.peak or 0 for one in found.procedures), default=0)
-    thick, shift = (0.44, -0.17) if _held(found) else (0.7, 0.0)
-    for place, (one, end) in enumerate(zip(found.procedures, ends, strict=True)):
+    most = max((one.flops for one in data.procedures), default=1) or 1
+    peak = max((one.peak or 0 for one in data.procedures), default=0)
+    thick, shift = (0.44, -0.17) if _held(data) else (0.7, 0.0)
+    for place, (one, end) in enumerate(zip(data.procedures, ends, strict=True)):
         start = 0.0
         for own in one.passes:
             name, width = own.macro_operation.replace("_", " "), own.flops / most
@@ -114,18 +112,18 @@ def draw(found: Procedures, panel: Panel) -> None:
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_visible(True)
-    panel.key(0, below - 0.15, _key(found))
+    panel.key(0, below - 0.15, _key(data))
 
 
 def _end(flops: int, ratio: float | None) -> str:
     return short(flops) if ratio is None else f"{short(flops)}  {ratio:.2f} ×"
 
 
-def said(found: Procedures) -> Iterator[str]:
+def said(data: Procedures) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    yield f"{found.model}: batch {found.batch_size:,}, {found.seq_len:,} tokens; optimizer {found.optimizer}"
-    yield convention(found.price_book)
-    yield from (f"memory, {engine}: {convention}" for engine, convention in found.conventions.items())
-    yield found.left_out
+    yield f"{data.model}: batch {data.batch_size:,}, {data.seq_len:,} tokens; optimizer {data.optimizer}"
+    yield convention(data.price_book)
+    yield from (f"memory, {engine}: {convention}" for engine, convention in data.conventions.items())
+    yield data.left_out

@@ -41,7 +41,7 @@ def of(answer: Cost) -> Roofline:
     return roofline(answer)
 
 
-def height(found: Roofline, columns: int) -> float:
+def height(data: Roofline, columns: int) -> float:
     """Inches that the panel is high."""
     return 2.75 if columns == 1 else 3.1
 
@@ -74,22 +74,20 @@ class Circle:
         return ", ".join(order[:2]) + lines
 
 
-def draw(found: Roofline, panel: Panel) -> None:
+def draw(data: Roofline, panel: Panel) -> None:
     """Draw the panel."""
-    about = step_of(
-        found.batch_size, found.seq_len, found.target_len, found.procedure, found.dtype, found.plan, found.device
-    )
-    panel.heading(found.model, about)
-    _limits(panel, found)
+    about = step_of(data.batch_size, data.seq_len, data.target_len, data.procedure, data.dtype, data.plan, data.device)
+    panel.heading(data.model, about)
+    _limits(panel, data)
     left, bottom, right, top = 0.42, 0.47, 0.05, HEADING + 0.26
     axes = panel.axes(left, bottom, right, top)
     wide, high = (panel.width - left - right) * POINTS, (panel.height - bottom - top) * POINTS
-    drawn = _drawn(found)
-    memory = found.roofs[0].bandwidth
+    drawn = _drawn(data)
+    memory = data.roofs[0].bandwidth
     low_x = min((point.intensity for point in drawn), default=0.1) / 2
-    high_x = max([point.intensity for point in drawn] + [found.roofs[0].ridge * 4]) * 8
+    high_x = max([point.intensity for point in drawn] + [data.roofs[0].ridge * 4]) * 8
     low_y = min([point.speed for point in drawn] + [low_x * 2 * memory]) / 3
-    high_y = max([found.peak] + [point.speed for point in drawn]) * 2.2
+    high_y = max([data.peak] + [point.speed for point in drawn]) * 2.2
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low_x, high_x)
@@ -104,7 +102,7 @@ def draw(found: Roofline, panel: Panel) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: tick(value))
     axes.set_xlabel("FLOPs for each byte moved", size=SMALL, labelpad=2, loc="right")
     axes.text(0.0, 1.01, "FLOP/s reached", transform=axes.transAxes, size=SMALL, color=FAINT, va="bottom")
-    taken_up = _roofs(axes, found, (low_x, high_x, low_y, high_y), place)
+    taken_up = _roofs(axes, data, (low_x, high_x, low_y, high_y), place)
     circles = _circles(drawn, place)
     _wedges(axes, circles, (wide, high))
     _names(axes, circles, taken_up, (wide, high), LABELS[panel.columns])
@@ -112,22 +110,22 @@ def draw(found: Roofline, panel: Panel) -> None:
     panel.key(left, 0.03, [(name, look) for name, look in PASSES.items() if name in names])
 
 
-def _drawn(found: Roofline) -> list[Point]:
+def _drawn(data: Roofline) -> list[Point]:
     """Those that compute something to speak of: of others the axes would reach too far."""
-    return [point for point in found.points if point.flops and point.bytes and point.intensity >= LEAST]
+    return [point for point in data.points if point.flops and point.bytes and point.intensity >= LEAST]
 
 
-def _limits(panel: Panel, found: Roofline) -> None:
+def _limits(panel: Panel, data: Roofline) -> None:
     """A bar of what limits the time of the step."""
     axes = panel.axes(0, panel.height - HEADING - 0.14, 0, HEADING)
-    start, whole = 0.0, sum(found.limits.values()) or 1.0
-    low, high = seconds_of(found.low).partition(" ")[0], seconds_of(found.high)
+    start, whole = 0.0, sum(data.limits.values()) or 1.0
+    low, high = seconds_of(data.low).partition(" ")[0], seconds_of(data.high)
     for name, fill in LIMITS.items():
-        part = found.limits.get(name, 0.0) / whole
+        part = data.limits.get(name, 0.0) / whole
         axes.barh(0, part, 1, left=start, color=fill, edgecolor="white", linewidth=0.6)
-        told = share(found.limits.get(name, 0.0), whole)
+        told = share(data.limits.get(name, 0.0), whole)
         room = part * panel.width * POINTS - 5
-        interval = f" of {seconds_of(found.seconds)} ({low}–{high})" if name == "compute" else ""
+        interval = f" of {seconds_of(data.seconds)} ({low}–{high})" if name == "compute" else ""
         text = fitting(
             (f"limited by {name} {told}{interval}", f"limited by {name} {told}", f"{name} {told}", told), room, SMALL
         )
@@ -141,14 +139,14 @@ def _limits(panel: Panel, found: Roofline) -> None:
 Box = tuple[float, float, float, float]
 
 
-def _roofs(axes: Any, found: Roofline, reach: Box, place: Any) -> list[Box]:
+def _roofs(axes: Any, data: Roofline, reach: Box, place: Any) -> list[Box]:
     """The roof lines and their names; boxes along them that nothing else may cover."""
     low_x, high_x, _, _ = reach
     boxes: list[Box] = []
-    for number, roof in enumerate(found.roofs):
+    for number, roof in enumerate(data.roofs):
         dashes: Any = "-" if number == 0 else (0, (4, 2))
-        axes.plot([low_x, roof.ridge], [low_x * roof.bandwidth, found.peak], color=INK, linewidth=1.1, linestyle=dashes)
-        (x0, y0), (x1, y1) = place(low_x, low_x * roof.bandwidth), place(roof.ridge, found.peak)
+        axes.plot([low_x, roof.ridge], [low_x * roof.bandwidth, data.peak], color=INK, linewidth=1.1, linestyle=dashes)
+        (x0, y0), (x1, y1) = place(low_x, low_x * roof.bandwidth), place(roof.ridge, data.peak)
         steps = max(2, int((x1 - x0) / 3))
         boxes += [
             (
@@ -179,19 +177,19 @@ def _roofs(axes: Any, found: Roofline, reach: Box, place: Any) -> list[Box]:
             (x + half * n * run - 8, y + half * n * rise + 3, x + half * n * run + 3, y + half * n * rise + 13)
             for n in along
         ]
-    ridge = found.roofs[0].ridge
-    axes.plot([ridge, high_x], [found.peak, found.peak], color=INK, linewidth=1.1)
-    x, y = place(ridge, found.peak)
-    end, _ = place(high_x, found.peak)
+    ridge = data.roofs[0].ridge
+    axes.plot([ridge, high_x], [data.peak, data.peak], color=INK, linewidth=1.1)
+    x, y = place(ridge, data.peak)
+    end, _ = place(high_x, data.peak)
     boxes.append((x, y - 1, end, y + 1))
-    text = f"{tick(found.peak, 'FLOP/s')} of large products, {found.dtype}"
+    text = f"{tick(data.peak, 'FLOP/s')} of large products, {data.dtype}"
     text = fitting((text, text.partition(" of")[0]), x - 6, SMALL)
     axes.annotate(
         text, (x, y), xycoords="axes points", xytext=(x - 4, y), textcoords="axes points", size=SMALL, color=FAINT,
         ha="right", va="center",
     )  # fmt: skip
     boxes.append((x - 6 - width_of(text, SMALL), y - 4, x, y + 4))
-    axes.plot([ridge, ridge], [reach[2], found.peak], color=FAINT, linewidth=0.6, linestyle=(0, (1, 2)))
+    axes.plot([ridge, ridge], [reach[2], data.peak], color=FAINT, linewidth=0.6, linestyle=(0, (1, 2)))
     told = f"ridge {ridge:.3g}"
     axes.annotate(
         told, (x, 0), xycoords="axes points", xytext=(x + 3, 3), textcoords="axes points", size=SMALL, color=FAINT
@@ -278,12 +276,12 @@ def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def said(found: Roofline) -> Iterator[str]:
+def said(data: Roofline) -> Iterator[str]:
     """What the panel rests on, in sentences."""
-    yield f"{found.model}, {found.procedure}: batch {found.batch_size:,}, {found.seq_len:,} tokens, {found.dtype}"
-    yield f"{found.device}: {found.source}"
-    low, high = seconds_of(found.low), seconds_of(found.high)
-    yield f"predicted, not measured: {seconds_of(found.seconds)} a step, expected between {low} and {high}"
-    if away := len(found.points) - len(_drawn(found)):
+    yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
+    yield f"{data.device}: {data.source}"
+    low, high = seconds_of(data.low), seconds_of(data.high)
+    yield f"predicted, not measured: {seconds_of(data.seconds)} a step, expected between {low} and {high}"
+    if away := len(data.points) - len(_drawn(data)):
         yield f"{away} kernels with less than {LEAST} FLOPs a byte are not drawn"
     yield "lines that run inside of another's kernel are counted there; area is time"

@@ -74,23 +74,23 @@ def _of(answers: Sequence[Comparison], names: tuple[str, ...]) -> Scaling:
     return Scaling(tuple(dict.fromkeys(one.along for one in curves)), tuple(curves))
 
 
-def height(found: Scaling, columns: int) -> float:
+def height(data: Scaling, columns: int) -> float:
     """Inches that the panel is high."""
-    rows = -(-len(found.along) // columns) if len(found.along) > 1 else 1
+    rows = -(-len(data.along) // columns) if len(data.along) > 1 else 1
     return HEADING + rows * (1.75 if columns == 1 else 1.95)
 
 
-def draw(found: Scaling, panel: Panel) -> None:
+def draw(data: Scaling, panel: Panel) -> None:
     """Draw the panel."""
-    first = found.curves[0]
-    models = dict.fromkeys(one.model for one in found.curves)
+    first = data.curves[0]
+    models = dict.fromkeys(one.model for one in data.curves)
     panel.heading(", ".join(models), f"FLOPs a step · price book {first.price_book}")
-    across = panel.columns if len(found.along) > 1 else 1
-    rows = -(-len(found.along) // across)
+    across = panel.columns if len(data.along) > 1 else 1
+    rows = -(-len(data.along) // across)
     wide, high = panel.width / across, (panel.height - HEADING) / rows
-    for place, along in enumerate(found.along):
+    for place, along in enumerate(data.along):
         part = panel.part(place % across * wide, panel.height - HEADING - (place // across + 1) * high, wide, high)
-        _one(part, along, [one for one in found.curves if one.along == along], len(models) > 1)
+        _one(part, along, [one for one in data.curves if one.along == along], len(models) > 1)
 
 
 def _one(panel: Panel, along: str, curves: Sequence[Growth], several: bool) -> None:
@@ -119,12 +119,12 @@ def _one(panel: Panel, along: str, curves: Sequence[Growth], several: bool) -> N
     axes.set_xlabel(TITLES[along], size=SMALL, color=FAINT, labelpad=2, loc="right")
 
 
-def said(found: Scaling) -> Iterator[str]:
+def said(data: Scaling) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    for one in found.curves:
+    for one in data.curves:
         yield f"{one.model} over its {one.along}: all else as asked for, a dot at {one.here:,} {one.unit}"
-    if "width" in found.along:
+    if "width" in data.along:
         yield "the width grows with feed-forward networks and the number of heads; the width of a head stays"
-    yield convention(found.curves[0].price_book)
+    yield convention(data.curves[0].price_book)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,9 @@ def test_it_opens_from_a_disk_and_asks_for_nothing(opened: Watched) -> None:
     assert f"{step.total.maccs:,} MACCs" in page.text_content("#exactly")
     words = page.locator("nav a").all_text_contents()
     assert words == ["cost", "procedures", "memory", "time", "conventions", "growth", "formulas"]
+    page.evaluate("choose({ show: 'parameters' })")
+    page.wait_for_function("page.root.value === 124439808n && page.fixed.value > 0n")
+    page.evaluate("choose({ show: null })")
     assert opened.errors == []
     assert opened.requests == []
 
@@ -128,7 +132,9 @@ def test_sliders_agree_with_python(opened: Watched) -> None:
         agree(opened.page, chosen_at_random(document, rng), "gpt2", "bp", DEVICE)
 
 
-def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(opened: Watched, gpt2: Path) -> None:
+def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(
+    opened: Watched, gpt2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = opened.page
     page.fill('[data-control="seq_len"]', "256")
     page.press('[data-control="seq_len"]', "Enter")
@@ -143,7 +149,9 @@ def test_the_slider_changes_the_sentence_and_the_address_gives_it_back(opened: W
     page.goto(address)
     page.wait_for_selector("html[data-ready]")
     assert f"{flops:,} FLOPs" in page.text_content("#exactly")
-    assert "--seq-len 256" in page.text_content("footer")
+    command = shlex.split(page.locator("footer pre").first.text_content())
+    assert main([*command[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["flops"] == flops
     page.fill('[data-control="seq_len"]', "4096")
     page.press('[data-control="seq_len"]', "Enter")
     page.wait_for_selector("#problem:not([hidden])")

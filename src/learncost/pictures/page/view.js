@@ -175,6 +175,6 @@ function firstShown(root, quantity) {
   const named = lines.filter(
     (node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer),
   );
-  const among = [scores, named, lines].find((several) => several.length);
-  return among.reduce((most, node) => (node.value > most.value ? node : most), among[0]);
+  const among = [scores, named, lines].find((several) => several.some((node) => node.value));
+  return (among ?? lines).reduce((most, node) => (node.value > most.value ? node : most), (among ?? lines)[0]);
 }

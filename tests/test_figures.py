@@ -1,0 +1,285 @@
+"""Figures, notebooks and pictures on a terminal: files that say what they rest on, labels that can be read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from PIL import Image
+
+import learncost as lc
+from learncost.faces.command import main
+from learncost.pictures import figures, terminal
+from learncost.pictures.data.curve import curve
+from learncost.pictures.figures import FIGURES
+from learncost.pictures.figures.make import DPI
+from learncost.pictures.figures.style import PASSES, WIDTHS
+
+DECODER = {
+    "num_hidden_layers": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "vocab_size": 30,
+}
+
+
+COMMANDS = {
+    "macro-operations": "gpt2 t5-small --procedure bp,recompute",
+    "scaling": "gpt2 --procedure bp,pepita",
+    "crossover": "gpt2",
+    "memory": "gpt2 --procedure pepita",
+    "roofline": "mixtral-8x7b --on A100-SXM-40GB",
+    "procedures": "gpt2",
+    "conventions": "gpt2 --price-book paper",
+}
+
+
+def test_every_kind_of_figure_is_tried() -> None:
+    assert COMMANDS.keys() == FIGURES.keys()
+    assert {name.replace("-", "_") for name in FIGURES} <= {
+        module.name for module in pkgutil.iter_modules(figures.__path__)
+    }
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize(("ending", "columns"), [("pdf", 2), ("svg", 1), ("png", 1)])
+def test_a_figure_is_a_file_that_says_what_it_rests_on(
+    kind: str, ending: str, columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"a.{ending}"
+    words = f"figure {kind} {COMMANDS[kind]} --seq-len 32 --columns {columns} --data -o {path}".split()
+    assert main(words) == 0
+    assert str(path) in "".join(capsys.readouterr().out.split("\n"))
+    width = WIDTHS[columns]
+    data = path.read_bytes()
+    if ending == "pdf":
+        text = data.decode("latin1")
+        box = re.search(r"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", text)
+        assert float(box[1]) == pytest.approx(72 * width, abs=0.01)
+        assert "/Title" in text
+        assert "/Subject" in text
+        assert f"learncost figure {kind}" in text
+        assert "/Type3" not in text  # publishers want embedded TrueType
+    elif ending == "svg":
+        root = ElementTree.fromstring(data)
+        assert float(root.attrib["width"].removesuffix("pt")) == pytest.approx(72 * width, abs=0.01)
+        text_drawn = " ".join(root.itertext())
+        assert f"learncost figure {kind}" in text_drawn
+        assert "gpt2" in text_drawn or "mixtral-8x7b" in text_drawn
+    else:
+        with Image.open(path) as image:
+            assert image.size[0] == pytest.approx(DPI * width, abs=1)
+            assert image.text["Source"].startswith(f"learncost figure {kind}")
+            assert image.text["Description"]
+            assert image.convert("L").getextrema()[0] < 60
+    answer = json.loads(path.with_suffix(".json").read_text())
+    assert answer["command"].startswith(f"learncost figure {kind}")
+    assert answer["panels"]
+    with path.with_suffix(".csv").open() as table:
+        assert len(list(csv.DictReader(table))) > 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> None:
+    for answer, kinds in (
+        (lc.compare("gpt2"), ("procedures", "crossover")),
+        (lc.memory("t5-small", engine="table"), ("memory",)),
+        (lc.conventions("gpt2"), ("conventions",)),
+        (lc.cost("gpt2", by="equation", on="A100-SXM-40GB"), ("roofline", "macro-operations")),
+    ):
+        for kind in kinds:
+            for columns in (1, 2):
+                figure = answer.plot(kind, columns)
+                figure.savefig(io.BytesIO(), format="png", dpi=72)
+                bbox, boxes, away = figure.bbox, [], set()
+                for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+                    low, high = sorted(axis.get_view_interval())
+                    away |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+                for text in figure.findobj(Text):
+                    if not text.get_text().strip() or not text.get_visible() or id(text) in away:
+                        continue
+                    box = text.get_window_extent()
+                    if box.width < 1 or text.get_rotation():
+                        continue
+                    inside = box.x0 >= -2 and box.x1 <= bbox.x1 + 2 and box.y0 >= -2 and box.y1 <= bbox.y1 + 2
+                    assert inside, (kind, columns, text.get_text())
+                    boxes.append((text.get_text(), box.padded(-1.5)))
+                for place, (text, box) in enumerate(boxes):
+                    for other, beside in boxes[:place]:
+                        assert not box.overlaps(beside), (kind, columns, text, other)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("pie gpt2 -o a.pdf", "no figure is called 'pie'"),
+        ("memory -o a.pdf", "needs MODEL"),
+        ("memory gpt2 -o a.gif", "a figure ends in .pdf, .svg or .png"),
+        ("memory gpt2", "needs --output"),
+        ("memory gpt2 -o no/such/a.pdf", "no folder"),
+        ("memory gpt2 -o a.pdf --columns 3", "columns must be 1 or 2"),
+        ("memory gpt2 -o a.pdf --on A100-SXM-40GB", "a figure of memory has no --on"),
+        ("conventions gpt2 -o a.pdf --procedure bp", "a figure of conventions has no --procedure"),
+        ("roofline gpt2 -o a.pdf", "give --on NAME"),
+        ("scaling gpt2 -o a.pdf --along height", "no size to grow along is called 'height'"),
+        ("memory gpt2 -o a.pdf --engine torch", "no account of every line"),
+    ],
+)
+def test_what_is_wrong_with_a_figure_is_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(lc.InputError, match=r"pip install 'learncost\[figures\]'"):
+        lc.compare("gpt2", "bp", seq_len=8).plot()
+    assert "<table" in lc.compare("gpt2", "bp", seq_len=8)._repr_mimebundle_()["text/html"]
+
+
+def test_colours_stay_apart_in_grey() -> None:
+    greys = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in (to_rgb(look.fill) for look in PASSES.values()))
+    assert all(high - low > 0.03 for low, high in itertools.pairwise(greys))
+
+
+def test_answers_are_frames_with_whole_numbers() -> None:
+    ledger = lc.cost("llama-3.1-8b", price_book="paper", batch_size=64)
+    for frame in (ledger.to_polars(), ledger.to_pandas()):
+        assert list(frame["maccs"]) == [row.maccs for row in ledger.rows]
+        assert sum(map(int, frame["flops"])) == ledger.total.flops > 2**63
+    answer = lc.memory("gpt2", engine="table", seq_len=8)
+    assert list(answer.to_pandas()["bytes"]) == [array.bytes for array in answer.arrays]
+    assert answer.to_polars().height == len(answer.arrays)
+    sweep = lc.sweep("gpt2", seq_len=[128, 256])
+    assert list(sweep.to_pandas()["flops"]) == list(sweep.to_polars()["flops"])
+    for other in (lc.compare("gpt2", "bp"), lc.conventions("gpt2"), lc.rules("gpt2"), lc.complexity()):
+        assert len(other.to_pandas()) == other.to_polars().height > 1
+
+
+# Notebooks.
+
+LINEAR = """linear(X; W b) -> Y
+  H[B M f] = X[B M d] W[d f]
+  Y[B M f] = H[B M f] + b[f]
+"""
+
+
+def test_every_public_object_shows_itself_in_a_notebook() -> None:
+    linear, sizes = lc.layer(LINEAR), {"B": 1, "M": 2, "d": 3, "f": 4}
+    objects = [
+        linear, lc.derive(linear), lc.lower(linear.table), lc.price(linear, sizes), lc.price(linear, {"B": 1}),
+        lc.live(linear, sizes), lc.book("paper"), lc.device("A100-SXM-40GB"), lc.rates("A100-SXM-40GB"),
+        lc.formulas("attention"), lc.explain("attention"), *lc.errata()[:2], lc.rules("gpt2"), lc.complexity(),
+        lc.Figure(3, "W", "assumed", "a guess"), lc.inference(lc.layer("attention")), lc.sweep("gpt2", seq_len=[8, 9]),
+        lc.memory("gpt2", seq_len=8), lc.conventions("gpt2", seq_len=8), lc.trace("gpt2", seq_len=8, n_layer=1),
+        lc.Training("decoder", max_position_embeddings=8, **DECODER),
+    ]  # fmt: skip
+    for thing in objects:
+        html = thing._repr_html_()
+        root = ElementTree.fromstring(f"<div>{html.replace('&nbsp;', ' ')}</div>")
+        assert " ".join("".join(root.itertext()).split()), type(thing)
+        assert "object at 0x" not in html
+    assert "<math" in linear._repr_html_()
+    assert '<td style="text-align:right">48</td>' in lc.price(linear, sizes)._repr_html_()  # 2 x 1 x 2 x 3 x 4 FLOPs
+
+
+def test_a_notebook_sees_a_picture_over_the_table_where_it_says_more() -> None:
+    for answer in (lc.memory("gpt2", seq_len=8), lc.compare("gpt2", "bp,pepita", seq_len=8)):
+        shown = answer._repr_mimebundle_()
+        assert shown["text/html"].startswith("<img alt=")
+        assert answer._repr_html_() in shown["text/html"]
+        assert shown["text/plain"] == str(answer)
+    assert lc.cost("gpt2", seq_len=8).plot()._repr_png_().startswith(b"\x89PNG")
+
+
+# Terminal.
+
+
+def on_a_terminal(words: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(words.split()) == 0
+    return screen.getvalue()
+
+
+PLOTS = (
+    "memory gpt2 --seq-len 64",
+    "memory gpt2 --seq-len 64 --engine table --procedure mempepita",
+    "compare gpt2 --procedure bp,pepita",
+    "complexity --hidden-size 64",
+)
+
+
+@pytest.mark.parametrize("words", PLOTS)
+def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), "--plot"]) == 0
+    piped = capsys.readouterr().out
+    assert main(words.split()) == 0
+    assert piped == capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        shown = on_a_terminal(f"{words} --plot", patch)
+    assert max(map(len, shown.split("\n"))) <= 80
+    drawn = [line for line in shown.split("\n") if re.search("[⠁-⣿█▒░]", line)]
+    assert len(drawn) >= 12
+
+
+def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
+    answer = lc.memory("gpt2", engine="table", seq_len=1024)
+    rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]
+    heights = [sum(line[8:].ljust(80)[column] != " " for line in rows) for column in range(max(map(len, rows)) - 8)]
+    told = curve(answer)
+    for column, height in enumerate(heights):
+        first, last = (int(len(told.lines) * place / len(heights)) for place in (column, column + 1))
+        most = max(line.bytes for line in told.lines[first : max(first + 1, last)])
+        assert abs(height - terminal.HIGH * most / told.peak) <= 1.05
+
+
+def test_lines_of_dots_stand_where_their_values_are() -> None:
+    x, y = terminal.Axis(1, 1024, True, str), terminal.Axis(0, 100, False, str)
+    places = [2**power for power in range(11)]
+    made = list(terminal.lines([terminal.Line("up", places, [10 * n for n in range(11)])], x, y, 60, "title", "below"))
+    rows = [line for line in made if any("⠀" < letter <= "⣿" for letter in line)]
+    starts = [next(place for place, letter in enumerate(line) if "⠀" < letter <= "⣿") for line in rows]
+    assert starts == sorted(starts, reverse=True)  # a straight line, from the lower left to the upper right
+    assert made[1].endswith(" up")
+
+
+def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
+    losses = [4.0, 3.0, 50.0, 2.0, 1.0]
+    log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses, 1))
+    Path(tmp_path, "metrics.jsonl").write_text(log)
+    Result = type("Result", (), {"folder": tmp_path})
+    shown = terminal.plot(Result(), 60)
+    assert "to 50 above" in shown
+    assert shown.split("\n")[1].split()[0] == "4.4"
+    assert max(map(len, shown.split("\n"))) <= 60
+
+
+def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(lc.InputError, match="--plot needs numbers: give --hidden-size"):
+        terminal.plot(lc.complexity())

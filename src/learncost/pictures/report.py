@@ -34,6 +34,12 @@ class Report(Readable):
         The procedures in it.
     refused
         Why a model is not there under a procedure that was not asked for by name.
+
+    Examples
+    --------
+    >>> report = lc.report("distilgpt2", procedure="bp")
+    >>> report.models, report.procedures, report.html.startswith("<!doctype html>")
+    (('distilgpt2',), ('bp',), True)
     """
 
     html: str

@@ -48,8 +48,10 @@ class Watched:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: said.type in ("error", "warning") and self.errors.append(said.text))
-        self.page.on("request", lambda asked: self._requested(asked.url, allowed))
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+        )
+        self.page.on("request", lambda request: self._requested(request.url, allowed))
 
     def _requested(self, address: str, allowed: str) -> None:
         if not address.startswith((allowed, "data:", "blob:")):

@@ -31,9 +31,9 @@ def address() -> Iterator[str]:
     command = [sys.executable, "-m", "learncost.faces.command", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
-    said = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
-    assert said
-    yield said[0]
+    announced = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
+    assert announced
+    yield announced[0]
     server.terminate()
     server.wait(10)
 
@@ -46,11 +46,11 @@ def opened(address: str) -> Iterator[Watched]:
         yield watched
 
 
-def until(page: Any, wanted: str, place: str = "#exactly", seconds: float = 30) -> None:
+def until(page: Any, text: str, place: str = "#exactly", seconds: float = 30) -> None:
     """Wait until a place of the page says something: the page may evaluate no text, so that it is asked again."""
     end = time.monotonic() + seconds
-    while wanted not in (said := page.text_content(place)):
-        assert time.monotonic() < end, f"{wanted!r} is not in {said!r}"
+    while text not in (content := page.text_content(place)):
+        assert time.monotonic() < end, f"{text!r} is not in {content!r}"
         page.wait_for_timeout(30)
 
 
@@ -74,12 +74,12 @@ def test_choices_are_those_of_the_command_line_and_the_address_keeps_them(opened
     put(page, "model", "bert-base-uncased")
     until(page, f"{lc.cost('bert-base-uncased').total.flops:,} FLOPs")
     page.select_option('[data-control="procedure"]', "recompute")
-    wanted = f"{lc.cost('bert-base-uncased', 'recompute').total.flops:,} FLOPs"
-    until(page, wanted)
-    kept = page.url
+    total = f"{lc.cost('bert-base-uncased', 'recompute').total.flops:,} FLOPs"
+    until(page, total)
+    url = page.url
     page.goto("about:blank")
-    page.goto(kept)
-    until(page, wanted)
+    page.goto(url)
+    until(page, total)
     page.click("#more summary")
     page.select_option('[data-more="price_book"]', "paper")
     until(page, f"{lc.cost('bert-base-uncased', 'recompute', 'paper').total.flops:,} FLOPs")
@@ -124,7 +124,7 @@ def test_a_slider_of_the_largest_model_answers_at_once(opened: Watched) -> None:
       choose({ seq_len: String(1024 + 64 * at) }, true);
       render();
       return performance.now() - begun;
-    }).sort((one, two) => one - two)""")
+    }).sort((least, most) => least - most)""")
     assert times[37] < 400  # 40 ms on a quiet machine; that of the tests is shared
     until(page, f"{lc.cost('llama-3.1-405b', seq_len=1024 + 64 * 39).total.flops:,} FLOPs")
     assert opened.requests == []
@@ -136,9 +136,9 @@ def test_files_are_what_is_shown(opened: Watched) -> None:
     with page.expect_download() as waiting:
         page.click("#export button")
         page.click("text=Numbers as JSON")
-    found = json.loads(waiting.value.path().read_text())
-    assert found["totals"]["flops"] == sum(line["flops"] for line in found["lines"])
-    assert found["command"].startswith("learncost cost llama-3.1-405b")
+    document = json.loads(waiting.value.path().read_text())
+    assert document["totals"]["flops"] == sum(line["flops"] for line in document["lines"])
+    assert document["command"].startswith("learncost cost llama-3.1-405b")
     with page.expect_download() as waiting:
         page.click("#export button")
         page.click("text=Table as LaTeX")

@@ -121,7 +121,7 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("pie gpt2 -o a.pdf", "no figure is called 'pie'"),
         ("memory -o a.pdf", "needs MODEL"),
@@ -137,12 +137,12 @@ def test_texts_of_a_figure_lie_in_it_and_not_on_each_other(tmp_path: Path) -> No
     ],
 )
 def test_what_is_wrong_with_a_figure_is_one_line(
-    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["figure", *words.split()]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -202,10 +202,10 @@ def test_every_public_object_shows_itself_in_a_notebook() -> None:
 
 def test_a_notebook_sees_a_picture_over_the_table_where_it_says_more() -> None:
     for answer in (lc.memory("gpt2", seq_len=8), lc.compare("gpt2", "bp,pepita", seq_len=8)):
-        shown = answer._repr_mimebundle_()
-        assert shown["text/html"].startswith("<img alt=")
-        assert answer._repr_html_() in shown["text/html"]
-        assert shown["text/plain"] == str(answer)
+        bundle = answer._repr_mimebundle_()
+        assert bundle["text/html"].startswith("<img alt=")
+        assert answer._repr_html_() in bundle["text/html"]
+        assert bundle["text/plain"] == str(answer)
     assert lc.cost("gpt2", seq_len=8).plot()._repr_png_().startswith(b"\x89PNG")
 
 
@@ -242,9 +242,9 @@ def test_a_terminal_has_the_picture_and_a_pipe_nothing_of_it(
     assert main(words.split()) == 0
     assert piped == capsys.readouterr().out
     with monkeypatch.context() as patch:
-        shown = on_a_terminal(f"{words} --plot", patch)
-    assert max(map(len, shown.split("\n"))) <= 80
-    drawn = [line for line in shown.split("\n") if re.search("[⠁-⣿█▒░]", line)]
+        screen = on_a_terminal(f"{words} --plot", patch)
+    assert max(map(len, screen.split("\n"))) <= 80
+    drawn = [line for line in screen.split("\n") if re.search("[⠁-⣿█▒░]", line)]
     assert len(drawn) >= 12
 
 
@@ -252,21 +252,23 @@ def test_the_picture_of_memory_is_as_high_as_its_bytes() -> None:
     answer = lc.memory("gpt2", engine="table", seq_len=1024)
     rows = terminal.plot(answer, 80).split("\n")[1 : terminal.HIGH + 1]
     heights = [sum(line[8:].ljust(80)[column] != " " for line in rows) for column in range(max(map(len, rows)) - 8)]
-    told = curve(answer)
+    data = curve(answer)
     for column, height in enumerate(heights):
-        first, last = (int(len(told.lines) * place / len(heights)) for place in (column, column + 1))
-        most = max(line.bytes for line in told.lines[first : max(first + 1, last)])
-        assert abs(height - terminal.HIGH * most / told.peak) <= 1.05
+        first, last = (int(len(data.lines) * place / len(heights)) for place in (column, column + 1))
+        most = max(line.bytes for line in data.lines[first : max(first + 1, last)])
+        assert abs(height - terminal.HIGH * most / data.peak) <= 1.05
 
 
 def test_lines_of_dots_stand_where_their_values_are() -> None:
     x, y = terminal.Axis(1, 1024, True, str), terminal.Axis(0, 100, False, str)
     places = [2**power for power in range(11)]
-    made = list(terminal.lines([terminal.Line("up", places, [10 * n for n in range(11)])], x, y, 60, "title", "below"))
-    rows = [line for line in made if any("⠀" < letter <= "⣿" for letter in line)]
+    drawn_lines = list(
+        terminal.lines([terminal.Line("up", places, [10 * n for n in range(11)])], x, y, 60, "title", "below")
+    )
+    rows = [line for line in drawn_lines if any("⠀" < letter <= "⣿" for letter in line)]
     starts = [next(place for place, letter in enumerate(line) if "⠀" < letter <= "⣿") for line in rows]
     assert starts == sorted(starts, reverse=True)  # a straight line, from the lower left to the upper right
-    assert made[1].endswith(" up")
+    assert drawn_lines[1].endswith(" up")
 
 
 def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
@@ -274,10 +276,10 @@ def test_losses_are_cut_above_where_they_began(tmp_path: Path) -> None:
     log = "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in enumerate(losses, 1))
     Path(tmp_path, "metrics.jsonl").write_text(log)
     Result = type("Result", (), {"folder": tmp_path})
-    shown = terminal.plot(Result(), 60)
-    assert "to 50 above" in shown
-    assert shown.split("\n")[1].split()[0] == "4.4"
-    assert max(map(len, shown.split("\n"))) <= 60
+    plot = terminal.plot(Result(), 60)
+    assert "to 50 above" in plot
+    assert plot.split("\n")[1].split()[0] == "4.4"
+    assert max(map(len, plot.split("\n"))) <= 60
 
 
 def test_letters_alone_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

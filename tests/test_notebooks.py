@@ -17,11 +17,11 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "outputs are made here, and not kept"
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    kinds = {kind for output in shown for kind in output.get("data", ())}
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    kinds = {kind for output in outputs for kind in output.get("data", ())}
     assert {"text/html", "image/png"} <= kinds
-    assert not [output for output in shown if output.output_type == "error"]
-    assert not [output for output in shown if output.get("name") == "stderr"]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
     assert list(tmp_path.iterdir()) == []
 
 

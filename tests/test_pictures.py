@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import learncost as lc
+from learncost.faces.command import main
+from learncost.ledger.question import flags_of
 from learncost.pictures.data.bridge import bridge
 from learncost.pictures.data.curve import curve
 from learncost.pictures.data.growth import growth
 from learncost.pictures.data.procedures import procedures
 from learncost.pictures.data.roofline import roofline
+from learncost.pictures.document import document
 from learncost.schedule.log import Log
 
 SMALL = {"seq_len": 32, "num_hidden_layers": 3}
@@ -46,9 +52,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "asked"), STEPS, ids=[f"{name} {asked}" for name, asked in STEPS])
-def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model: str, asked: dict) -> None:
-    sizes = {name: value for name, value in (SMALL | asked).items() if value is not None}
+@pytest.mark.parametrize(("model", "flags"), STEPS, ids=[f"{name} {flags}" for name, flags in STEPS])
+def test_the_arrays_at_every_line_sum_to_the_curve_and_its_top_is_the_peak(model: str, flags: dict) -> None:
+    sizes = {name: value for name, value in (SMALL | flags).items() if value is not None}
     answer = lc.memory(model, **({"engine": "table"} | sizes))
     memory_curve = curve(answer)
     sums = [
@@ -222,10 +228,10 @@ def test_growth_of_a_model_with_several_kinds_of_blocks_has_the_depths_that_it_c
 
 
 def test_the_width_takes_along_what_is_as_wide() -> None:
-    found = growth(lc.compare("opt-125m", "bp", seq_len=8), "width")
+    grown = growth(lc.compare("opt-125m", "bp", seq_len=8), "width")
     wider = {"hidden_size": 1536, "num_attention_heads": 24, "intermediate_size": 6144, "word_embed_proj_dim": 1536}
-    told = lc.cost("opt-125m", seq_len=8, **wider).total.flops
-    assert found.series[0].totals[found.places.index(1536)] == told
+    expected = lc.cost("opt-125m", seq_len=8, **wider).total.flops
+    assert grown.series[0].totals[grown.places.index(1536)] == expected
 
 
 def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None:
@@ -240,3 +246,35 @@ def test_procedures_have_the_passes_of_compare_and_the_peaks_of_memory() -> None
         assert procedure.ratio["flops"] == procedure.flops / procedures_found.procedures[0].flops
     assert {pass_.macro_operation for pass_ in procedures_found.procedures[1].passes} >= {"recomputation"}
     assert procedures(answer, price_book="paper").procedures[0].flops == answer.costs["paper"]["bp"].total.flops
+
+
+ASKED_FOR: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "gpt2",
+        {"batch_size": 2, "optimizer": "sgd", "dropout": 0.1, "train": ["head", "biases"], "precision": "bf16-pure"},
+    ),
+    ("gpt2", {"lora": "c_attn,c_proj", "lora_rank": 2, "lora_alpha": 4.0, "train_layers": "last 1", "dtype": "bf16"}),
+    ("gpt2", {"procedure": "decode", "context": 5, "on": "A100-SXM-40GB"}),
+    ("gpt2", {"plan": "fused", "tie_word_embeddings": False, "activation": "relu"}),
+    (
+        "t5-small",
+        {"procedure": "pepita", "price_book": "paper", "num_hidden_layers": None, "num_layers": 1, "target_len": "4"},
+    ),
+)
+
+
+def test_command_and_call_of_a_document_ask_for_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a reader's model; echo"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 2}))
+    names = {"model"}
+    for model, more in (*ASKED_FOR, (str(folder), {"num_hidden_layers": None})):
+        sizes = {name: value for name, value in (SMALL | more).items() if value is not None}
+        shown = document(model, **sizes)
+        assert main([*shlex.split(shown["command"])[1:], "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        called = eval(shown["python"], {"lc": lc})  # the text is the test's own
+        assert called.to_dict() == printed
+        assert printed["total"]["flops"] == lc.cost(model, **sizes).total.flops == int(shown["totals"]["flops"])
+        names |= sizes.keys()
+    assert {flag.name for flag in flags_of(document) if flag.how != "flags"} <= names

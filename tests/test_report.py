@@ -21,8 +21,8 @@ DEVICE = "A100-SXM-40GB"
 
 NOW = """(chosen) => {
   try {
-    const view = viewOf(page.found, chosen), text = (own) => (typeof own === "bigint" ? String(own) : own);
-    const pairs = Object.entries(view.totals).map(([name, own]) => [name, text(own)]);
+    const view = viewOf(page.step, chosen), text = (value) => (typeof value === "bigint" ? String(value) : value);
+    const pairs = Object.entries(view.totals).map(([name, amount]) => [name, text(amount)]);
     const totals = Object.fromEntries(pairs);
     const counted = (line) => ["maccs", "flops", "bytes"].map((name) => String(line.values[name]));
     const lines = view.lines.map((line) => [line.macro, line.layer, line.line, ...counted(line), line.values.seconds]);
@@ -70,17 +70,20 @@ def agree(page: Any, chosen: dict[str, int], model: str, procedure: str, on: str
     if step.timing:
         assert numbers["seconds"] == pytest.approx(step.timing.seconds, rel=1e-9), chosen
     if numbers["peak"] is not None:
-        asked = {name: value for name, value in given.items() if name != "price_book"}
+        memory_arguments = {name: value for name, value in given.items() if name != "price_book"}
         needs = lc.memory(
-            model, procedure, engine="table", **{**asked, **chosen, "precision": given.get("precision", step.dtype)}
+            model,
+            procedure,
+            engine="table",
+            **{**memory_arguments, **chosen, "precision": given.get("precision", step.dtype)},
         )
         assert int(numbers["peak"]) == needs.peak, chosen
 
 
-def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int]:
+def chosen_at_random(shown_document: dict[str, Any], rng: random.Random) -> dict[str, int]:
     """Sizes for some of the controls of a document, most of which make a model."""
     chosen = {}
-    for size in found["sizes"]:
+    for size in shown_document["sizes"]:
         name, value = size["name"], int(size["value"])
         if not size["changes"] or rng.random() < 0.5:
             continue
@@ -96,7 +99,7 @@ def chosen_at_random(found: dict[str, Any], rng: random.Random) -> dict[str, int
 
 
 def given_to(page: Any) -> dict[str, Any]:
-    document: dict[str, Any] = page.evaluate("({ sizes: page.found.sizes, lines: page.found.lines.length })")
+    document: dict[str, Any] = page.evaluate("({ sizes: page.step.sizes, lines: page.step.lines.length })")
     return document
 
 
@@ -176,7 +179,7 @@ def test_keys_walk_the_icicle_and_the_memory(opened: Watched) -> None:
     slider = page.locator("#memory [role=slider]")
     slider.focus()
     assert (
-        int(page.evaluate("String(aliveAt(page.found.memory.curve, memoryAt).reduce((a, b) => a + b.bytes, 0n))"))
+        int(page.evaluate("String(aliveAt(page.step.memory.curve, memoryAt).reduce((a, b) => a + b.bytes, 0n))"))
         == peak
     )
     page.keyboard.press("Home")

@@ -22,16 +22,23 @@ SPEED = {"bp": 4000.0, "pepita": 5000.0, "mempepita": 6000.0}
 
 def row(name: str, step: int) -> str:
     losses = {"bp": 4 / step, "pepita": 5 / step**0.5, "mempepita": 4 + 8 * (step == 6)}
-    own: dict[str, Any] = {"step": step, "loss": losses[name], "learning_rate": 0.004, "seconds": 0.1}
-    own |= {"tokens_per_second": SPEED[name], "memory": 3_000_000, "predicted": 1_000_000, "process": 90_000_000}
-    return json.dumps(own | ({"validation_loss": losses[name] + 0.5} if step % 5 == 0 else {})) + "\n"
+    record: dict[str, Any] = {"step": step, "loss": losses[name], "learning_rate": 0.004, "seconds": 0.1}
+    record |= {"tokens_per_second": SPEED[name], "memory": 3_000_000, "predicted": 1_000_000, "process": 90_000_000}
+    return json.dumps(record | ({"validation_loss": losses[name] + 0.5} if step % 5 == 0 else {})) + "\n"
 
 
 def written(folder: Path, name: str, steps: int) -> None:
     path = folder / name
     path.mkdir()
-    told = {"model": "nano", "procedure": name, "optimizer": "adamw", "engine": "numpy", "batch_size": 2, "seq_len": 8}
-    (path / "training.json").write_text(json.dumps(told | {"steps": 20}))
+    options = {
+        "model": "nano",
+        "procedure": name,
+        "optimizer": "adamw",
+        "engine": "numpy",
+        "batch_size": 2,
+        "seq_len": 8,
+    }
+    (path / "training.json").write_text(json.dumps(options | {"steps": 20}))
     (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "metrics.jsonl").write_text("".join(row(name, step) for step in range(1, steps + 1)))
     (path / "samples.txt").write_text("--- step 10\nto be <b>or</b>\n")
@@ -54,16 +61,16 @@ def address(folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "learncost", "serve", "--port", "0", "--run", str(folder)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
-        assert found
-        yield found[0]
+        announced = re.search(r"http://127\.0\.0\.1:\d+", server.stderr.readline())
+        assert announced
+        yield announced[0]
         server.terminate()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as own:
-        yield own
+    with chromium() as opened_browser:
+        yield opened_browser
 
 
 def opened(browser: Any, address: str, **more: Any) -> Watched:
@@ -89,19 +96,21 @@ def test_it_is_read_at_every_width_and_nothing_leaves_the_machine(
 def test_its_numbers_are_those_of_the_files(browser: Any, address: str, folder: Path) -> None:
     page = opened(browser, address).page
     flops = {name: lc.cost(CONFIG, name, batch_size=2, seq_len=8, optimizer="adamw").total.flops for name in SPEED}
-    said = page.inner_text("#sentence")
-    assert said.startswith("With the same ")
-    assert "FLOPs backpropagation reaches a loss of " in said
+    sentence = page.inner_text("#sentence")
+    assert sentence.startswith("With the same ")
+    assert "FLOPs backpropagation reaches a loss of " in sentence
     assert page.inner_text("#tiles").count("backpropagation") >= 2
     table = page.locator("#loss-table")
     page.locator("#loss details summary").click()
     rows = [line.split("\t") for line in table.inner_text().splitlines()[1:]]
-    for (name, procedure, step, loss, _, seconds, total, predicted, measured), own in zip(rows, SORTED, strict=True):
-        steps = 10 + 2 * list(SPEED).index(own)
-        assert (name, procedure, step) == (own, own, str(steps))
-        assert float(loss) == json.loads(row(own, steps))["loss"]
+    for (name, procedure, step, loss, _, seconds, total, predicted, measured), entrant in zip(
+        rows, SORTED, strict=True
+    ):
+        steps = 10 + 2 * list(SPEED).index(entrant)
+        assert (name, procedure, step) == (entrant, entrant, str(steps))
+        assert float(loss) == json.loads(row(entrant, steps))["loss"]
         assert float(seconds) == pytest.approx(0.1 * steps)
-        assert total == f"{flops[own] * steps:,}"
+        assert total == f"{flops[entrant] * steps:,}"
         assert (predicted, measured) == ("1,000,000", "3,000,000")
     assert "goes up to 12.0" in page.inner_text("#loss-caption")
     assert "4,000" in page.inner_text("#speed-chart")

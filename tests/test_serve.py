@@ -90,13 +90,13 @@ def test_time_is_that_of_the_command_line(client):
 
 
 def test_halves_of_a_causal_square_are_written_as_whole_numbers(client):
-    asked = {"model": "gpt2", "n_layer": 2, "price_book": "causal-half", "seq_len": 7}
-    found = client.get("/api/document", params=asked)
-    assert found.status_code == 200, found.text
-    assert int(found.json()["totals"]["flops"]) == lc.cost(**asked).total.flops
+    keywords = {"model": "gpt2", "n_layer": 2, "price_book": "causal-half", "seq_len": 7}
+    response = client.get("/api/document", params=keywords)
+    assert response.status_code == 200, response.text
+    assert int(response.json()["totals"]["flops"]) == lc.cost(**keywords).total.flops
     comparison = lc.compare("gpt2", procedures="bp,recompute", price_book="causal-half", n_layer=2, seq_len=7)
-    totals = [one for series in growth(comparison).series for one in series.totals]
-    assert {type(one) for one in totals} == {int}
+    totals = [total for series in growth(comparison).series for total in series.totals]
+    assert {type(total) for total in totals} == {int}
 
 
 def test_a_configuration_comes_as_data_and_sizes_of_the_address_go_before_its_own(client):
@@ -330,11 +330,11 @@ def test_an_answer_that_takes_too_long_ends_and_the_next_one_comes():
 
 def test_answers_are_kept_within_so_many_bytes():
     class Counted:
-        asked = 0
+        questions = 0
 
-        async def answer(self, what, pairs, config=""):
-            self.asked += 1
-            return Answer(200 if what == "good" else 400, "text/plain", b"x" * 10, "")
+        async def answer(self, route, pairs, config=""):
+            self.questions += 1
+            return Answer(200 if route == "good" else 400, "text/plain", b"x" * 10, "")
 
     async def ask():
         counted_answers = Counted()
@@ -343,32 +343,34 @@ def test_answers_are_kept_within_so_many_bytes():
             await cached.answer("good", [("a", str(number))])
         await cached.answer("bad", [])
         await cached.answer("bad", [])
-        return counted_answers.asked, len(cached), cached.bytes
+        return counted_answers.questions, len(cached), cached.bytes
 
     assert asyncio.run(ask()) == (7, 3, 30)
 
 
 def test_who_asks_at_once_is_given_one_answer():
     class Slow:
-        asked = 0
+        questions = 0
 
-        async def answer(self, what, pairs, config=""):
-            self.asked += 1
+        async def answer(self, route, pairs, config=""):
+            self.questions += 1
             await asyncio.sleep(0.02)
-            return Answer(200, "text/plain", what.encode(), "")
+            return Answer(200, "text/plain", route.encode(), "")
 
         async def close(self):
             pass
 
     async def ask():
-        own = Slow()
-        kept = Kept(own)
-        gone = asyncio.create_task(kept.answer("page", ()))
+        answers = Slow()
+        kept_answers = Kept(answers)
+        first_asker = asyncio.create_task(kept_answers.answer("page", ()))
         await asyncio.sleep(0.005)
-        gone.cancel()  # who asked first has gone
-        found = await asyncio.gather(*(kept.answer("page", ()) for _ in range(5)), kept.answer("other", ()))
-        await kept.close()
-        return own.asked, [one.content for one in found]
+        first_asker.cancel()  # who asked first has gone
+        replies = await asyncio.gather(
+            *(kept_answers.answer("page", ()) for _ in range(5)), kept_answers.answer("other", ())
+        )
+        await kept_answers.close()
+        return answers.questions, [reply.content for reply in replies]
 
     assert asyncio.run(ask()) == (2, [b"page"] * 5 + [b"other"])
 
@@ -411,17 +413,17 @@ def test_the_command_serves_until_ctrl_c(server):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--port", "x"], "port must be a whole number"),
         (["--port", "70000"], "port must be a whole number"),
         (["--run", "no-such-folder"], "no such folder: no-such-folder"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(flags, said, capsys):
+def test_what_cannot_be_served_is_one_line(flags, message, capsys):
     assert main(["serve", *flags]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

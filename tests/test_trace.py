@@ -35,18 +35,18 @@ KINDS = [
 ]
 
 
-def asked(model, more):
-    given = {name: value for name, value in (SMALL | more).items() if value is not None}
-    return lc.trace(model, **given), given
+def traced(model, more):
+    keywords = {name: value for name, value in (SMALL | more).items() if value is not None}
+    return lc.trace(model, **keywords), keywords
 
 
-def lines(found):
-    return [own for process in found.timeline.processes for own in process.walk() if own.kind == "line"]
+def lines(trace):
+    return [part for process in trace.timeline.processes for part in process.walk() if part.kind == "line"]
 
 
-def check_events(found):
+def check_events(trace):
     """What the Trace Event Format asks for: durations, nesting on every thread, counters that go on in time."""
-    events = json.loads(json.dumps(found.to_dict()))["traceEvents"]
+    events = json.loads(json.dumps(trace.to_dict()))["traceEvents"]
     assert {event["ph"] for event in events} <= {"X", "C", "M"}
     threads = defaultdict(list)
     last = {}
@@ -79,16 +79,16 @@ def check_events(found):
 
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_ledger(model, more):
-    found, given = asked(model, more)
-    check_events(found)
-    cost = lc.cost(model, **given)
-    assert sum(line.facts["flops"] for line in lines(found)) == cost.total.flops
-    assert sum(line.facts["maccs"] for line in lines(found)) == cost.total.maccs
-    assert sum(line.facts["bytes"] for line in lines(found)) == sum(row.bytes for row in cost.rows)
-    assert all(line.length == line.facts["flops"] for line in lines(found))  # a nanosecond stands for one
-    assert "no device" in found.timeline.facts["length"]
+    trace, keywords = traced(model, more)
+    check_events(trace)
+    cost = lc.cost(model, **keywords)
+    assert sum(line.facts["flops"] for line in lines(trace)) == cost.total.flops
+    assert sum(line.facts["maccs"] for line in lines(trace)) == cost.total.maccs
+    assert sum(line.facts["bytes"] for line in lines(trace)) == sum(row.bytes for row in cost.rows)
+    assert all(line.length == line.facts["flops"] for line in lines(trace))  # a nanosecond stands for one
+    assert "no device" in trace.timeline.facts["length"]
     by_pass = Counter()
-    for line in lines(found):
+    for line in lines(trace):
         by_pass[line.category] += line.facts["flops"]
     assert by_pass == {
         name: operation.flops for name, (_, operation) in cost.macro_operations.items() if operation.flops
@@ -97,53 +97,53 @@ def test_a_line_is_as_long_as_it_has_flops_and_all_together_have_those_of_the_le
 
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_on_a_device_slices_take_the_seconds_of_the_ledger(model, more):
-    found, given = asked(model, more | {"on": ON})
-    check_events(found)
-    step = lc.cost(model, by="equation", **given)
+    trace, keywords = traced(model, more | {"on": ON})
+    check_events(trace)
+    step = lc.cost(model, by="equation", **keywords)
     seconds = step.timing.seconds
     assert math.isclose(
-        sum(line.facts["seconds"] for line in lines(found)) + step.timing.time.step, seconds, rel_tol=1e-9
+        sum(line.facts["seconds"] for line in lines(trace)) + step.timing.time.step, seconds, rel_tol=1e-9
     )
-    whole = sum(slice_.length for slice_ in found.timeline.processes[0].slices)
-    assert abs(whole - seconds * 1e9) <= 1  # of all slices together, in nanoseconds
-    assert all(abs(line.length - line.facts["seconds"] * 1e9) <= 1 for line in lines(found))
-    kernels = [own for own in found.timeline.processes[0].walk() if own.kind == "kernel"]
+    length = sum(slice_.length for slice_ in trace.timeline.processes[0].slices)
+    assert abs(length - seconds * 1e9) <= 1  # of all slices together, in nanoseconds
+    assert all(abs(line.length - line.facts["seconds"] * 1e9) <= 1 for line in lines(trace))
+    kernels = [part for part in trace.timeline.processes[0].walk() if part.kind == "kernel"]
     assert all(len(kernel.parts) > 1 for kernel in kernels)
-    assert found.timeline.facts["length"] == "seconds, modelled"
+    assert trace.timeline.facts["length"] == "seconds, modelled"
 
 
 @pytest.mark.parametrize(("model", "more"), KINDS, ids=str)
 def test_memory_beside_the_lines_has_the_peak_that_memory_says(model, more):
-    found, given = asked(model, more)
-    (counter,) = found.timeline.processes[0].counters
-    levels = [line.facts["memory"] for line in lines(found)]
+    trace, keywords = traced(model, more)
+    (counter,) = trace.timeline.processes[0].counters
+    levels = [line.facts["memory"] for line in lines(trace)]
     assert max(levels) == max(value for _, value in counter.values)
-    if given.get("procedure") in ("decode", "prefill"):
+    if keywords.get("procedure") in ("decode", "prefill"):
         return
-    given = {"optimizer": "adamw", **given}
-    assert max(levels) == lc.memory(model, engine="table", **given).peak
+    keywords = {"optimizer": "adamw", **keywords}
+    assert max(levels) == lc.memory(model, engine="table", **keywords).peak
 
 
 def test_blocks_are_counted_as_they_run():
-    found, _ = asked("gpt2", {})
-    blocks = [own.name for own in found.timeline.processes[0].walk() if own.kind == "block"]
+    trace, _ = traced("gpt2", {})
+    blocks = [part.name for part in trace.timeline.processes[0].walk() if part.kind == "block"]
     assert blocks == ["block 0", "block 1", "block 2", "block 2", "block 1", "block 0"]
-    found, _ = asked("deepseek-v3", {"n_layer": 5})  # the first three are dense
-    forward = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    trace, _ = traced("deepseek-v3", {"n_layer": 5})  # the first three are dense
+    forward = [part.name for part in trace.timeline.processes[0].slices[0].walk() if part.kind == "block"]
     assert forward == [f"block {number}" for number in range(5)]
-    backward = [own.name for own in found.timeline.processes[0].slices[1].walk() if own.kind == "block"]
+    backward = [part.name for part in trace.timeline.processes[0].slices[1].walk() if part.kind == "block"]
     assert backward == forward[::-1]
-    found, _ = asked("t5-small", {"n_layer": None, "target_len": 16})
-    names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    trace, _ = traced("t5-small", {"n_layer": None, "target_len": 16})
+    names = [part.name for part in trace.timeline.processes[0].slices[0].walk() if part.kind == "block"]
     assert names[5:7] == ["encoder block 5", "decoder block 0"]
-    found, _ = asked("gemma-3-1b", {"n_layer": 14})
-    names = [own.name for own in found.timeline.processes[0].slices[0].walk() if own.kind == "block"]
+    trace, _ = traced("gemma-3-1b", {"n_layer": 14})
+    names = [part.name for part in trace.timeline.processes[0].slices[0].walk() if part.kind == "block"]
     assert names == ["blocks 0 to 5", "blocks 6 to 11", "block 12", "block 13"]
 
 
 def test_lines_stand_in_layers_of_blocks_of_passes():
-    found, _ = asked("gpt2", {})
-    forward, both, last = found.timeline.processes[0].slices
+    trace, _ = traced("gpt2", {})
+    forward, both, last = trace.timeline.processes[0].slices
     assert (forward.name, both.name, last.name) == ("forward", "backward, weight update", "optimizer step")
     block = next(part for part in forward.parts if part.name == "block 1")
     assert [part.name for part in block.parts] == ["norm", "attention", "residual", "norm", "feed_forward", "residual"]
@@ -154,21 +154,21 @@ def test_lines_stand_in_layers_of_blocks_of_passes():
 
 def test_many_turns_of_an_inner_repeat_are_one_that_says_so(monkeypatch):
     monkeypatch.setattr("learncost.pictures.predicted.MOST", 300)
-    albert, _ = asked("albert-base-v2", {})
-    (turns,) = {own.facts["turns"] for own in albert.timeline.processes[0].walk() if own.kind == "turn"} - {1}
+    albert, _ = traced("albert-base-v2", {})
+    (turns,) = {part.facts["turns"] for part in albert.timeline.processes[0].walk() if part.kind == "turn"} - {1}
     assert turns == 3
     monkeypatch.setattr("learncost.pictures.predicted.MOST", 10)
     for on in (None, ON):
-        found, given = asked("gpt2", {"on": on})
-        assert {own.name for own in found.timeline.processes[0].walk() if own.kind == "turn"} == {"3 turns"}
-        assert sum(line.facts["flops"] for line in lines(found)) == lc.cost("gpt2", **given).total.flops
-        check_events(found)
+        trace, keywords = traced("gpt2", {"on": on})
+        assert {part.name for part in trace.timeline.processes[0].walk() if part.kind == "turn"} == {"3 turns"}
+        assert sum(line.facts["flops"] for line in lines(trace)) == lc.cost("gpt2", **keywords).total.flops
+        check_events(trace)
 
 
 def test_a_large_step_without_a_device_stays_within_what_viewers_count_exactly():
-    found = lc.trace("llama-3.1-405b", n_layer=2)
-    (process,) = found.timeline.processes
-    scale = int(found.timeline.facts["nanosecond"].split()[0].replace(",", ""))
+    trace = lc.trace("llama-3.1-405b", n_layer=2)
+    (process,) = trace.timeline.processes
+    scale = int(trace.timeline.facts["nanosecond"].split()[0].replace(",", ""))
     assert scale > 1
     assert process.slices[-1].end < 2**53
     flops = lc.cost("llama-3.1-405b", n_layer=2).total.flops
@@ -179,23 +179,23 @@ def test_a_large_step_without_a_device_stays_within_what_viewers_count_exactly()
 
 
 def parsed(content):
-    found = perfetto.Trace()
-    assert found.ParseFromString(content) == len(content)
-    return found
+    packets = perfetto.Trace()
+    assert packets.ParseFromString(content) == len(content)
+    return packets
 
 
 @given(some.sampled_from(KINDS), some.booleans())
 @settings(max_examples=4, deadline=None)
 def test_perfetto_reads_what_the_json_says(kind, timed):
     model, more = kind
-    found, _ = asked(model, more | ({"on": ON} if timed else {}))
-    packets = parsed(found.to_bytes(".pftrace")).packet
+    trace, _ = traced(model, more | ({"on": ON} if timed else {}))
+    packets = parsed(trace.to_bytes(".pftrace")).packet
     described = {
         packet.track_descriptor.uuid: packet.track_descriptor
         for packet in packets
         if packet.HasField("track_descriptor")
     }
-    assert {own.parent_uuid for own in described.values()} <= {0, *described}
+    assert {track.parent_uuid for track in described.values()} <= {0, *described}
     around, slices, counted, times = defaultdict(list), [], [], defaultdict(int)
     for packet in packets:
         if not packet.HasField("track_event"):
@@ -213,26 +213,26 @@ def test_perfetto_reads_what_the_json_says(kind, timed):
             assert event.type == perfetto.TrackEvent.TYPE_COUNTER
             counted.append((packet.timestamp, event.counter_value))
     assert not any(around.values())
-    events = found.to_dict()["traceEvents"]
-    told = [
+    events = trace.to_dict()["traceEvents"]
+    expected = [
         (event["name"], [event["cat"]], round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
         for event in events
         if event["ph"] == "X"
     ]
-    assert sorted(slice_ for slice_ in slices if slice_[0] != "about this trace") == sorted(told)
+    assert sorted(slice_ for slice_ in slices if slice_[0] != "about this trace") == sorted(expected)
     assert counted == [(round(e["ts"] * 1000), *e["args"].values()) for e in events if e["ph"] == "C"]
 
 
 def test_perfetto_has_all_facts_of_a_slice():
-    found, _ = asked("gpt2", {"on": ON})
-    packets = parsed(found.to_bytes(".pftrace")).packet
+    trace, _ = traced("gpt2", {"on": ON})
+    packets = parsed(trace.to_bytes(".pftrace")).packet
     kinds = {"int_value": int, "double_value": float, "string_value": str}
     for packet in packets:
         if packet.track_event.name == "about this trace":
-            own = {each.name: each.string_value for each in packet.track_event.debug_annotations}
-            assert own == found.timeline.facts
+            annotations = {each.name: each.string_value for each in packet.track_event.debug_annotations}
+            assert annotations == trace.timeline.facts
     event = next(packet.track_event for packet in packets if packet.track_event.name == "R")
-    facts = next(line for line in lines(found) if line.name == "R").facts
+    facts = next(line for line in lines(trace) if line.name == "R").facts
     for each in event.debug_annotations[1:]:
         field = each.WhichOneof("value")
         assert getattr(each, field) == facts[each.name]
@@ -250,13 +250,13 @@ def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys)
         out = capsys.readouterr().out
         assert str(path) in out.replace("\n", "")
         assert "perfetto" in out
-    found = lc.trace("gpt2", n_layer=1, seq_len=8, on=ON)
-    assert json.loads((tmp_path / "trace.json").read_text()) == found.to_dict()
-    assert (tmp_path / "trace.pftrace").read_bytes() == found.to_bytes(".pftrace")
+    trace = lc.trace("gpt2", n_layer=1, seq_len=8, on=ON)
+    assert json.loads((tmp_path / "trace.json").read_text()) == trace.to_dict()
+    assert (tmp_path / "trace.pftrace").read_bytes() == trace.to_bytes(".pftrace")
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-o", "trace.txt"], "a trace ends in .json or .pftrace, not 'trace.txt'"),
         (["-o", "no-such/trace.json"], "there is no folder no-such"),
@@ -265,11 +265,11 @@ def test_the_command_writes_either_form_and_says_what_opens_it(tmp_path, capsys)
         (["--context", "4"], "context goes with the procedure decode"),
     ],
 )
-def test_what_cannot_be_is_one_line(flags, said, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_is_one_line(flags, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["trace", "gpt2", "--n-layer", "1", *flags]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -297,8 +297,8 @@ RUNS = [
 def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     run = tmp_path / "run"
-    given = {"engine": engine, "batch_size": 4, "seq_len": 16, "steps": 4, "out": run, "trace": 2}
-    result = lc.train(text, **given, **sizes, **more)
+    keywords = {"engine": engine, "batch_size": 4, "seq_len": 16, "steps": 4, "out": run, "trace": 2}
+    result = lc.train(text, **keywords, **sizes, **more)
     assert "traced 2 steps" in capsys.readouterr().err
     answer = json.loads((run / "trace.json").read_text())
     assert "seconds, measured" in answer["otherData"]["length"]
@@ -308,17 +308,17 @@ def test_a_training_is_traced_as_it_ran(engine, more, text, tmp_path, capsys):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for event, row in zip(steps, rows[1:3], strict=True):
         assert abs(event["dur"] / 1e6 - row["seconds"]) < 0.1 * row["seconds"] + 1e-3
-    own = [event for event in events if event["args"]["kind"] == "line"]
+    line_events = [event for event in events if event["args"]["kind"] == "line"]
     if more.get("dtype") == "bf16":  # NumPy has no program for it: the interpreter runs, whose lines are none
-        assert not own
+        assert not line_events
         return
-    assert sum(event["dur"] for event in own) <= sum(event["dur"] for event in steps)
+    assert sum(event["dur"] for event in line_events) <= sum(event["dur"] for event in steps)
     blocks = [event["name"] for event in events if event["args"]["kind"] == "block"]
     assert blocks[:2] == ["block 0", "block 1"]
-    assert {event["cat"] for event in own} >= {"forward", "weight_update"}
-    names = [event["name"] for event in own]
+    assert {event["cat"] for event in line_events} >= {"forward", "weight_update"}
+    names = [event["name"] for event in line_events]
     assert any(name.startswith("attn_Q") for name in names)
-    assert any(event["args"].get("equation") == "45" for event in own)
+    assert any(event["args"].get("equation") == "45" for event in line_events)
     counters = {event["name"]: event["args"]["bytes"] for event in answer["traceEvents"] if event["ph"] == "C"}
     assert counters["memory of the process, measured"] > 10**6
     assert counters["weights, state and step, predicted"] == result.last.predicted
@@ -334,14 +334,14 @@ def test_the_predicted_step_stands_beside_where_the_machine_is_known(text, tmp_p
     assert len(names) == 2
     beside = [event for event in answer["traceEvents"] if event["ph"] == "X" and event["pid"] == 2]
     seconds = lc.cost(str(run / "config.json"), batch_size=2, seq_len=8, on=ON, dtype="fp32").timing.seconds
-    told = sum(event["args"]["seconds"] for event in beside if event["args"]["kind"] == "line")
-    assert math.isclose(told, seconds, rel_tol=1e-9)
+    seconds_predicted = sum(event["args"]["seconds"] for event in beside if event["args"]["kind"] == "line")
+    assert math.isclose(seconds_predicted, seconds, rel_tol=1e-9)
 
 
 def test_tracing_leaves_the_numbers_as_they_are(text, tmp_path):
-    given = {"engine": "numpy", "num_hidden_layers": 1, "batch_size": 2, "seq_len": 8, "steps": 4}
-    result = lc.train(text, **given, out=tmp_path / "one")
-    two = lc.train(text, **given, out=tmp_path / "two", trace=2)
+    keywords = {"engine": "numpy", "num_hidden_layers": 1, "batch_size": 2, "seq_len": 8, "steps": 4}
+    result = lc.train(text, **keywords, out=tmp_path / "one")
+    two = lc.train(text, **keywords, out=tmp_path / "two", trace=2)
     assert result.last.loss == two.last.loss
     assert not (tmp_path / "one" / "trace.json").exists()
     resumed = lc.train(resume=tmp_path / "one", steps=6, trace=1)

@@ -279,6 +279,16 @@ def _documented(function: Callable[..., Any], parameters: Iterable[str], others:
     return "\n\n".join([about, *(f"{name}\n{'-' * len(name)}\n{text.strip()}" for name, text in sections.items())])
 
 
+def flags_typed(arguments: Mapping[str, Any]) -> list[str]:
+    """Keywords as the words of a command line that say the same."""
+    words = list[str]()
+    for name, value in arguments.items():
+        flag = FLAGS[name].typed or name if name in FLAGS else name
+        text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        words += [f"--{flag.replace('_', '-')}", text]
+    return words
+
+
 def typed(text: str) -> str:
     """A text as the command line says it: a name of an argument as its flag, and no backticks."""
     flagged = re.sub(r"`([a-z][a-z0-9_]*)`", lambda match: f"--{match[1].replace('_', '-')}", text)

@@ -70,8 +70,8 @@ def _price(price: Price) -> str:
     rows = []
     for row in price.rows:
         counts = (row.maccs, row.flops)
-        told = [cell(count.at(price.sizes)) for count in counts]
-        rows.append(Row((row.layer, row.line, row.macro_operation.replace("_", " "), *told)))
+        cells = [cell(count.at(price.sizes)) for count in counts]
+        rows.append(Row((row.layer, row.line, row.macro_operation.replace("_", " "), *cells)))
     rows.append(Row(("total", "", "", cell(price.maccs), cell(price.flops)), "bold"))
     columns = ("layer", "line", "macro-operation", "MACCs", "FLOPs")
     return Sheet(f"Price book {price.book}", columns, tuple(rows), (), frozenset({0, 1, 2})).html()
@@ -97,7 +97,7 @@ def _training(training: Core) -> str:
         "steps": training.steps,
         "weights": f"{count:,} numbers in {len(training.weights):,} arrays of {training.dtype}",
     }
-    rows = tuple(Row((name, _said(value))) for name, value in facts.items())
+    rows = tuple(Row((name, _text_of(value))) for name, value in facts.items())
     return Sheet(type(training).__name__, ("", ""), rows, (), frozenset({0, 1})).html()
 
 
@@ -107,12 +107,12 @@ def _fields(thing: Any) -> str:
     if is_dataclass(thing):
         values = {field.name: getattr(thing, field.name) for field in fields(thing) if not field.name.startswith("_")}
     name = str(values.pop("name", "")) or type(thing).__name__
-    said = {field: _said(value) for field, value in values.items()}
-    rows = tuple(Row((field.replace("_", " "), text)) for field, text in said.items() if text)
+    texts = {field: _text_of(value) for field, value in values.items()}
+    rows = tuple(Row((field.replace("_", " "), text)) for field, text in texts.items() if text)
     return Sheet(name, ("", ""), rows, (), frozenset({0, 1})).html()
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if value is None or value in ("", (), {}, []):
         return ""
     if isinstance(value, bool):
@@ -122,9 +122,9 @@ def _said(value: Any) -> str:
     if isinstance(value, float):
         return significant(value) if value == 0 or 1e-3 <= abs(value) < 1e15 else f"{value:.3g}"
     if isinstance(value, Mapping):
-        text = ", ".join(f"{name} {_said(inner)}" for name, inner in value.items())
+        text = ", ".join(f"{name} {_text_of(inner)}" for name, inner in value.items())
     elif isinstance(value, tuple | list | set | frozenset):
-        text = ", ".join(map(_said, value))
+        text = ", ".join(map(_text_of, value))
     else:
         text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -7,7 +7,8 @@ them, so that a page without Python gives the same numbers for other sizes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -24,7 +25,7 @@ from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.memory_step import Step
-from learncost.ledger.question import question
+from learncost.ledger.question import flags_of, flags_typed, question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import adaptation_of, prepare, shown_layer
 from learncost.ledger.show import convention, title
@@ -37,8 +38,8 @@ from learncost.pictures.data.curve import curve
 from learncost.pictures.data.growth import ALONG, growth
 from learncost.pictures.data.peaks import peaks
 from learncost.pictures.data.polynomials import Monomials
-from learncost.pictures.data.procedures import procedures
-from learncost.pictures.data.sizes import Sizes, sizes_of
+from learncost.pictures.data.procedures import procedures, table_memories
+from learncost.pictures.data.sizes import sizes_of
 from learncost.pictures.data.times import times
 from learncost.procedures.optimizer import default_optimizer
 from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
@@ -91,259 +92,267 @@ def document(
     InputError
         As for `lc.cost`.
     """
-    given = {name: value for name, value in locals().items() if name not in ("sizes", "given")}
+    arguments = {name: value for name, value in locals().items() if name != "sizes"}
     if procedure not in INFERENCE:
-        given["optimizer"] = optimizer or default_optimizer(find_book(price_book))
-    found = cost(**given, **sizes, by="equation")
-    lines, monomials = cost_lines(found), Monomials()
+        arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
+    step = cost(**arguments, **sizes, by="equation")
+    lines, monomials = cost_lines(step), Monomials()
     formulas: dict[str, int] = {}
-    controls = sizes_of(found, _lengths(given, sizes), _builder(given, sizes))
+    controls = sizes_of(step, _lengths(arguments, sizes), _builder(arguments, sizes))
     rows = [_pooled(line.to_dict(monomials), formulas) for line in lines]
     return {
         "schema": SCHEMA,
         "version": __version__,
-        "asked": _asked(given, sizes),
-        "said": _said(found),
-        "totals": _totals(found),
+        "asked": _settings(arguments, sizes),
+        "said": _facts(step),
+        "totals": _totals(step),
         **controls.to_dict(),
-        "time": times(found, lines) if found.timing else None,
-        "memory": _memory(given, sizes, found),
-        **_others(given, sizes, found.dtype),
+        "time": times(step, lines) if step.timing else None,
+        "memory": _memory(arguments, sizes, step),
+        **_others(arguments, sizes, step.dtype),
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
         "errata": _errata(lines),
-        "legend": _legend(found, controls),
+        "legend": _legend(step),
         "monomials": monomials.to_list(),
         "mathml": list(formulas),
-        **_calls(given, sizes, found),
+        **_calls(arguments, sizes),
     }
 
 
-def _memory(given: Mapping[str, Any], sizes: Mapping[str, Any], found: Cost) -> dict[str, Any]:
+def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) -> dict[str, Any]:
     """The step's memory as the table says it, with the arrays at every line; why it is not known where it is not."""
     names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *_LEARNING)
-    own = {name: given[name] for name in names if given[name] is not None} | {"precision": found.dtype}
+    memory_arguments = {name: arguments[name] for name in names if arguments[name] is not None} | {
+        "precision": step.dtype
+    }
     try:
-        if found.cache is not None:
+        if step.cache is not None:
             raise InputError("the memory of inference is told by learncost fit --inference")
-        held = memory(**own, **sizes, engine="table")
-        assert isinstance(held, Memory)
-        shown = curve(held)
-        usual = memory(**own, **sizes)
+        answer = memory(**memory_arguments, **sizes, engine="table")
+        assert isinstance(answer, Memory)
+        drawn = curve(answer)
+        usual = memory(**memory_arguments, **sizes)
         assert isinstance(usual, Memory)
         result = {
             "usual": {"engine": usual.engine, "peak": usual.peak, "module": usual.module},
-            "peak": held.peak,
-            "split": dict(held.split),
-            "convention": held.convention,
-            "engine": held.engine,
+            "peak": answer.peak,
+            "split": dict(answer.split),
+            "convention": answer.convention,
+            "engine": answer.engine,
         }
-        return result | {"finding": shown.finding, "curve": shown.to_dict(), **_peaks(own, sizes)}
+        return result | {"finding": drawn.finding, "curve": drawn.to_dict(), **_peaks(memory_arguments, sizes)}
     except InputError as error:
         return {"refused": str(error)}
 
 
-def _peaks(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The peak as the largest of polynomials."""
-    kind = precision_of(given["precision"])
-    wanted = adaptation_of(*(given.get(name) for name in _LEARNING), kind=kind)
+    kind = precision_of(arguments["precision"])
+    adaptation = adaptation_of(*(arguments.get(name) for name in _LEARNING), kind=kind)
     run = prepare(
-        given["model"],
+        arguments["model"],
         "run",
-        given["batch_size"],
-        given.get("seq_len"),
-        given.get("target_len"),
+        arguments["batch_size"],
+        arguments.get("seq_len"),
+        arguments.get("target_len"),
         None,
         None,
-        given["dropout"],
+        arguments["dropout"],
         kind.name,
         sizes,
-        (given["procedure"],),
-        wanted,
-        given.get("plan"),
+        (arguments["procedure"],),
+        adaptation,
+        arguments.get("plan"),
     )
-    return peaks(Step(run, given["procedure"], kind, given["optimizer"]))
+    return peaks(Step(run, arguments["procedure"], kind, arguments["optimizer"]))
 
 
-def _others(given: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def _others(arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """What is the same whatever procedure is looked at: all of them side by side, growth, conventions."""
-    same = {name: value for name, value in given.items() if name not in ("procedure", "on", "context", "dtype")}
+    same = {name: value for name, value in arguments.items() if name not in ("procedure", "on", "context", "dtype")}
     same |= {"precision": dtype}
-    if isinstance(given["model"], Configuration):
+    if isinstance(arguments["model"], Configuration):
         return _beside(same, sizes)
     return _remembered(json.dumps(same), json.dumps(sizes))
 
 
 @lru_cache(maxsize=16)
-def _remembered(given: str, sizes: str) -> dict[str, Any]:
-    return _beside(json.loads(given), json.loads(sizes))
+def _remembered(arguments: str, sizes: str) -> dict[str, Any]:
+    return _beside(json.loads(arguments), json.loads(sizes))
 
 
-def _beside(asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = {name: asked[name] for name in ("batch_size", "seq_len", "target_len")}
-    learning = {name: asked[name] for name in _LEARNING}
-    book, optimizer = asked["price_book"], asked["optimizer"]
+def _beside(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    lengths = {name: arguments[name] for name in ("batch_size", "seq_len", "target_len")}
+    learning = {name: arguments[name] for name in _LEARNING}
+    book, optimizer = arguments["price_book"], arguments["optimizer"]
     result: dict[str, Any] = {"growth": {}}
     try:
-        found = compare(asked["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
-        result["compared"] = procedures(found, dict(_memories(found.procedures, asked, sizes))).to_dict()
+        comparison = compare(arguments["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
+        of_memory = {name: value for name, value in arguments.items() if name != "price_book" and value is not None}
+        memories = table_memories(comparison.procedures, {**of_memory, **sizes})
+        result["compared"] = procedures(comparison, memories).to_dict()
         for along in ALONG:
             with suppress(InputError):
-                own = growth(found, along, price_book=book)
-                result["growth"][along] = replace(own, polynomials={}).to_dict() | {"finding": own.finding}
+                grown = growth(comparison, along, price_book=book)
+                result["growth"][along] = replace(grown, polynomials={}).to_dict() | {"finding": grown.finding}
     except InputError as error:
         result["compared"] = {"refused": str(error)}
     try:
-        result["conventions"] = _conventions(conventions(asked["model"], **lengths, **sizes))
+        result["conventions"] = _conventions(conventions(arguments["model"], **lengths, **sizes))
     except InputError as error:
         result["conventions"] = {"refused": str(error)}
     return result
 
 
-def _memories(names: Iterable[str], asked: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Memory]]:
-    """The memory of each procedure as the table says it, where that is known."""
-    own = {name: value for name, value in asked.items() if name != "price_book" and value is not None}
-    for name in names:
-        with suppress(InputError):
-            held = memory(**own, procedure=name, **sizes, engine="table")
-            assert isinstance(held, Memory)
-            yield name, held
-
-
-def _conventions(found: Conventions) -> dict[str, Any]:
+def _conventions(answer: Conventions) -> dict[str, Any]:
     """The numbers of all books, and the way to each of them from that of matrix products."""
-    names = [one.book.name for one in found.conventions if one.counts is not None and one.book.name != YARDSTICK]
-    bridges = {name: bridge(found, YARDSTICK, name) for name in names}
+    names = [
+        convention.book.name
+        for convention in answer.conventions
+        if convention.counts is not None and convention.book.name != YARDSTICK
+    ]
+    bridges = {name: bridge(answer, YARDSTICK, name) for name in names}
     first = next(iter(bridges.values())).to_dict() if bridges else {}
     parts = ("items", "drawn", "reach")
-    own = {name: {part: one.to_dict()[part] for part in parts} for name, one in bridges.items()}
-    findings = {name: one.finding for name, one in bridges.items()}
-    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": own, "findings": findings}
+    ways = {name: {part: way.to_dict()[part] for part in parts} for name, way in bridges.items()}
+    findings = {name: way.finding for name, way in bridges.items()}
+    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": ways, "findings": findings}
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
     """A line with places in place of its MathML, each of which stands once among `formulas`."""
     places = {
-        name: own | {"mathml": formulas.setdefault(own["mathml"], len(formulas))}
-        for name, own in line["formulas"].items()
+        name: formula | {"mathml": formulas.setdefault(formula["mathml"], len(formulas))}
+        for name, formula in line["formulas"].items()
     }
     written = {"mathml": formulas.setdefault(line["mathml"], len(formulas))} if "mathml" in line else {}
     return line | {"formulas": places} | written
 
 
-def _lengths(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> set[str]:
+def _lengths(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> set[str]:
     """The sizes of the run that are given, in whatever spelling."""
     spelled_out = {CANONICAL.get(spelled(name), name) for name in sizes}
     return {
-        name for name in ("batch_size", "seq_len", "target_len", "context") if given[name] is not None
+        name for name in ("batch_size", "seq_len", "target_len", "context") if arguments[name] is not None
     } | spelled_out
 
 
-def _builder(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
+def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
     """The same model with other sizes. Raises `InputError` where there is none."""
-    learning = (given[name] for name in _LEARNING)
-    wanted = adaptation_of(*learning)
-    names = () if given["procedure"] in INFERENCE else (given["procedure"],)
+    learning = (arguments[name] for name in _LEARNING)
+    adaptation = adaptation_of(*learning)
+    names = () if arguments["procedure"] in INFERENCE else (arguments["procedure"],)
 
     def built_with(others: Mapping[str, int]) -> Model:
-        dropout = 0.0 if not names else given["dropout"]
-        own = {**sizes, **others}
+        dropout = 0.0 if not names else arguments["dropout"]
+        all_sizes = {**sizes, **others}
         return prepare(
-            given["model"], "run", 1, None, None, None, None, dropout, "fp32", own, names, wanted if names else None
+            arguments["model"],
+            "run",
+            1,
+            None,
+            None,
+            None,
+            None,
+            dropout,
+            "fp32",
+            all_sizes,
+            names,
+            adaptation if names else None,
         ).model
 
     return built_with
 
 
-def _said(found: Cost) -> dict[str, Any]:
+def _facts(step: Cost) -> dict[str, Any]:
     """The step in words and names."""
-    assert found.built is not None
+    assert step.built is not None
     return {
-        "title": title(found),
-        "model": found.model,
-        "procedure": found.procedure,
-        "price_book": found.price_book,
-        "convention": convention(found.price_book),
-        "optimizer": found.optimizer,
-        "dtype": found.dtype,
-        "plan": found.plan,
-        "counted": found.counted,
-        "source": found.source,
-        "trained": found.trained,
-        "two_sided": found.target_len is not None,
-        "learns": found.cache is None,
-        "device": found.timing.rates.name if found.timing else None,
-        "device_source": found.timing.rates.source if found.timing else None,
+        "title": title(step),
+        "model": step.model,
+        "procedure": step.procedure,
+        "price_book": step.price_book,
+        "convention": convention(step.price_book),
+        "optimizer": step.optimizer,
+        "dtype": step.dtype,
+        "plan": step.plan,
+        "counted": step.counted,
+        "source": step.source,
+        "trained": step.trained,
+        "two_sided": step.target_len is not None,
+        "learns": step.cache is None,
+        "device": step.timing.rates.name if step.timing else None,
+        "device_source": step.timing.rates.source if step.timing else None,
     }
 
 
-def _totals(found: Cost) -> dict[str, Any]:
+def _totals(step: Cost) -> dict[str, Any]:
     """What the step takes in all."""
     totals: dict[str, Any] = {
-        "maccs": found.total.maccs,
-        "flops": found.total.flops,
-        "bytes": sum(row.bytes for row in found.rows),
-        "parameters": found.parameters,
-        "active_parameters": found.active_parameters,
-        "trained_parameters": found.trained_parameters,
+        "maccs": step.total.maccs,
+        "flops": step.total.flops,
+        "bytes": sum(row.bytes for row in step.rows),
+        "parameters": step.parameters,
+        "active_parameters": step.active_parameters,
+        "trained_parameters": step.trained_parameters,
     }
-    if found.timing:
-        totals |= {"seconds": found.timing.time.total, "low": found.timing.time.low, "high": found.timing.time.high}
-        if found.timing.joules:
-            low, usual, high = found.timing.joules
+    if step.timing:
+        totals |= {"seconds": step.timing.time.total, "low": step.timing.time.low, "high": step.timing.time.high}
+        if step.timing.joules:
+            low, usual, high = step.timing.joules
             totals |= {"joules": usual, "joules_low": low, "joules_high": high}
     return totals
 
 
 def _errata(lines: tuple[CostLine, ...]) -> list[dict[str, str]]:
     """The errata of the layers that lines are from."""
-    named = {name for line in lines for name in line.errata}
+    identifiers = {name for line in lines for name in line.errata}
     return [
         {
-            "id": one.id,
-            "document": one.document,
-            "where": one.where,
-            "printed": one.printed,
-            "right": one.right,
-            "effect": one.effect,
-            "layer": shown_layer(one.layer or ""),
+            "id": erratum.id,
+            "document": erratum.document,
+            "where": erratum.where,
+            "printed": erratum.printed,
+            "right": erratum.right,
+            "effect": erratum.effect,
+            "layer": shown_layer(erratum.layer or ""),
         }
-        for one in errata()
-        if one.id in named
+        for erratum in errata()
+        if erratum.id in identifiers
     ]
 
 
-def _legend(found: Cost, controls: Sizes) -> list[dict[str, Any]]:
+def _legend(step: Cost) -> list[dict[str, Any]]:
     """What the letters of formulas stand for: the symbol, the size, its value."""
-    assert found.priced is not None
+    assert step.priced is not None
     return [
         {"axis": axis, "mathml": write.mathml(write.size(axis), display=False), "value": value}
-        for axis, value in found.priced.sizes.items()
+        for axis, value in step.priced.sizes.items()
     ]
 
 
-def _asked(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for, by the names of the parameters; what was left to its default is left out."""
-    usual = {"procedure": "bp", "price_book": "run", "batch_size": 1, "dropout": 0.0}
-    named = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
-    model = named["model"]
+    usual = {flag.name: flag.default for flag in flags_of(document)}
+    settings = {name: value for name, value in arguments.items() if value is not None and value != usual.get(name)}
+    model = settings["model"]
     if isinstance(model, Mapping):
         model = "config.json"  # which came as data
-    return {**named, "model": model.name if isinstance(model, Configuration) else str(model), **sizes}
+    return {**settings, "model": model.name if isinstance(model, Configuration) else str(model), **sizes}
 
 
-def _calls(given: Mapping[str, Any], sizes: Mapping[str, Any], found: Cost) -> dict[str, str]:
+def _calls(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, str]:
     """The same as a command and as a call of Python."""
-    asked = _asked(given, sizes)
-    if asked.get("optimizer") == default_optimizer(find_book(given["price_book"])):
-        asked.pop("optimizer")
-    model = asked.pop("model")
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items())
-    keywords = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+    settings = _settings(arguments, sizes)
+    if settings.get("optimizer") == default_optimizer(find_book(arguments["price_book"])):
+        settings.pop("optimizer")
+    model = settings.pop("model")
+    keywords = (f"{name}={value!r}" for name, value in settings.items())
     return {
-        "command": f"learncost cost {model} {flags}".strip(),
-        "python": f"lc.cost({', '.join(filter(None, (repr(model), keywords)))})",
+        "command": shlex.join(["learncost", "cost", model, *flags_typed(settings)]),
+        "python": f"lc.cost({', '.join((repr(model), *keywords))})",
     }
 
 
@@ -351,19 +360,16 @@ LARGEST = 2**53
 """From here on a program that keeps numbers as 64-bit floats, as JavaScript does, rounds: they are texts then."""
 
 
-def as_json(found: Any) -> str:
+def as_json(value: Any) -> str:
     """A document as JSON, whole numbers that JavaScript would round as texts of their digits."""
-    return json.dumps(_safe(found), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return json.dumps(_safe(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _safe(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _safe(own) for name, own in value.items()}
+        return {name: _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_safe(own) for own in value]
+        return [_safe(item) for item in value]
     if isinstance(value, Fraction):
         return _safe(int(value)) if value.denominator == 1 else float(value)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST else value
-
-
-__all__ = ["InputError", "as_json", "document"]

@@ -8,11 +8,12 @@ from typing import Any
 
 from learncost.equation.errors import InputError, named_one
 from learncost.ledger.cost import cost
-from learncost.ledger.question import FLAGS, question
+from learncost.ledger.question import flags_typed, question
 from learncost.ledger.sheet import Sheet, Shown
 from learncost.models.wording import counted, shown
 from learncost.pictures.figures import FIGURES, module_of
-from learncost.pictures.figures.make import check_path, needs_matplotlib, plotted, save, save_data, sentences
+from learncost.pictures.figures.make import ENDINGS, needs_matplotlib, plotted, save, save_data, sentences
+from learncost.training.files import path_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,25 +98,23 @@ def figure(
     named_one("figure", kind, FIGURES)
     if not models:
         raise InputError("figure needs MODEL; see its --help")
-    path, wide = check_path(output), counted(columns)
+    path, wide = path_of("figure", ENDINGS, output), counted(columns)
     if wide not in (1, 2):
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
     needs_matplotlib()
-    own = {"procedures": procedures, "engine": engine, "along": along, "against": against}
-    asked = given | {name: value for name, value in own.items() if value is not None}
-    panels = module_of(kind).ask(models, asked)
-    command = _command(kind, models, output, wide, data, asked)
+    drawing = {"procedures": procedures, "engine": engine, "along": along, "against": against}
+    arguments = given | {name: value for name, value in drawing.items() if value is not None}
+    panels = module_of(kind).ask(models, arguments)
+    command = _command(kind, models, output, wide, data, arguments)
     save(plotted(kind, panels, wide), path, command)
     files = (path, *(save_data(kind, panels, path, command) if data else ()))
     finding = "; ".join(each.finding for each in panels)
     return Saved(kind, tuple(map(str, files)), finding, sentences(kind, panels))
 
 
-def _command(kind: str, models: tuple[str, ...], output: str, columns: int, data: bool, asked: dict[str, Any]) -> str:
+def _command(
+    kind: str, models: tuple[str, ...], output: str, columns: int, data: bool, arguments: dict[str, Any]
+) -> str:
     """The command that makes the same figure."""
-    words = ["learncost", "figure", kind, *models]
-    for name, value in asked.items():
-        typed = FLAGS[name].typed or name if name in FLAGS else name
-        words += [f"--{typed.replace('_', '-')}", str(value)]
-    words += ["--columns", str(columns), *(["--data"] if data else []), "-o", output]
-    return shlex.join(words)
+    more = ["--columns", str(columns), *(["--data"] if data else []), "-o", output]
+    return shlex.join(["learncost", "figure", kind, *models, *flags_typed(arguments), *more])

@@ -32,7 +32,7 @@ _LOOPS = "the blocks"
 
 
 @dataclass(frozen=True)
-class _Said:
+class _NumberedStatement:
     """A statement of a program that computes: where it begins, its layer, what it makes, its equation."""
 
     first: int
@@ -42,21 +42,23 @@ class _Said:
 
 
 @cache
-def _read(text: str) -> Mapping[int, _Said]:
+def _read(text: str) -> Mapping[int, _NumberedStatement]:
     """The statements of a program by the numbers of their lines."""
-    lines, found = text.splitlines(), dict[int, _Said]()
+    lines, statements = text.splitlines(), dict[int, _NumberedStatement]()
     layers, layer = [""], ""
     for line in lines:
         heading = _HEADING.match(line)
         layer = "" if line.startswith("def ") else heading[1] + (heading[2] or "") if heading else layer
         layers.append("" if layer.startswith(_LOOPS) else layer)
-    for own in ast.walk(ast.parse(text)):
-        if isinstance(own, ast.Assign | ast.AugAssign | ast.Expr) and layers[own.lineno]:
-            code = ast.get_source_segment(text, own) or ""
-            equation = _EQUATION.search(lines[(own.end_lineno or own.lineno) - 1])
-            said = _Said(own.lineno, layers[own.lineno], _named(own, code), equation[1] if equation else "")
-            found |= dict.fromkeys(range(own.lineno, (own.end_lineno or own.lineno) + 1), said)
-    return found
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) and layers[node.lineno]:
+            code = ast.get_source_segment(text, node) or ""
+            equation = _EQUATION.search(lines[(node.end_lineno or node.lineno) - 1])
+            statement = _NumberedStatement(
+                node.lineno, layers[node.lineno], _named(node, code), equation[1] if equation else ""
+            )
+            statements |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), statement)
+    return statements
 
 
 def _named(statement: ast.stmt, code: str) -> str:
@@ -92,8 +94,8 @@ class _Reading:
         marks = list(self.step.marks)
         parts: list[Slice] = []
         while marks:
-            marks, own = self._function(marks)
-            parts += own
+            marks, slices = self._function(marks)
+            parts += slices
         for name, turns in self.turns.items():  # the last block comes first on the way back
             for number, turn in enumerate(reversed(turns) if name.endswith("_backward") else turns):
                 turn.name = f"{name.removesuffix('_backward').replace('_', ' ')} {number}"
@@ -105,13 +107,13 @@ class _Reading:
         """The layers and turns of the function that the first mark calls, and the marks after it."""
         call, *rest = marks
         lines: list[Slice] = []
-        found: list[Slice] = []
-        known, at = _read(call.text), 0
+        slices: list[Slice] = []
+        statements, at = _read(call.text), 0
 
         def settle(end: int) -> None:
             if lines:
                 lines[-1].end = end - self.zero
-            found.extend(_in_layers(lines))
+            slices.extend(_in_layers(lines))
             lines.clear()
 
         while rest:
@@ -124,25 +126,25 @@ class _Reading:
                 if parts:
                     turn = Slice(mark.function, "block", _passes(parts), parts[0].start, parts[-1].end, {}, parts)
                     self.turns.setdefault(mark.function, []).append(turn)
-                    found.append(turn)
+                    slices.append(turn)
                 continue
             rest = rest[1:]
             if mark.event == "return":
                 settle(mark.at)
                 break
-            said = known.get(mark.line)
-            if said is None or (lines and said.first == at):
-                at = 0 if said is None else at
+            statement = statements.get(mark.line)
+            if statement is None or (lines and statement.first == at):
+                at = 0 if statement is None else at
                 continue  # what is let go, or sizes: time of the line before
             if lines:
                 lines[-1].end = mark.at - self.zero
-            at = said.first
-            facts: dict[str, Any] = {"layer": said.layer, "statement": at, "memory": mark.memory}
-            if said.equation:
-                facts["equation"] = said.equation
-            own = _pass(said.layer, said.name, call.function, self.weights)
-            lines.append(Slice(said.name, "line", own, mark.at - self.zero, mark.at - self.zero, facts))
-        return rest, found
+            at = statement.first
+            facts: dict[str, Any] = {"layer": statement.layer, "statement": at, "memory": mark.memory}
+            if statement.equation:
+                facts["equation"] = statement.equation
+            category = _pass(statement.layer, statement.name, call.function, self.weights)
+            lines.append(Slice(statement.name, "line", category, mark.at - self.zero, mark.at - self.zero, facts))
+        return rest, slices
 
 
 Tally = dict[str, list[Slice]]
@@ -150,12 +152,12 @@ Tally = dict[str, list[Slice]]
 
 def _in_layers(lines: Iterable[Slice]) -> Iterable[Slice]:
     for layer, group in groupby(lines, lambda line: line.facts["layer"]):
-        own = list(group)
-        for line in own:
+        members = list(group)
+        for line in members:
             line.facts = {name: value for name, value in line.facts.items() if name not in ("layer", "statement")} | {
                 "seconds": line.length / 1e9
             }
-        yield Slice(layer.partition(",")[0], "layer", _passes(own), own[0].start, own[-1].end, {}, own)
+        yield Slice(layer.partition(",")[0], "layer", _passes(members), members[0].start, members[-1].end, {}, members)
 
 
 def _passes(parts: Iterable[Slice]) -> str:
@@ -163,9 +165,9 @@ def _passes(parts: Iterable[Slice]) -> str:
 
 
 def _in_passes(parts: Sequence[Slice]) -> Iterable[Slice]:
-    for passes, own in phases(parts, lambda part: part.category.split(",")):
-        name = ", ".join(one.replace("_", " ") for one in passes)
-        yield Slice(name, "pass", ",".join(passes), own[0].start, own[-1].end, {}, list(own))
+    for passes, members in phases(parts, lambda part: part.category.split(",")):
+        name = ", ".join(category.replace("_", " ") for category in passes)
+        yield Slice(name, "pass", ",".join(passes), members[0].start, members[-1].end, {}, list(members))
 
 
 def timeline(
@@ -177,8 +179,8 @@ def timeline(
     predicted  bytes of weights, state and step
     """
     zero = steps[0].began if steps else 0
-    known = frozenset(re.sub(r"\W", "_", name) for name in weights)
-    readings = [_Reading(step, zero, known) for step in steps]
+    names = frozenset(re.sub(r"\W", "_", name) for name in weights)
+    readings = [_Reading(step, zero, names) for step in steps]
     slices = tuple(reading.slice() for reading in readings)
     levels = [level for reading in readings for level in reading.memory]
     counters = [Counter("memory of the process, measured", "bytes", changes(levels))] if levels else []
@@ -192,38 +194,38 @@ def write(
     folder: Path,
     steps: Sequence[TracedStep],
     weights: Iterable[str],
-    said: str,
+    title: str,
     predicted: int | None,
-    asked: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> str:
     """Write the traces of a run into its folder, in both forms; says what was written.
 
-    said   how the engine runs
-    asked  the step as `learncost trace` is asked for it; the predicted one stands beside, where this machine is known
+    title      how the engine runs
+    arguments  of `learncost trace` for the step; the predicted one stands beside, where this machine is known
     """
     facts = {
         "made by": f"learncost {__version__}, learncost train --trace",
-        "what": f"{folder.name}, measured: {said}",
+        "what": f"{folder.name}, measured: {title}",
         "length": "seconds, measured; tracing itself takes a microsecond or two a line",
         "memory": "resident bytes of the process, libraries among them; predicted: weights, state and step",
     }
-    found = timeline(steps, weights, facts, predicted)
-    beside = _predicted(asked)
+    measured = timeline(steps, weights, facts, predicted)
+    beside = _predicted(arguments)
     if isinstance(beside, str):
         facts["predicted"] = beside
     else:
         facts |= {f"predicted, {name}": text for name, text in beside.timeline.facts.items()}
-        found = Timeline((*found.processes, *beside.timeline.processes), facts)
-    whole = Trace(facts["what"], found)
+        measured = Timeline((*measured.processes, *beside.timeline.processes), facts)
+    both = Trace(facts["what"], measured)
     for ending in ENDINGS:
-        whole.write(folder / f"trace{ending}")
+        both.write(folder / f"trace{ending}")
     return f"traced {len(steps)} step{'s' if len(steps) != 1 else ''}: {folder / f'trace{ENDINGS[0]}'}"
 
 
-def _predicted(asked: Mapping[str, Any]) -> Trace | str:
+def _predicted(arguments: Mapping[str, Any]) -> Trace | str:
     """The step as predicted on this machine, or why there is none."""
     ask: Callable[..., Trace] = trace
     try:
-        return ask(**{name: value for name, value in asked.items() if value is not None}, on=HERE)
+        return ask(**{name: value for name, value in arguments.items() if value is not None}, on=HERE)
     except InputError as error:
         return f"no predicted step beside it: {error}"

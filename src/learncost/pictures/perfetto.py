@@ -95,10 +95,10 @@ def _annotated(value: Any) -> bytes:
 
 
 def _slices(slices: Iterable[Slice], track: int) -> Iterator[bytes]:
-    for own in slices:
-        yield _event(own.start, BEGIN, track, own.name, own.category, {"kind": own.kind, **own.facts})
-        yield from _slices(own.parts, track)
-        yield _event(own.end, END, track)
+    for part in slices:
+        yield _event(part.start, BEGIN, track, part.name, part.category, {"kind": part.kind, **part.facts})
+        yield from _slices(part.parts, track)
+        yield _event(part.end, END, track)
 
 
 def _counters(process: Process, steps: int) -> Iterator[bytes]:

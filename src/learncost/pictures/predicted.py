@@ -64,7 +64,7 @@ class PricedStep:
     @property
     def scale(self) -> int:
         """FLOPs that a nanosecond stands for where there is no device: a power of a thousand."""
-        return next(own for power in count() if self.flops <= LONGEST * (own := int(1000**power)))
+        return next(scale for power in count() if self.flops <= LONGEST * (scale := int(1000**power)))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Drawing:
 
     def _nodes(self, lines: Iterable[Statement], rows: Iterator[Row], outermost: bool) -> tuple[_Node, ...]:
         return tuple(
-            self._loop(one, rows, outermost) if isinstance(one, Repeat) else _Leaf(next(rows), one) for one in lines
+            self._loop(line, rows, outermost) if isinstance(line, Repeat) else _Leaf(next(rows), line) for line in lines
         )
 
     def _loop(self, repeat: Repeat, rows: Iterator[Row], outermost: bool) -> _Loop:
@@ -141,16 +141,21 @@ class _Drawing:
 
     def _blocks(self, block: str, repeat: Repeat, turns: int) -> _Names:
         """Repeats that read the same weights are the same blocks; others of the kind come behind those before."""
-        own = frozenset(outer for _, outer in repeat.each if outer in self.known)
-        several = max(Tally(name.rpartition(".")[2] for name in own if "attn" in name.split(".")).values(), default=1)
+        weights_read = frozenset(outer for _, outer in repeat.each if outer in self.known)
+        several = max(
+            Tally(name.rpartition(".")[2] for name in weights_read if "attn" in name.split(".")).values(), default=1
+        )
         groups = self.groups.setdefault(block, [])
-        found = next((number for number, (weights, _, _) in enumerate(groups) if not own or weights & own), None)
-        if found is None:
+        number = next(
+            (number for number, (weights, _, _) in enumerate(groups) if not weights_read or weights & weights_read),
+            None,
+        )
+        if number is None:
             first = sum(many for _, _, many in groups)
-            groups.append((own, first, turns * several))
+            groups.append((weights_read, first, turns * several))
             return _Names(block, first, several)
-        weights, first, many = groups[found]
-        groups[found] = weights | own, first, many
+        weights, first, many = groups[number]
+        groups[number] = weights | weights_read, first, many
         return _Names(block, first, max(1, many // turns))
 
     # What is known of a line as it runs.
@@ -168,8 +173,8 @@ class _Drawing:
         def turns(repeat: Repeat, many: int | None) -> tuple[Turn, ...]:
             return (every_turn if self._turns(repeat, id(repeat) in outermost) else some_turns)(repeat, many)
 
-        found = self.step.memory.moments(turns)
-        return {(path, line.tag.macro, line.name): level for line, path, level in found}
+        moments = self.step.memory.moments(turns)
+        return {(path, line.tag.macro, line.name): level for line, path, level in moments}
 
     def _length(self, row: Row, times: int) -> float:
         """Nanoseconds of a line that runs so many times of its turns."""
@@ -182,7 +187,7 @@ class _Drawing:
 
     def process(self) -> Process:
         for passes, nodes in phases(self.nodes, _passes):
-            name = ", ".join(_spaced(one) for one in passes)
+            name = ", ".join(_spaced(category) for category in passes)
             with self.pen.around(name, "pass", ",".join(passes)):
                 self._scope(nodes, (), 1, True)
         timing = self.step.timing
@@ -200,8 +205,8 @@ class _Drawing:
                     self._loops(loop, path, times, outermost)
                 continue
             leaves = [leaf for leaf in group if isinstance(leaf, _Leaf)]
-            for layer, own in groupby(leaves, lambda leaf: leaf.row.layer):
-                lines = list(own)
+            for layer, same_layer in groupby(leaves, lambda leaf: leaf.row.layer):
+                lines = list(same_layer)
                 passes = ",".join(_ordered(leaf.row.macro_operation for leaf in lines))
                 with self.pen.around(shown_layer(layer), "layer", passes):
                     self._layer(lines, path, times)
@@ -230,9 +235,9 @@ class _Drawing:
         """Whether a line runs in the kernel of those before it, or makes nothing run."""
         assert self.step.timing is not None
         kernels = self.step.timing.kernels
-        mine, others = kernels.get(leaf.row.place), (kernels.get(one.row.place) for one in group)
-        known = next((kernel for kernel in others if kernel), None)
-        return mine is None or known is None or mine is known
+        mine, others = kernels.get(leaf.row.place), (kernels.get(other.row.place) for other in group)
+        kernel_before = next((kernel for kernel in others if kernel), None)
+        return mine is None or kernel_before is None or mine is kernel_before
 
     def _kernel(self, leaves: Sequence[_Leaf], path: Path, times: int) -> None:
         assert self.step.timing is not None
@@ -265,9 +270,9 @@ class _Drawing:
         """What a line costs that runs so many times of its turns, and what it is."""
         row, axes, timing = leaf.row, self.step.axes, self.step.timing
         turns = int(row.repeat.at(axes))
-        whole = Price("run", (row,), axes, self.step.dtype)
-        counts = {"maccs": whole.maccs, "flops": whole.flops, "bytes": whole.bytes}
-        facts: dict[str, Any] = {name: own * times // turns for name, own in counts.items()}
+        price = Price("run", (row,), axes, self.step.dtype)
+        counts = {"maccs": price.maccs, "flops": price.flops, "bytes": price.bytes}
+        facts: dict[str, Any] = {name: amount * times // turns for name, amount in counts.items()}
         if timing is not None:
             facts["seconds"] = self.seconds.get(row.place, 0.0) * times / turns
             if kernel := timing.kernels.get(row.place):
@@ -298,11 +303,11 @@ def _leaves(nodes: Iterable[_Node]) -> Iterator[_Leaf]:
 
 def _lines(nodes: Iterable[_Node], inner: bool, outer: bool) -> int:
     """Lines as they run, with the turns of outermost repeats, and of those inside of them, or without."""
-    found = 0
+    lines = 0
     for node in nodes:
         turns = node.count if isinstance(node, _Loop) and outer else 1
-        found += turns * _lines(node.parts, inner, inner) if isinstance(node, _Loop) else 1
-    return found
+        lines += turns * _lines(node.parts, inner, inner) if isinstance(node, _Loop) else 1
+    return lines
 
 
 def phases(

@@ -37,7 +37,7 @@ class Report(Readable):
 
     Examples
     --------
-    >>> report = lc.report("distilgpt2", procedure="bp")
+    >>> report = lc.report("distilgpt2", procedure="bp", output=None)
     >>> report.models, report.procedures, report.html.startswith("<!doctype html>")
     (('distilgpt2',), ('bp',), True)
     """
@@ -51,8 +51,8 @@ class Report(Readable):
     def __str__(self) -> str:
         size = f"{len(self.html.encode()) / 1000:,.0f} kB"
         where = f"{self.path}: {size}" if self.path else size
-        told = "".join(f"\nLeft out: {one}" for one in self.refused)
-        return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{told}"
+        refusals = "".join(f"\nLeft out: {refusal}" for refusal in self.refused)
+        return f"{where}, {', '.join(self.models)} by {', '.join(self.procedures)}. Open it in any browser.{refusals}"
 
 
 @question(
@@ -97,8 +97,8 @@ def report(
 
     Examples
     --------
-    >>> made = lc.report("gpt2", procedure="bp", output=None, num_hidden_layers=1, seq_len=8)
-    >>> made.models, made.procedures, made.html.startswith("<!doctype html>")
+    >>> gpt2 = lc.report("gpt2", procedure="bp", output=None, num_hidden_layers=1, seq_len=8)
+    >>> gpt2.models, gpt2.procedures, gpt2.html.startswith("<!doctype html>")
     (('gpt2',), ('bp',), True)
 
     Commands
@@ -111,26 +111,26 @@ def report(
     if not models:
         raise InputError("a report is of a model: name one, such as gpt2 (learncost list models)")
     names = several(procedure) or tuple(PROCEDURES)
-    found, refused = [], []
+    documents, refused = [], []
     for model in dict.fromkeys(models):
-        own = []
+        of_model = []
         for name in names:
             try:
-                own.append(document(model, name, on=on, **sizes))
+                of_model.append(document(model, name, on=on, **sizes))
             except InputError as error:
                 if procedure or name == "bp":
                     raise
                 refused.append(f"{model} by {name}: {error}")
-        found += own
-    html = page(found)
+        documents += of_model
+    html = page(documents)
     if len(html.encode()) > LARGEST:
         raise InputError(
-            f"{len(found)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, more than {LARGEST / 1e6:g} MB: "
-            "name fewer models or procedures"
+            f"{len(documents)} steps make a report of {len(html.encode()) / 1e6:.1f} MB, "
+            f"more than {LARGEST / 1e6:g} MB: name fewer models or procedures"
         )
     path = None if output is None else Path(output)
     if path is not None:
         with written(path) as temporary:
             temporary.write_text(html, encoding="utf-8")
-    shown = tuple(dict.fromkeys(one["said"]["procedure"] for one in found))
-    return Report(html, path, tuple(dict.fromkeys(models)), shown, tuple(refused))
+    procedures = tuple(dict.fromkeys(each["said"]["procedure"] for each in documents))
+    return Report(html, path, tuple(dict.fromkeys(models)), procedures, tuple(refused))

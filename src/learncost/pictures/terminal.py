@@ -91,7 +91,9 @@ def lines(series: Sequence[Line], x: Axis, y: Axis, width: int, title: str, belo
     cells = [[0] * across for _ in range(HIGH)]
     for line in series:
         points = [
-            (x.share(one), y.share(other)) for one, other in zip(line.xs, line.ys, strict=True) if isfinite(other)
+            (x.share(x_value), y.share(other))
+            for x_value, other in zip(line.xs, line.ys, strict=True)
+            if isfinite(other)
         ]
         for dot in range(2 * across):
             share = dot / (2 * across - 1)
@@ -119,10 +121,10 @@ def _ends(series: Sequence[Line], y: Axis) -> dict[int, str]:
     """The rows at which the names stand, none on another."""
     rows: dict[int, str] = {}
     order = sorted(((1 - y.share(line.ys[-1])) * (HIGH - 1), line.name) for line in series if isfinite(line.ys[-1]))
-    for wanted, name in order:
+    for best, name in order:
         free = [row for row in range(HIGH) if row not in rows]
         if free:
-            rows[min(free, key=lambda row: (abs(row - wanted), row))] = name
+            rows[min(free, key=lambda row: (abs(row - best), row))] = name
     # In the order of the lines' ends.
     return {row: name for row, (_, name) in zip(sorted(rows), order, strict=False)}
 
@@ -147,24 +149,24 @@ def _marks(x: Axis, across: int) -> str:
 
 def _memory(memory: Memory, width: int) -> Iterator[str]:
     """The bytes at every line: what is always there, and over it what passes make."""
-    told = curve(memory)
-    numbers = max(len(size_of(told.peak)), 7)
-    across = min(width - numbers - 1, 2 * len(told.lines))
+    data = curve(memory)
+    numbers = max(len(size_of(data.peak)), 7)
+    across = min(width - numbers - 1, 2 * len(data.lines))
     throughout = {"weights": ("weights", "fixed matrices", "master weights"), "state": ("optimizer state",)}
     columns = [
-        _highest(told, column * len(told.lines) / across, (column + 1) * len(told.lines) / across)
+        _highest(data, column * len(data.lines) / across, (column + 1) * len(data.lines) / across)
         for column in range(across)
     ]
     levels = {
-        name: [sum(told.kinds[kind][place] for kind in kinds if kind in told.kinds) for place in columns]
+        name: [sum(data.kinds[kind][place] for kind in kinds if kind in data.kinds) for place in columns]
         for name, kinds in throughout.items()
     }
-    yield f"{'':{numbers}} bytes at every line of the step, run by {told.engine}: peak {size_of(told.peak)}"
+    yield f"{'':{numbers}} bytes at every line of the step, run by {data.engine}: peak {size_of(data.peak)}"
     for row in range(HIGH, 0, -1):
-        low, high = told.peak * (row - 1) / HIGH, told.peak * row / HIGH
+        low, high = data.peak * (row - 1) / HIGH, data.peak * row / HIGH
         cells = []
         for column, place in enumerate(columns):
-            level, weights = told.lines[place].bytes, levels["weights"][column]
+            level, weights = data.lines[place].bytes, levels["weights"][column]
             both = weights + levels["state"][column]
             if (low + high) / 2 <= weights:
                 cells.append(_FILLS["weights"])
@@ -174,23 +176,23 @@ def _memory(memory: Memory, width: int) -> Iterator[str]:
                 cells.append(_EIGHTHS[max(0, min(8, round(8 * (level - low) / (high - low))))])
         number = size_of(round(high)) if row in (HIGH, HIGH // 2) else ""
         yield f"{number:>{numbers}} {''.join(cells)}"
-    yield f"{'0 B':>{numbers}} {_passes(told, across)}"
-    shown = [name for name in ("weights", "state") if any(levels[name])]
-    parts = [f"{_FILLS[name]} {'optimizer state' if name == 'state' else name}" for name in shown]
+    yield f"{'0 B':>{numbers}} {_passes(data, across)}"
+    names = [name for name in ("weights", "state") if any(levels[name])]
+    parts = [f"{_FILLS[name]} {'optimizer state' if name == 'state' else name}" for name in names]
     yield f"{'':{numbers}} {'   '.join([*parts, '█ made by the passes'])}"
 
 
-def _highest(told: Curve, start: float, end: float) -> int:
+def _highest(data: Curve, start: float, end: float) -> int:
     """The line with the most bytes among those of a column."""
     places = range(int(start), max(int(start) + 1, int(end)))
-    return max(places, key=lambda place: told.lines[place].bytes)
+    return max(places, key=lambda place: data.lines[place].bytes)
 
 
-def _passes(told: Curve, across: int) -> str:
+def _passes(data: Curve, across: int) -> str:
     """The passes below the stairs, each where it begins."""
     text, end = ["·"] * across, 0
-    for macro, several in groupby(range(len(told.lines)), lambda place: told.lines[place].macro_operation):
-        start = next(iter(several)) * across // len(told.lines)
+    for macro, several in groupby(range(len(data.lines)), lambda place: data.lines[place].macro_operation):
+        start = next(iter(several)) * across // len(data.lines)
         name = f"{macro.replace('_', ' ')} "
         if start >= end and start + len(name) <= across:
             text[start : start + len(name)] = name
@@ -200,16 +202,16 @@ def _passes(told: Curve, across: int) -> str:
 
 def _comparison(comparison: Comparison, width: int) -> Iterator[str]:
     """The procedures over backpropagation by the length."""
-    told = growth(comparison)
+    data = growth(comparison)
     series = [
-        Line(one.procedure, told.places, [float("nan") if ratio is None else ratio for ratio in one.ratios])
-        for one in told.series
+        Line(series.procedure, data.places, [float("nan") if ratio is None else ratio for ratio in series.ratios])
+        for series in data.series
     ]
     values = [value for line in series for value in line.ys if isfinite(value)]
-    x = Axis(told.places[0], told.places[-1], True, place_of)
+    x = Axis(data.places[0], data.places[-1], True, place_of)
     y = Axis(min(values) * 0.97, max(values) * 1.03, False, lambda value: f"{value:.2f} ×")
     yield from lines(series, x, y, width, f"FLOPs over those of {series[0].name}", "tokens in a sequence")
-    yield from wrap(f"{told.finding}.", width)
+    yield from wrap(f"{data.finding}.", width)
 
 
 def _complexity(complexity: Complexity, width: int) -> Iterator[str]:

@@ -79,28 +79,28 @@ class Pen:
     @contextmanager
     def around(self, name: str, kind: str, category: str, **facts: Any) -> Iterator[Slice]:
         """A slice of all that is drawn in the block."""
-        made = Slice(name, kind, category, round(self.at), 0, facts)
-        self._open[-1].append(made)
-        self._open.append(made.parts)
-        yield made
+        slice_ = Slice(name, kind, category, round(self.at), 0, facts)
+        self._open[-1].append(slice_)
+        self._open.append(slice_.parts)
+        yield slice_
         self._open.pop()
-        made.end = round(self.at)
+        slice_.end = round(self.at)
 
     def draw(self, length: float, name: str, kind: str, category: str, **facts: Any) -> Slice:
         """A slice of a length, in nanoseconds."""
         start, self.at = self.at, self.at + length
-        made = Slice(name, kind, category, round(start), round(self.at), facts)
-        self._open[-1].append(made)
-        return made
+        slice_ = Slice(name, kind, category, round(start), round(self.at), facts)
+        self._open[-1].append(slice_)
+        return slice_
 
 
 def changes(values: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Values at moments without those that repeat the one before; of one moment the largest."""
-    found: dict[int, int] = {}
+    largest: dict[int, int] = {}
     for at, value in values:
-        found[at] = max(value, found.get(at, value))
-    kept: list[tuple[int, int]] = []
-    for at, value in found.items():
-        if not kept or kept[-1][1] != value:
-            kept.append((at, value))
-    return tuple(kept)
+        largest[at] = max(value, largest.get(at, value))
+    changed: list[tuple[int, int]] = []
+    for at, value in largest.items():
+        if not changed or changed[-1][1] != value:
+            changed.append((at, value))
+    return tuple(changed)

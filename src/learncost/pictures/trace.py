@@ -18,7 +18,6 @@ from learncost.ledger.run import adaptation_of, prepare
 from learncost.ledger.sheet import Row, Sheet, Shown, number, seconds_of
 from learncost.ledger.timing import timing
 from learncost.models.configuration import Configuration
-from learncost.models.wording import shown
 from learncost.pictures.perfetto import perfetto
 from learncost.pictures.predicted import Memory, PricedStep, process
 from learncost.pictures.timeline import Slice, Timeline
@@ -28,7 +27,7 @@ from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import moments
 from learncost.schedule.lifetimes import Walked
-from learncost.training.files import written
+from learncost.training.files import path_of, written
 from learncost.version import __version__
 
 if TYPE_CHECKING:
@@ -56,10 +55,10 @@ class Trace(Shown):
 
     Examples
     --------
-    >>> found = lc.trace("gpt2", on="A100-SXM-80GB")
-    >>> [part.name for part in found.timeline.processes[0].slices]
+    >>> predicted = lc.trace("gpt2", on="A100-SXM-80GB")
+    >>> [part.name for part in predicted.timeline.processes[0].slices]
     ['forward', 'backward, weight update', 'optimizer step']
-    >>> found.to_dict()["otherData"]["length"]
+    >>> predicted.to_dict()["otherData"]["length"]
     'seconds, modelled'
     """
 
@@ -79,40 +78,30 @@ class Trace(Shown):
 
     def write(self, path: str | Path) -> None:
         """Write it into a file, whole or not at all. Raises `InputError`."""
-        with written(check_path(path)) as temporary:
+        with written(path_of("trace", ENDINGS, path)) as temporary:
             temporary.write_bytes(self.to_bytes(Path(path).suffix))
 
     def sheets(self, width: int = 0) -> tuple[Sheet, ...]:
         """The passes with what they take, and the file."""
-        facts, parts = self.timeline.facts, [one for process in self.timeline.processes for one in process.slices]
-        rows = [Row((one.name, number(_lines(one)), _length(one.length, facts))) for one in parts]
-        whole = number(sum(map(_lines, parts))), _length(sum(one.length for one in parts), facts)
+        facts, parts = self.timeline.facts, [part for process in self.timeline.processes for part in process.slices]
+        rows = [Row((part.name, number(_lines(part)), _length(part.length, facts))) for part in parts]
+        sums = number(sum(map(_lines, parts))), _length(sum(part.length for part in parts), facts)
         where = f"In {self.path}: {OPENS}" if self.path else "Give -o trace.json or -o trace.pftrace to write it."
         notes = (where, *(f"{name.capitalize()}: {facts[name]}." for name in _NOTED if name in facts))
-        return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *whole), "bold")), notes),)
+        return (Sheet(self.title, ("", "lines", "length"), (*rows, Row(("total", *sums), "bold")), notes),)
 
 
 _NOTED = ("length", "device", "memory")
 
 
-def _lines(one: Slice) -> int:
-    return sum(1 for part in one.walk() if part.kind == "line")
+def _lines(part: Slice) -> int:
+    return sum(inner.kind == "line" for inner in part.walk())
 
 
 def _length(length: int, facts: Mapping[str, str]) -> str:
     if "nanosecond" not in facts:
         return seconds_of(length / 1e9)
     return f"{length * int(facts['nanosecond'].split()[0].replace(',', '')):,} FLOPs"
-
-
-def check_path(path: str | Path) -> Path:
-    """The path of a trace. Raises `InputError` where its name ends otherwise, or where there is no such folder."""
-    found = Path(path)
-    if found.suffix not in ENDINGS:
-        raise InputError(f"a trace ends in {' or '.join(ENDINGS)}, not {shown(str(path))}")
-    if not found.absolute().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {found.parent}")
-    return found
 
 
 @question()
@@ -170,8 +159,8 @@ def trace(
 
     Examples
     --------
-    >>> found = lc.trace("gpt2", n_layer=2, seq_len=64)
-    >>> passes = found.timeline.processes[0].slices
+    >>> predicted = lc.trace("gpt2", n_layer=2, seq_len=64)
+    >>> passes = predicted.timeline.processes[0].slices
     >>> [part.name for part in passes]
     ['forward', 'backward, weight update', 'optimizer step']
     >>> passes[0].length == lc.cost("gpt2", n_layer=2, seq_len=64).macro_operations["forward"][1].flops
@@ -184,7 +173,7 @@ def trace(
     learncost trace gpt2 -o trace.pftrace
         The same without a device: a line is as long as it has FLOPs.
     """
-    path = None if output is None else check_path(output)
+    path = None if output is None else path_of("trace", ENDINGS, output)
     find_procedure(procedure, INFERENCE)
     kind = None if dtype is None and precision is None else either(dtype, precision)
     rates = None
@@ -192,30 +181,38 @@ def trace(
         from learncost.devices.rates import rates as attained
 
         rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
-    named = kind.name if kind else (rates.dtype if rates else "") or "fp32"
-    wanted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
+    type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
+    adaptation = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
     lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len}
     if procedure in INFERENCE:
-        if wanted is not None or plan:
+        if adaptation is not None or plan:
             raise InputError(f"plan, train and lora are of a training step; {procedure} is none")
         training = {"tokens": None, "optimizer": optimizer, "dropout": dropout}
-        given = {**lengths, "context": context}
-        own = served(model, INFERENCE[procedure], "run", given, training, named, sizes, rates)
-        run, table, rows, axes, timed = own.run, own.table, own.rows, own.axes, own.timed
-        memory: Memory = _Pass(table, axes, named)
+        inference_sizes = {**lengths, "context": context}
+        served_step = served(model, INFERENCE[procedure], "run", inference_sizes, training, type_name, sizes, rates)
+        run, table, rows, axes, timed = (
+            served_step.run,
+            served_step.table,
+            served_step.rows,
+            served_step.axes,
+            served_step.timed,
+        )
+        memory: Memory = _Pass(table, axes, type_name)
     else:
         if context is not None:
             raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
         several = batch_size, seq_len, target_len
-        run = prepare(model, "run", *several, None, optimizer, dropout, named, sizes, (procedure,), wanted, plan)
+        run = prepare(
+            model, "run", *several, None, optimizer, dropout, type_name, sizes, (procedure,), adaptation, plan
+        )
         table, rows, axes = run.table(procedure, run.book), run.rows(procedure, run.book), run.axes
         timed = None if rates is None else timing(rows, axes, rates, run.dtype, run.book)
-        memory = Step(run, procedure, precision_of(named), optimizer or default_optimizer(run.book))
+        memory = Step(run, procedure, precision_of(type_name), optimizer or default_optimizer(run.book))
     step = PricedStep(f"{run.model.configuration.name}, {procedure}", table, rows, axes, run.dtype, timed, memory)
-    found = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, named, rates)), output)
+    drawn = Trace(f"{step.name}, as predicted", Timeline((process(step),), _facts(step, type_name, rates)), output)
     if path is not None:
-        found.write(path)
-    return found
+        drawn.write(path)
+    return drawn
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ THREAD = 1
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
     """The timeline as the object that such a file holds."""
-    events = [event for number, own in enumerate(timeline.processes, 1) for event in _events(own, number)]
+    events = [event for number, process in enumerate(timeline.processes, 1) for event in _events(process, number)]
     return {"displayTimeUnit": "ns", "otherData": dict(timeline.facts), "traceEvents": events}
 
 
@@ -25,11 +25,11 @@ def _events(process: Process, number: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", **where, "args": {"name": process.name}}
     yield {"ph": "M", "name": "process_sort_index", **where, "args": {"sort_index": number}}
     yield {"ph": "M", "name": "thread_name", **where, "args": {"name": "step"}}
-    for own in process.walk():
-        times = {"ts": own.start / 1000, "dur": own.length / 1000}
-        args = {"kind": own.kind, **own.facts}
-        yield {"ph": "X", "name": own.name, "cat": own.category, **where, **times, "args": args}
+    for part in process.walk():
+        times = {"ts": part.start / 1000, "dur": part.length / 1000}
+        args = {"kind": part.kind, **part.facts}
+        yield {"ph": "X", "name": part.name, "cat": part.category, **where, **times, "args": args}
     for counter in process.counters:
         for at, value in counter.values:
-            named = {"name": counter.name, "cat": "memory", **where, "ts": at / 1000}
-            yield {"ph": "C", **named, "args": {counter.unit: value}}
+            event = {"name": counter.name, "cat": "memory", **where, "ts": at / 1000}
+            yield {"ph": "C", **event, "args": {counter.unit: value}}

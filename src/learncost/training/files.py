@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from learncost.equation.errors import InputError
+from learncost.models.wording import shown
 
 Arrays = Mapping[str, Any]
 
@@ -37,6 +38,16 @@ class Kept:
 
 
 NOTHING = Kept()
+
+
+def path_of(what: str, endings: Sequence[str], path: str | Path) -> Path:
+    """Where a trace or a figure goes. Raises InputError for a name that ends otherwise, and without its folder."""
+    file = Path(path)
+    if file.suffix not in endings:
+        raise InputError(f"a {what} ends in {', '.join(endings[:-1])} or {endings[-1]}, not {shown(str(path))}")
+    if not file.absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {file.parent}")
+    return file
 
 
 @contextmanager

@@ -117,10 +117,14 @@ def bridge(
     """
     named_one("quantity", quantity, QUANTITIES)
     named_one("part", part, PARTS)
-    books = {one.book.name: one for one in answer.conventions}
+    books = {each.book.name: each for each in answer.conventions}
     named_one("price book", start, books)
     named_one("price book", end, books)
-    bars = {name: _bar(answer, one, quantity, part) for name, one in books.items() if one.counts is not None}
+    bars = {
+        name: _bar(answer, convention, quantity, part)
+        for name, convention in books.items()
+        if convention.counts is not None
+    }
     for name in (start, end):
         if name not in bars:
             raise InputError(f"price book {name} has no number of {answer.model}: {books[name].refused}")
@@ -129,7 +133,7 @@ def bridge(
         for reason in books[name].reasons:
             amount = getattr(getattr(reason.amount, part), quantity)
             amounts[reason.what] = amounts.get(reason.what, 0) + sign * amount
-    items = [Item(what, amount) for what, amount in amounts.items() if amount]
+    items = [Item(item, amount) for item, amount in amounts.items() if amount]
     return Bridge(
         model=answer.model,
         batch_size=answer.batch_size,
@@ -141,13 +145,19 @@ def bridge(
         end=bars[end],
         items=tuple(sorted(items, key=lambda item: -abs(item.amount))),
         bars=tuple(bars.values()),
-        refused={name: one.refused for name, one in books.items() if one.counts is None},
+        refused={name: convention.refused for name, convention in books.items() if convention.counts is None},
     )
 
 
-def _bar(answer: Conventions, one: Convention, quantity: str, part: str) -> Bar:
+def _bar(answer: Conventions, convention: Convention, quantity: str, part: str) -> Bar:
     def amount(of: Convention) -> int:
         return 0 if of.counts is None else int(getattr(getattr(of.counts, part), quantity))
 
-    own, yardstick = amount(one), amount(answer[YARDSTICK])
-    return Bar(one.book.name, one.book.title, one.book.source, own, own / yardstick if yardstick else None)
+    size, yardstick = amount(convention), amount(answer[YARDSTICK])
+    return Bar(
+        convention.book.name,
+        convention.book.title,
+        convention.book.source,
+        size,
+        size / yardstick if yardstick else None,
+    )

@@ -56,7 +56,7 @@ class CostLine:
 
     def to_dict(self, monomials: Monomials) -> dict[str, Any]:
         """As the document has it; what is empty is left out."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "macro": self.macro,
             "block": self.block,
             "layer": self.layer,
@@ -80,31 +80,31 @@ class CostLine:
             },
         }
         always = ("macro", "layer", "line", "repeat", "formulas")
-        return {name: value for name, value in found.items() if name in always or value not in (None, "", [], False)}
+        return {name: value for name, value in fields.items() if name in always or value not in (None, "", [], False)}
 
 
-def cost_lines(found: Cost) -> tuple[CostLine, ...]:
+def cost_lines(step: Cost) -> tuple[CostLine, ...]:
     """The lines of a step that was asked for `by` equation, in the order of its rows."""
-    assert found.by == "equation"
-    assert found.priced is not None
-    assert found.built is not None
-    whole, model = found.priced, found.built
-    known = frozenset(model.table.axes)
+    assert step.by == "equation"
+    assert step.priced is not None
+    assert step.built is not None
+    price, model = step.priced, step.built
+    axis_names = frozenset(model.table.axes)
     weights = _weights(model)
-    bases = {one.name: one.base for one in plan(model.configuration).layers}
-    watts = found.timing.rates.watts if found.timing else None
+    bases = {layer.name: layer.base for layer in plan(model.configuration).layers}
+    watts = step.timing.rates.watts if step.timing else None
     result = []
-    groups = lines_by(whole, "equation", found.timing)
-    for (_, rows), row in zip(groups, found.rows, strict=True):
+    groups = lines_by(price, "equation", step.timing)
+    for (_, rows), row in zip(groups, step.rows, strict=True):
         first = rows[0]
-        formulas = dict(_formulas(whole, rows))
+        formulas = dict(_formulas(price, rows))
         place = first.layer, first.block, row.line
         if row.macro_operation == "forward" and place in weights:
             formulas["parameters"] = weights.pop(place)
-        text, mathml = _said(first, known)
+        text, mathml = _text_and_formula(first, axis_names)
         counts = {"maccs": row.maccs, "flops": row.flops, "bytes": row.bytes}
         if "parameters" in formulas:
-            counts["parameters"] = _at(formulas["parameters"], whole)
+            counts["parameters"] = _at(formulas["parameters"], price)
         result.append(
             CostLine(
                 macro=row.macro_operation,
@@ -124,21 +124,21 @@ def cost_lines(found: Cost) -> tuple[CostLine, ...]:
                 bound=row.bound,
                 inside=", ".join(row.time.inside) if row.time and row.seconds is None else "",
                 joules=row.seconds * watts[1] if watts and row.seconds is not None else None,
-                rows=tuple(one.place for one in rows),
+                rows=tuple(row.place for row in rows),
             )
         )
-    return (*result, *_stored(model, weights, whole))
+    return (*result, *_stored(model, weights, price))
 
 
-def _formulas(whole: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
+def _formulas(price: Price, rows: list[Row]) -> Iterator[tuple[str, Count]]:
     """What rows cost together, as polynomials in the axes."""
-    part = Price(whole.book, tuple(rows), {}, whole.dtype)
+    part = Price(price.book, tuple(rows), {}, price.dtype)
     for name in ("maccs", "flops", "bytes"):
         yield name, as_count(getattr(part, name))
 
 
-def _at(count: Count, whole: Price) -> int:
-    return int(count.at(whole.sizes)) if count else 0
+def _at(count: Count, price: Price) -> int:
+    return int(count.at(price.sizes)) if count else 0
 
 
 _Place = tuple[str, str | None, str]
@@ -155,7 +155,7 @@ def _weights(model: Model) -> dict[_Place, Count]:
                 inside(statement.lines)
 
     inside(model.table.lines)
-    left, found = dict.fromkeys(model.table.weights), dict[_Place, Count]()
+    left, counts = dict.fromkeys(model.table.weights), dict[_Place, Count]()
     for line, _ in walk(model.table.lines):
         for name in line.reads:
             while name not in model.table.weights and outer.get(name, name) != name:
@@ -163,27 +163,27 @@ def _weights(model: Model) -> dict[_Place, Count]:
             if name in left:
                 del left[name]
                 place = line.tag.layer, line.tag.block, line.tag.local or line.name
-                found[place] = found.get(place, Count()) + Count.of(model.table.axes[name])
+                counts[place] = counts.get(place, Count()) + Count.of(model.table.axes[name])
     unread = total(Count.of(model.table.axes[name]) for name in left) + Count.of((), model.configuration.unread)
-    return found | ({("", None, ""): unread} if unread else {})
+    return counts | ({("", None, ""): unread} if unread else {})
 
 
-def _stored(model: Model, left: Mapping[_Place, Count], whole: Price) -> Iterator[CostLine]:
+def _stored(model: Model, left: Mapping[_Place, Count], price: Price) -> Iterator[CostLine]:
     """Weights that no priced line of the forward pass reads."""
     for (layer, block, line), count in left.items():
         formulas = {"parameters": count}
-        counts = dict.fromkeys(QUANTITIES, 0) | {"parameters": _at(count, whole)}
+        counts = dict.fromkeys(QUANTITIES, 0) | {"parameters": _at(count, price)}
         name = line or "stored, read by no line"
         yield CostLine("forward", block, shown_layer(layer), name, "", 1, "", "", "", counts, formulas)
 
 
-def _said(row: Row, known: frozenset[str]) -> tuple[str, str]:
+def _text_and_formula(row: Row, axis_names: frozenset[str]) -> tuple[str, str]:
     """A line in the notation, and as a formula; what prices a whole model has no line."""
     line = row.source
     if not isinstance(line, Line):
         return str(line), ""
     bare = replace(line, tag=replace(line.tag, equation=""))
-    return str(bare), write.mathml(bare, known)
+    return str(bare), write.mathml(bare, axis_names)
 
 
 @lru_cache(maxsize=4096)
@@ -220,9 +220,9 @@ _NUMBERS = re.compile(r"\((\d+)\)")
 def _errata_of(table: str, macro: str, equation: str) -> tuple[str, ...]:
     """The errata that name the equation of a line, or its layer's totals."""
     numbers = set(_NUMBERS.findall(equation)) | set(re.findall(r"\d+", equation))
-    found = []
+    identifiers = []
     for erratum in errata():
         layer = usual_names().get((erratum.layer or "").replace("_", ""), erratum.layer)
         if layer == table and erratum.macro_operation == macro and numbers & set(_NUMBERS.findall(erratum.where)):
-            found.append(erratum.id)
-    return tuple(found)
+            identifiers.append(erratum.id)
+    return tuple(identifiers)

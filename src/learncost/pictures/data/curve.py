@@ -116,19 +116,19 @@ class Curve:
     def alive(self, place: int) -> tuple[Array, ...]:
         """The arrays that are there at a line, those of one name together, the largest first."""
         merged: dict[tuple[str, tuple[int, ...], str, str | None], Array] = {}
-        for one in self.arrays:
-            if one.first <= place <= one.last:
-                key = one.name, one.shape, one.layer, one.block
-                merged[key] = _together(merged[key], one) if key in merged else one
-        return tuple(sorted(merged.values(), key=lambda one: -one.bytes))
+        for array in self.arrays:
+            if array.first <= place <= array.last:
+                key = array.name, array.shape, array.layer, array.block
+                merged[key] = _together(merged[key], array) if key in merged else array
+        return tuple(sorted(merged.values(), key=lambda array: -array.bytes))
 
     @cached_property
     def kinds(self) -> Mapping[str, tuple[int, ...]]:
         """By kind, the bytes at every line; kinds that never are there are left out."""
         sums = {kind: [0] * len(self.lines) for kind in KINDS}
-        for one in self.arrays:
-            for place in range(one.first, one.last + 1):
-                sums[one.kind][place] += one.bytes
+        for array in self.arrays:
+            for place in range(array.first, array.last + 1):
+                sums[array.kind][place] += array.bytes
         return {kind: tuple(sizes) for kind, sizes in sums.items() if any(sizes)}
 
     @property
@@ -157,7 +157,7 @@ def curve(answer: Memory) -> Curve:
     """
     if not answer.curve:
         raise InputError(f"{answer.engine} has no account of every line: take --engine table")
-    peaks = [one.bytes for one in answer.curve]
+    peaks = [moment.bytes for moment in answer.curve]
     return Curve(
         model=answer.model,
         procedure=answer.procedure,
@@ -177,60 +177,67 @@ def curve(answer: Memory) -> Curve:
     )
 
 
-def _line(one: Moment) -> Line:
-    return Line(one.line, one.layer, one.block, one.macro_operation, one.bytes, prod(turns for *_, turns in one.loops))
-
-
-def _array(one: Stay) -> Array:
-    return Array(
-        one.name.rstrip("*"),
-        one.shape,
-        one.number,
-        one.bytes,
-        _kind(one),
-        one.part,
-        one.macro_operation,
-        one.layer,
-        one.block,
-        one.first,
-        one.last,
+def _line(moment: Moment) -> Line:
+    return Line(
+        moment.line,
+        moment.layer,
+        moment.block,
+        moment.macro_operation,
+        moment.bytes,
+        prod(turns for *_, turns in moment.loops),
     )
 
 
-def _kind(one: Stay) -> str:
-    if one.part in _PARTS:
-        return one.part
-    return "batch" if one.macro_operation == "given" else one.macro_operation.replace("_", " ")
-
-
-def _together(one: Array, other: Array) -> Array:
+def _array(stay: Stay) -> Array:
     return Array(
-        one.name,
-        one.shape,
-        one.number + other.number,
-        one.bytes + other.bytes,
-        one.kind,
-        one.part,
-        one.macro_operation,
-        one.layer,
-        one.block,
-        max(one.first, other.first),
-        min(one.last, other.last),
+        stay.name.rstrip("*"),
+        stay.shape,
+        stay.number,
+        stay.bytes,
+        _kind(stay),
+        stay.part,
+        stay.macro_operation,
+        stay.layer,
+        stay.block,
+        stay.first,
+        stay.last,
+    )
+
+
+def _kind(stay: Stay) -> str:
+    if stay.part in _PARTS:
+        return stay.part
+    return "batch" if stay.macro_operation == "given" else stay.macro_operation.replace("_", " ")
+
+
+def _together(array: Array, other: Array) -> Array:
+    return Array(
+        array.name,
+        array.shape,
+        array.number + other.number,
+        array.bytes + other.bytes,
+        array.kind,
+        array.part,
+        array.macro_operation,
+        array.layer,
+        array.block,
+        max(array.first, other.first),
+        min(array.last, other.last),
     )
 
 
 def _brackets(moments: tuple[Moment, ...]) -> Iterator[Bracket]:
     """The runs of lines in the same repeat, from the outermost repeats inwards."""
-    for depth in range(max(len(one.loops) for one in moments)):
-        outer = [one.loops[: depth + 1] for one in moments]
+    for depth in range(max(len(moment.loops) for moment in moments)):
+        outer = [moment.loops[: depth + 1] for moment in moments]
         for loops, several in groupby(range(len(moments)), outer.__getitem__):
             places = list(several)
             if len(loops) > depth and (turns := loops[depth][-1]) > 1:
-                said = _said(loops[depth][1], moments[places[0]].block)
-                yield Bracket(places[0], places[-1], turns, depth, f"{said} {turns:,} ×")
+                label = _turns_text(loops[depth][1], moments[places[0]].block)
+                yield Bracket(places[0], places[-1], turns, depth, f"{label} {turns:,} ×")
 
 
-def _said(count: str, block: str | None) -> str:
+def _turns_text(count: str, block: str | None) -> str:
     """What turns, by the size that says how often: in a turn of all layers is one block, else there may be several."""
     if block is None or count not in ("n_layer", "n_enc", "n_dec"):
         return "these lines run"

@@ -97,21 +97,21 @@ class Growth:
     @property
     def finding(self) -> str:
         """What the picture shows, in one sentence."""
-        for one in self.crossings:
-            if one.dearer == "bp":
-                beyond = f", beyond the {self.limit:,} that the model learns," if one.beyond_positions else ""
-                return f"From {one.at:,} {self.unit} on{beyond} {one.cheaper} is cheaper than backpropagation"
-        others = [one for one in self.series if one.procedure != "bp" and len(set(one.ratios)) > 1]
+        for crossing in self.crossings:
+            if crossing.dearer == "bp":
+                beyond = f", beyond the {self.limit:,} that the model learns," if crossing.beyond_positions else ""
+                return f"From {crossing.at:,} {self.unit} on{beyond} {crossing.cheaper} is cheaper than backpropagation"
+        others = [series for series in self.series if series.procedure != "bp" and len(set(series.ratios)) > 1]
         if self.along == "length" and others:
             return "No procedure overtakes backpropagation at any length"
         return f"What a step of {self.model} costs over its {self.along}"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each place and procedure."""
-        for one in self.series:
-            for place, amount, ratio in zip(self.places, one.totals, one.ratios, strict=True):
-                own = {self.along: place, "procedure": one.procedure, "price_book": self.price_book}
-                yield own | {self.quantity: amount, "ratio": ratio}
+        for series in self.series:
+            for place, amount, ratio in zip(self.places, series.totals, series.ratios, strict=True):
+                row = {self.along: place, "procedure": series.procedure, "price_book": self.price_book}
+                yield row | {self.quantity: amount, "ratio": ratio}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as data."""
@@ -141,17 +141,19 @@ def growth(
         for name in answer.procedures:
             polynomials[name] = coefficients(total_in(run, name, find_book(book), quantity, axes), "L")
         crossings = tuple(_crossings(answer, book, quantity)) if along == "length" else ()
-        asked = tuple(
+        places_asked = tuple(
             places or _powers(here, *_reach(answer, crossings, here) if along == "length" else (1, 64 * here))
         )
-        totals = {name: tuple(_at(own, place) for place in asked) for name, own in polynomials.items()}
+        totals = {
+            name: tuple(_at(polynomial, place) for place in places_asked) for name, polynomial in polynomials.items()
+        }
     else:
         here, several = _sized(run, along, places)
-        asked, crossings = tuple(several), ()
+        places_asked, crossings = tuple(several), ()
         totals = {}
         for name in answer.procedures:
-            whole = total(getattr(row, quantity) for row in run.rows(name, find_book(book)))
-            totals[name] = tuple(int(whole.at(sizes)) for sizes in several.values())
+            count = total(getattr(row, quantity) for row in run.rows(name, find_book(book)))
+            totals[name] = tuple(int(count.at(sizes)) for sizes in several.values())
     base = totals.get("bp") or next(iter(totals.values()))
     return Growth(
         model=answer.first.model,
@@ -161,10 +163,14 @@ def growth(
         unit=ALONG[along],
         here=here,
         limit=answer.positions if along == "length" else None,
-        places=asked,
+        places=places_asked,
         series=tuple(
-            Series(name, own, tuple(one / other if other else None for one, other in zip(own, base, strict=True)))
-            for name, own in totals.items()
+            Series(
+                name,
+                amounts,
+                tuple(amount / other if other else None for amount, other in zip(amounts, base, strict=True)),
+            )
+            for name, amounts in totals.items()
         ),
         crossings=crossings,
         polynomials=polynomials,
@@ -177,19 +183,22 @@ def _at(polynomial: Iterable[int], place: int) -> int:
 
 
 def _crossings(answer: Comparison, book: str, quantity: str) -> Iterator[Crossing]:
-    for one in answer.overtaking:
-        if (one.price_book, one.quantity) == (book, quantity):
-            before: Cheaper = one.cheaper[0]
-            for own in one.crossings:
-                if own.procedure is not None and own.procedure != before.procedure:
-                    (other,) = set(one.procedures) - {own.procedure}
-                    yield Crossing(own.seq_len, own.procedure, other, own.beyond_positions)
-                before = own
+    for overtaking in answer.overtaking:
+        if (overtaking.price_book, overtaking.quantity) == (book, quantity):
+            before: Cheaper = overtaking.cheaper[0]
+            for crossing in overtaking.crossings:
+                if crossing.procedure is not None and crossing.procedure != before.procedure:
+                    (other,) = set(overtaking.procedures) - {crossing.procedure}
+                    yield Crossing(crossing.seq_len, crossing.procedure, other, crossing.beyond_positions)
+                before = crossing
 
 
 def _reach(answer: Comparison, crossings: Iterable[Crossing], here: int) -> tuple[int, int]:
     """From and to which length: so that crossings with backpropagation stand well inside, up to a million tokens."""
-    last = max((one.at for one in crossings if "bp" in (one.cheaper, one.dearer) and one.at <= 2**20), default=0)
+    last = max(
+        (crossing.at for crossing in crossings if "bp" in (crossing.cheaper, crossing.dearer) and crossing.at <= 2**20),
+        default=0,
+    )
     return 16, max(REACH, 4 * here, 4 * last)
 
 
@@ -207,18 +216,18 @@ def _sized(run: Run, along: str, places: Iterable[int] | None) -> tuple[int, dic
     here = sum(configuration.sizes[name] for name in names)
     if not here:
         raise InputError(f"{configuration.name} has no {along} that can be changed")
-    own = build(replace(configuration, learned=None), bool(run.model.masks)).table
+    table = build(replace(configuration, learned=None), bool(run.model.masks)).table
     axes_at: dict[int, Mapping[str, int]] = {}
-    asked = list(places or ())
-    for size in asked or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
+    sizes_asked = list(places or ())
+    for size in sizes_asked or sorted({here * up // down for down in (8, 4, 2, 1) for up in (1, 2, 3, 4, 6, 8)}):
         try:
             changed = _scaled(configuration, along, size, here)
             built = build(replace(changed, learned=None), bool(run.model.masks))
         except InputError:
             continue
-        if built.table == own:
+        if built.table == table:
             axes_at[size] = {**run.axes, **{axis: value for axis, value in built.sizes.items() if axis in run.axes}}
-    if len(axes_at) < 2 and not asked:
+    if len(axes_at) < 2 and not sizes_asked:
         raise InputError(f"{configuration.name} has no other {along} that keeps its kinds of blocks")
     return here, axes_at
 
@@ -230,8 +239,8 @@ def _depths(configuration: Configuration) -> tuple[str, ...]:
 def _scaled(configuration: Configuration, along: str, size: int, here: int) -> Configuration:
     """The configuration with another depth or width. Raises `InputError` where a size would be no whole number."""
     wide = [name for name in configuration.sizes if name.endswith(_WIDE)]
-    own = _depths(configuration) if along == "depth" else wide
-    sizes = {name: configuration.sizes[name] * size for name in own}
+    names = _depths(configuration) if along == "depth" else wide
+    sizes = {name: configuration.sizes[name] * size for name in names}
     if any(value % here for value in sizes.values()) or not all(sizes.values()):
         raise InputError(f"{configuration.name} has no {along} of {size:,}")
     return replace(

@@ -28,14 +28,14 @@ def peaks(step: Step) -> dict[str, Any]:
     elif len(counts) == 1:
         several = ((turns,) for turns in (None, *range(1, FEW + 1)))
     else:
-        here = tuple(None if step.sizes()[name] > FEW else step.sizes()[name] for name in counts)
-        several = iter(dict.fromkeys((here, (None,) * len(counts))))
+        as_it_is = tuple(None if step.sizes()[name] > FEW else step.sizes()[name] for name in counts)
+        several = iter(dict.fromkeys((as_it_is, (None,) * len(counts))))
     beside = step.beside_by_axes
-    known = beside is not None and step.accumulate == 1
+    has_polynomials = beside is not None and step.accumulate == 1
     return {
         "few": FEW,
         "turns": list(counts),
-        "levels": [_of_turns(step, turns, monomials) for turns in several] if known else [],
+        "levels": [_of_turns(step, turns, monomials) for turns in several] if has_polynomials else [],
         "beside": monomials.exported(beside or Count()),
         "monomials": monomials.to_list(),
     }
@@ -49,16 +49,16 @@ def _of_turns(step: Step, turns: tuple[int | None, ...], monomials: Monomials) -
 @lru_cache(maxsize=128)
 def _largest(levels: Same[tuple[Count, ...]]) -> list[Count]:
     """Those that are the largest at some sizes: one whose every coefficient another one reaches is left out."""
-    kept: list[Count] = []
-    for level in sorted(levels.content, key=lambda one: (-len(one.terms), -sum(one.terms.values()))):
-        if not any(_reaches(other, level) for other in kept):
-            kept.append(level)
-    return kept
+    largest: list[Count] = []
+    for level in sorted(levels.content, key=lambda count: (-len(count.terms), -sum(count.terms.values()))):
+        if not any(_reaches(other, level) for other in largest):
+            largest.append(level)
+    return largest
 
 
-def _reaches(one: Count, other: Count) -> bool:
+def _reaches(first: Count, other: Count) -> bool:
     """Whether one is at least the other at all sizes: its coefficients are, and none is negative."""
-    mine, others = one.terms, other.terms
+    mine, others = first.terms, other.terms
     for name, value in others.items():
         if mine.get(name, 0) < value:
             return False

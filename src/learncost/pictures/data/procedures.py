@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from learncost.equation.errors import InputError
 from learncost.ledger.compare import Comparison
-from learncost.ledger.memory import Memory
+from learncost.ledger.memory import Memory, memory
 
 
 @dataclass(frozen=True)
@@ -63,21 +65,23 @@ class Procedures:
     @property
     def finding(self) -> str:
         """What the picture shows, in one sentence."""
-        ratios = {one.name: ratio for one in self.procedures if (ratio := one.ratio["flops"]) is not None}
+        ratios = {
+            procedure.name: ratio for procedure in self.procedures if (ratio := procedure.ratio["flops"]) is not None
+        }
         others = {name: ratio for name, ratio in ratios.items() if name != "bp"}
         if not others:
-            return f"One step of {self.model} by {', '.join(one.name for one in self.procedures)}"
+            return f"One step of {self.model} by {', '.join(procedure.name for procedure in self.procedures)}"
         least, most = min(others, key=lambda name: others[name]), max(others, key=lambda name: others[name])
-        said = f"{least} takes {others[least]:.2f} times the FLOPs of backpropagation"
-        return said if least == most else f"{said}, {most} {others[most]:.2f} times"
+        sentence = f"{least} takes {others[least]:.2f} times the FLOPs of backpropagation"
+        return sentence if least == most else f"{sentence}, {most} {others[most]:.2f} times"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each pass of each procedure, and one for its total."""
-        for one in self.procedures:
-            for own in one.passes:
-                yield {"procedure": one.name, **asdict(own), "peak_bytes": None}
-            total = {"macro_operation": "total", "passes": None, "maccs": one.maccs, "flops": one.flops}
-            yield {"procedure": one.name, **total, "peak_bytes": one.peak}
+        for procedure in self.procedures:
+            for step_pass in procedure.passes:
+                yield {"procedure": procedure.name, **asdict(step_pass), "peak_bytes": None}
+            total = {"macro_operation": "total", "passes": None, "maccs": procedure.maccs, "flops": procedure.flops}
+            yield {"procedure": procedure.name, **total, "peak_bytes": procedure.peak}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as data."""
@@ -96,9 +100,9 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
             if number
         )
         ratio = {quantity: answer.ratio(name, book, quantity) for quantity in ("maccs", "flops")}
-        memory = memories.get(name)
-        held = (memory.peak, memory.engine) if memory else (None, "")
-        several.append(Procedure(name, passes, cost.total.maccs, cost.total.flops, ratio, *held))
+        of_table = memories.get(name)
+        peak_and_engine = (of_table.peak, of_table.engine) if of_table else (None, "")
+        several.append(Procedure(name, passes, cost.total.maccs, cost.total.flops, ratio, *peak_and_engine))
     return Procedures(
         model=first.model,
         price_book=book,
@@ -108,5 +112,19 @@ def procedures(answer: Comparison, memories: Mapping[str, Memory] | None = None,
         optimizer=next(iter(answer.costs[book].values())).optimizer,
         procedures=tuple(several),
         left_out=answer.left_out,
-        conventions={one.engine: one.convention for one in memories.values()},
+        conventions={of_table.engine: of_table.convention for of_table in memories.values()},
     )
+
+
+def table_memories(names: Iterable[str], settings: Mapping[str, Any]) -> dict[str, Memory]:
+    """The memory of each procedure as the table says it, where that account has the plan and the type.
+
+    settings  the arguments of `lc.memory` beside the procedure
+    """
+    memories = {}
+    for name in names:
+        with suppress(InputError):
+            answer = memory(procedure=name, engine="table", **settings)
+            assert isinstance(answer, Memory)
+            memories[name] = answer
+    return memories

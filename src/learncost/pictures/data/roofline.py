@@ -106,9 +106,9 @@ class Roofline:
         return asdict(self)
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """A share in percent: whole ones from ten on, one digit more below."""
-    percent = 100 * part / whole if whole else 0.0
+    percent = 100 * part / total if total else 0.0
     if 0 < percent < 0.1:
         return "< 0.1 %"
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
@@ -138,8 +138,8 @@ def roofline(answer: Cost) -> Roofline:
         high=timing.time.high,
         beside=timing.time.step,
         peak=peak,
-        roofs=tuple(Roof(name, own, peak / own) for name, own in bandwidths.items()),
-        limits={str(name): own for name, own in timing.time.bounds.items()},
+        roofs=tuple(Roof(name, bandwidth, peak / bandwidth) for name, bandwidth in bandwidths.items()),
+        limits={str(name): seconds for name, seconds in timing.time.bounds.items()},
         points=tuple(_points(answer.rows)),
     )
 
@@ -148,8 +148,8 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
     hosts = [row for row in rows if row.time is not None and row.seconds]
     guests = [(row, _hosts_of(row, hosts)) for row in rows if row.time is not None and row.seconds is None]
     for row in hosts:
-        own, seconds = row.time, row.seconds
-        assert own is not None
+        timing, seconds = row.time, row.seconds
+        assert timing is not None
         assert seconds is not None
         yield Point(
             line=row.line,
@@ -158,13 +158,15 @@ def _points(rows: tuple[LedgerRow, ...]) -> Iterator[Point]:
             macro_operation=row.macro_operation,
             equation=row.equation,
             repeat=row.repeat,
-            flops=own.flops,
-            bytes=own.bytes,
+            flops=timing.flops,
+            bytes=timing.bytes,
             seconds=seconds,
-            intensity=own.flops / own.bytes if own.bytes else 0.0,
-            speed=own.flops / seconds,
-            limit=own.bound,
-            inside=tuple(f"{guest.layer}.{guest.line}" for guest, by in guests if any(one is row for one in by)),
+            intensity=timing.flops / timing.bytes if timing.bytes else 0.0,
+            speed=timing.flops / seconds,
+            limit=timing.bound,
+            inside=tuple(
+                f"{guest.layer}.{guest.line}" for guest, by in guests if any(kernel_row is row for kernel_row in by)
+            ),
         )
 
 

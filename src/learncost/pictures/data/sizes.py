@@ -63,22 +63,22 @@ class Sizes:
         return {"sizes": [size.to_dict() for size in self.sizes], "axes": dict(self.axes)}
 
 
-def sizes_of(found: Cost, given: Container[str], built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
+def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapping[str, int]], Model]) -> Sizes:
     """The sizes of a step.
 
-    given       the sizes of the run that were asked for: they follow from nothing
-    built_with  the same model with other sizes; raises `InputError` where there is none
+    names_given  the sizes of the run that were asked for: they follow from nothing
+    built_with   the same model with other sizes; raises `InputError` where there is none
     """
-    assert found.built is not None
-    assert found.priced is not None
-    model, axes = found.built, found.priced.sizes
+    assert step.built is not None
+    assert step.priced is not None
+    model, axes = step.built, step.priced.sizes
     configuration, family = model.configuration, FAMILIES[model.configuration.family]
     fixed = family.fixed and evaluate(family.fixed, configuration.values)
     free = {name for name in configuration.sizes if _changes(model, name, built_with)}
     values = dict(configuration.values)
-    run = {"batch_size": axes["B"], "seq_len": found.seq_len}
-    run |= {"target_len": found.target_len} if found.target_len is not None else {}
-    run |= {"context": found.context} if found.context is not None else {}
+    run = {"batch_size": axes["B"], "seq_len": step.seq_len}
+    run |= {"target_len": step.target_len} if step.target_len is not None else {}
+    run |= {"context": step.context} if step.context is not None else {}
     limit = tree(family.limit, values, free) if family.limit else None
     derived = {name: configuration.derived[name] for name in in_order(family) if name in configuration.derived}
     rules: dict[str, Tree] = {}
@@ -94,53 +94,53 @@ def sizes_of(found: Cost, given: Container[str], built_with: Callable[[Mapping[s
         sizes.append(
             Size(name, configuration.sizes[name], _MEANINGS.get(name, ""), symbol, rules.get(name), name in free)
         )
-    own = free | set(rules) | run.keys()
+    names = free | set(rules) | run.keys()
     for name, value in run.items():
-        changes = not (fixed and name == "seq_len") and (name in ("batch_size", "context") or found.context is None)
+        changes = not (fixed and name == "seq_len") and (name in ("batch_size", "context") or step.context is None)
         most = limit if name != "batch_size" and changes else None
-        usual = None if name in given else _usual(name, found, values, own)
+        usual = None if name in names_given else _usual(name, step, values, names)
         sizes.append(Size(name, value, _MEANINGS[name], "", usual, changes, most))
-    return Sizes(tuple(sizes), dict(_axes(found, model, values, free | set(rules))))
+    return Sizes(tuple(sizes), dict(_axes(step, model, values, free | set(rules))))
 
 
-def _usual(name: str, found: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
+def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
     """What a size of the run is where nobody gives it: lengths follow the positions that the model has."""
-    assert found.built is not None
-    family = FAMILIES[found.built.configuration.family]
+    assert step.built is not None
+    family = FAMILIES[step.built.configuration.family]
     rule = {"seq_len": family.fixed or family.length, "target_len": family.target_length or "seq_len"}.get(name)
-    if found.context is not None:
-        new = "target_len" if found.built.two_sided else "seq_len"
+    if step.context is not None:
+        new = "target_len" if step.built.two_sided else "seq_len"
         rule = f"{family.target_length or family.length} - {new}" if name == "context" else None
     try:
-        return tree(rule, {**values, "seq_len": found.seq_len, "target_len": found.target_len}, free) if rule else None
+        return tree(rule, {**values, "seq_len": step.seq_len, "target_len": step.target_len}, free) if rule else None
     except InputError:
         return None
 
 
-def _axes(found: Cost, model: Model, values: Mapping[str, Any], free: set[str]) -> Iterator[tuple[str, Tree]]:
+def _axes(step: Cost, model: Model, values: Mapping[str, Any], free: set[str]) -> Iterator[tuple[str, Tree]]:
     """Each axis as an expression in the sizes. With a cache, what depends on a length depends on all tokens."""
-    assert found.priced is not None
-    axes = found.priced.sizes
-    own = "target_len" if model.two_sided else "seq_len"
-    run: dict[str, Tree] = {"B": "batch_size", "M": own, "N": "seq_len"}
-    whole: dict[str, Tree] = run if found.context is None else {**run, "M": ["+", "context", own]}
+    assert step.priced is not None
+    axes = step.priced.sizes
+    new_tokens = "target_len" if model.two_sided else "seq_len"
+    run: dict[str, Tree] = {"B": "batch_size", "M": new_tokens, "N": "seq_len"}
+    with_cache: dict[str, Tree] = run if step.context is None else {**run, "M": ["+", "context", new_tokens]}
     for axis in axes:
         name = _SIZES.get(axis)
         if axis in run:
             yield axis, run[axis]
         elif axis in model.rules:
             try:
-                yield axis, _put_in(tree(model.rules[axis], {**values, **axes}, free | set(run)), whole)
+                yield axis, _put_in(tree(model.rules[axis], {**values, **axes}, free | set(run)), with_cache)
             except InputError:
                 yield axis, axes[axis]
         elif name in free:
             yield axis, name
-        elif found.context is not None and axis.partition(".")[0] in ("C", "T"):
+        elif step.context is not None and axis.partition(".")[0] in ("C", "T"):
             window = axis.partition(".")[2]
-            kept: Tree = (
+            cached: Tree = (
                 ["min", "context", int(window) - 1 if window.isdigit() else axes[window] - 1] if window else "context"
             )
-            yield axis, kept if axis.startswith("C") else ["+", kept, own]
+            yield axis, cached if axis.startswith("C") else ["+", cached, new_tokens]
         else:
             yield axis, axes[axis]
 
@@ -162,10 +162,14 @@ def _changes(model: Model, name: str, built_with: Callable[[Mapping[str, int]], 
         if other < 1:
             continue
         try:
-            found = built_with({name: other})
+            other_model = built_with({name: other})
         except InputError:
             continue
-        said = [axis for axis in model.sizes if axis in model.rules or axis in _SIZES]  # others have no expression
-        rest = all(found.sizes.get(axis) == own for axis, own in model.sizes.items() if axis not in said)
-        return rest and found.table == model.table and found.trained == model.trained
+        spelled_axes = [
+            axis for axis in model.sizes if axis in model.rules or axis in _SIZES
+        ]  # others have no expression
+        rest = all(
+            other_model.sizes.get(axis) == size for axis, size in model.sizes.items() if axis not in spelled_axes
+        )
+        return rest and other_model.table == model.table and other_model.trained == model.trained
     return False

@@ -14,20 +14,20 @@ from learncost.readings.time.rates import FRESH, Grid, Rates
 from learncost.readings.time.work import Extent, WorkAxes, works_axes
 
 
-def times(found: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
+def times(step: Cost, lines: Iterable[CostLine]) -> dict[str, Any]:
     """The rates of the device, and every work of the step with the lines that it stands at.
 
     A work has its lines by their places among the document's; its bytes, points and products by places among the
     monomials here.
     """
-    assert found.timing is not None
-    assert found.priced is not None
-    rates, rows = found.timing.rates, found.priced.rows
+    assert step.timing is not None
+    assert step.priced is not None
+    rates, rows = step.timing.rates, step.priced.rows
     places = {row: place for place, line in enumerate(lines) for row in line.rows}
     monomials = Monomials()
     works = [
         _work(work, rows, places, monomials)
-        for work in works_axes(rows, found.priced.dtype, rates.operators, rates.words)
+        for work in works_axes(rows, step.priced.dtype, rates.operators, rates.words)
     ]
     return {
         "device": rates.name,

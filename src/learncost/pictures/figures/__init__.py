@@ -1,7 +1,7 @@
 """Figures for papers: a kind is a row here and a module beside it, which asks, draws, and says what it rests on.
 
-A module has `ask(models, given)`, which gives the data of every panel; `of(answer)`, which makes it of an answer;
-`height(data, columns)` in inches; `draw(data, panel)`; and `said(data)`, conventions and sources in sentences.
+A module has `ask(models, arguments)`, which gives the data of every panel; `of(answer)`, which makes it of an answer;
+`height(data, columns)` in inches; `draw(data, panel)`; and `notes(data)`, conventions and sources in sentences.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.pictures.data.bridge import Bridge, bridge
-from learncost.pictures.figures.ask import taken
+from learncost.pictures.figures.ask import keywords_of
 from learncost.pictures.figures.panel import HEADING, POINTS, Panel, step_of
 from learncost.pictures.figures.style import DARK, EDGE, FAINT, INK, SMALL, short, signed, width_of
 
@@ -19,12 +19,12 @@ WORDS = {1: 30, 2: 62}
 """Characters of an item's name in one and two columns, before it is broken."""
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Bridge]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Bridge]:
     """A panel for each model: from the book `against` to the price book."""
-    asked = taken("conventions", conventions, given, "price_book", "against")
-    end = given.get("price_book") or "run"
-    start = given.get("against") or (YARDSTICK if end != YARDSTICK else "run")
-    return [bridge(conventions(model, **asked), start, end) for model in models]
+    keywords = keywords_of("conventions", conventions, arguments, "price_book", "against")
+    end = arguments.get("price_book") or "run"
+    start = arguments.get("against") or (YARDSTICK if end != YARDSTICK else "run")
+    return [bridge(conventions(model, **keywords), start, end) for model in models]
 
 
 def of(answer: Conventions) -> Bridge:
@@ -35,7 +35,7 @@ def of(answer: Conventions) -> Bridge:
 def _rows(data: Bridge, columns: int) -> list[tuple[list[str], int, str]]:
     """The rows: what stands beside them, the amount, and start, item or end."""
     rows = [([data.start.price_book], data.start.amount, "start")]
-    rows += [(wrap(one.what, WORDS[columns]), one.amount, "item") for one in data.drawn]
+    rows += [(wrap(item.what, WORDS[columns]), item.amount, "item") for item in data.drawn]
     return [*rows, ([data.end.price_book], data.end.amount, "end")]
 
 
@@ -77,9 +77,9 @@ def draw(data: Bridge, panel: Panel) -> None:
         )  # fmt: skip
         edges.append((level, middle))
         depth += thick
-    for (value, one), (_, other) in pairwise(edges):
+    for (value, y), (_, other) in pairwise(edges):
         axes.plot(
-            [value, value], [one + ROW * 0.3, other - ROW * 0.3], color=FAINT, linewidth=0.5, linestyle=(0, (1, 1.5))
+            [value, value], [y + ROW * 0.3, other - ROW * 0.3], color=FAINT, linewidth=0.5, linestyle=(0, (1, 1.5))
         )
     axes.set_xlim(low, high + (high - low) * 2 / points)
     axes.set_ylim(depth, 0)
@@ -117,20 +117,20 @@ def _strip(panel: Panel, data: Bridge) -> None:
             groups.append([x, [bar]])
     chosen = (data.start.price_book, data.end.price_book)
     for x, several in groups:
-        named = next((bar for bar in several if bar.price_book in chosen), several[0])
-        filled = named.price_book in chosen
+        marked = next((bar for bar in several if bar.price_book in chosen), several[0])
+        filled = marked.price_book in chosen
         axes.plot(
-            [named.ratio], [0], "o", markersize=4.2, markerfacecolor=INK if filled else "white", markeredgecolor=INK,
+            [marked.ratio], [0], "o", markersize=4.2, markerfacecolor=INK if filled else "white", markeredgecolor=INK,
             markeredgewidth=0.8, clip_on=False, zorder=3,
         )  # fmt: skip
-        text = named.price_book + (f" +{len(several) - 1}" if len(several) > 1 else "")
+        text = marked.price_book + (f" +{len(several) - 1}" if len(several) > 1 else "")
         half = width_of(text, SMALL, filled) / 2
         row = next((row for row, end in enumerate(ends) if x - half > end + 4), None)
         if row is None:
             continue
         ends[row] = x + half
         axes.annotate(
-            text, (named.ratio, 0), xytext=(0, 5 + 7.5 * row), textcoords="offset points", ha="center", size=SMALL,
+            text, (marked.ratio, 0), xytext=(0, 5 + 7.5 * row), textcoords="offset points", ha="center", size=SMALL,
             weight="bold" if filled else "normal", annotation_clip=False,
         )  # fmt: skip
     axes.axhline(0, color=EDGE, linewidth=0.8, zorder=1)
@@ -155,7 +155,7 @@ def _nowhere() -> Any:
     return NullLocator()
 
 
-def said(data: Bridge) -> Iterator[str]:
+def notes(data: Bridge) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}: one step of backpropagation, batch {data.batch_size:,}, {data.seq_len:,} tokens"
     yield "forward, backward and weights' gradients; the optimizer's step aside; one MACC is two FLOPs"

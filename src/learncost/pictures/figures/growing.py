@@ -24,14 +24,14 @@ def axis_of_sizes(axes: Any, along: str, places: Sequence[int], points: float) -
     axes.set_xlim(places[0], places[-1])
     powers = [size for size in places if size & (size - 1) == 0] if along in ("length", "batch") else list(places)
     span = log(places[-1] / places[0]) or 1.0
-    shown: list[int] = []
+    sizes_shown: list[int] = []
     end = -1e9
     for size in powers:
         middle, half = log(size / places[0]) / span * points, width_of(place_of(size), SMALL) / 2
         if middle - half > end + 7 and middle + half < points + 9:
-            shown.append(size)
+            sizes_shown.append(size)
             end = middle + half
-    axes.set_xticks(shown, [place_of(size) for size in shown])
+    axes.set_xticks(sizes_shown, [place_of(size) for size in sizes_shown])
     axes.xaxis.set_minor_locator(_nowhere())
 
 

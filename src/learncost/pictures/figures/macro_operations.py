@@ -9,18 +9,18 @@ from learncost.ledger.cost import cost
 from learncost.ledger.record import Cost
 from learncost.pictures.data.roofline import share
 from learncost.pictures.data.shares import Shares, shares
-from learncost.pictures.figures.ask import procedures_of, taken
+from learncost.pictures.figures.ask import keywords_of, procedures_of
 from learncost.pictures.figures.panel import POINTS, Panel, fitting, rows_of_key
 from learncost.pictures.figures.style import FAINT, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.27
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Shares]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Shares]:
     """One panel of all models by all procedures."""
-    asked = taken("macro-operations", cost, given, "procedures")
-    names = procedures_of(given)
-    return [shares(cost(model, name, by="macro-operation", **asked) for model in models for name in names)]
+    keywords = keywords_of("macro-operations", cost, arguments, "procedures")
+    names = procedures_of(arguments)
+    return [shares(cost(model, name, by="macro-operation", **keywords) for model in models for name in names)]
 
 
 def of(answer: Cost) -> Shares:
@@ -55,9 +55,9 @@ def draw(data: Shares, panel: Panel) -> None:
             axes.barh(
                 place, part.share, 0.74, left=start, color=look.fill, hatch=look.hatch, edgecolor="white", linewidth=0.6
             )
-            told = share(part.flops, bar.flops)
+            percent = share(part.flops, bar.flops)
             room = part.share * points - 5
-            text = fitting((f"{name} {told}", told), room, SMALL)
+            text = fitting((f"{name} {percent}", percent), room, SMALL)
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.8} if look.hatch else None
             axes.text(
                 start + part.share / 2, place, text, ha="center", va="center", size=SMALL, color=look.text, bbox=plate
@@ -73,7 +73,7 @@ def draw(data: Shares, panel: Panel) -> None:
     panel.key(0, below - 0.15, _key(data))
 
 
-def said(data: Shares) -> Iterator[str]:
+def notes(data: Shares) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 

@@ -51,15 +51,15 @@ def plotted(kind: str, data: Sequence[Any], columns: int = 1) -> Any:
         raise InputError(f"columns must be 1 or 2, not {shown(columns)}")
     module, width = module_of(kind), WIDTHS[columns]
     heights = [module.height(each, columns) for each in data]
-    whole = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
+    height = sum(heights) + GAP * (len(heights) - 1) + 2 * MARGIN
     with rc_context(RC):
-        figure = Plot(figsize=(width, whole), facecolor="white")
-        bottom = whole - MARGIN
+        figure = Plot(figsize=(width, height), facecolor="white")
+        bottom = height - MARGIN
         for each, high in zip(data, heights, strict=True):
             bottom -= high
             module.draw(each, Panel(figure, MARGIN, bottom, width - 2 * MARGIN, high, columns))
             bottom -= GAP
-        figure.told = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
+        figure.rests_on = {"Title": "; ".join(each.finding for each in data), "Sentences": sentences(kind, data)}
     return figure
 
 
@@ -77,35 +77,25 @@ def as_html(kind: str, answer: Any) -> str:
     except InputError:
         return ""
     image = base64.b64encode(figure._repr_png_()).decode()
-    return f'<img alt="{escape(figure.told["Title"])}" style="max-width:100%" src="data:image/png;base64,{image}"/>'
+    return f'<img alt="{escape(figure.rests_on["Title"])}" style="max-width:100%" src="data:image/png;base64,{image}"/>'
 
 
 def sentences(kind: str, data: Iterable[Any]) -> str:
     """The conventions and sources that a figure rests on."""
-    said = dict.fromkeys(text for each in data for text in module_of(kind).said(each) if text)
-    return ". ".join(text.rstrip(".") for text in said) + "."
-
-
-def check_path(path: str | Path) -> Path:
-    """The path of a figure. Raises `InputError` where its name ends otherwise, or where there is no such folder."""
-    found = Path(path)
-    if found.suffix not in ENDINGS:
-        raise InputError(f"a figure ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, not {shown(str(path))}")
-    if not found.absolute().parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no folder {found.parent}")
-    return found
+    texts = dict.fromkeys(text for each in data for text in module_of(kind).notes(each) if text)
+    return ". ".join(text.rstrip(".") for text in texts) + "."
 
 
 def save(figure: Any, path: Path, command: str) -> None:
     """Write a figure that `plotted` made, with what it rests on in the file's metadata. Raises `InputError`."""
     from matplotlib import rc_context
 
-    title, said = figure.told["Title"], figure.told["Sentences"]
-    made = f"learncost {__version__}"
+    title, basis = figure.rests_on["Title"], figure.rests_on["Sentences"]
+    creator = f"learncost {__version__}"
     facts: Mapping[str, Mapping[str, Any]] = {
-        ".pdf": {"Title": title, "Subject": said, "Keywords": command, "Creator": made, "CreationDate": None},
-        ".png": {"Title": title, "Description": said, "Source": command, "Software": made},
-        ".svg": {"Title": title, "Description": said, "Source": command, "Creator": made, "Date": None},
+        ".pdf": {"Title": title, "Subject": basis, "Keywords": command, "Creator": creator, "CreationDate": None},
+        ".png": {"Title": title, "Description": basis, "Source": command, "Software": creator},
+        ".svg": {"Title": title, "Description": basis, "Source": command, "Creator": creator, "Date": None},
     }
     with rc_context(RC), written(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:], dpi=DPI, metadata=dict(facts[path.suffix]))
@@ -119,7 +109,7 @@ def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    whole = {
+    everything = {
         "schema": 1,
         "figure": kind,
         "made_by": f"learncost {__version__}",
@@ -127,8 +117,8 @@ def save_data(kind: str, data: Sequence[Any], path: Path, command: str) -> tuple
         "conventions": sentences(kind, data),
         "panels": [each.to_dict() | {"finding": each.finding} for each in data],
     }
-    table, everything = path.with_suffix(".csv"), path.with_suffix(".json")
-    for target, content in ((table, text.getvalue()), (everything, json.dumps(whole, indent=2) + "\n")):
+    table_path, data_path = path.with_suffix(".csv"), path.with_suffix(".json")
+    for target, content in ((table_path, text.getvalue()), (data_path, json.dumps(everything, indent=2) + "\n")):
         with written(target) as temporary:
             temporary.write_text(content, encoding="utf-8")
-    return table, everything
+    return table_path, data_path

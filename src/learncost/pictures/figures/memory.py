@@ -9,7 +9,7 @@ from typing import Any
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.sheet import size_of
 from learncost.pictures.data.curve import Curve, curve
-from learncost.pictures.figures.ask import procedures_of, taken
+from learncost.pictures.figures.ask import keywords_of, procedures_of
 from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, step_of
 from learncost.pictures.figures.style import FAINT, GRID, INK, KINDS, MUTED, SMALL, tick, width_of
 
@@ -30,10 +30,10 @@ LIST = 2.05
 """Inches that the list takes."""
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Curve]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Curve]:
     """A panel for each model and procedure, run by who `learncost memory` has run it."""
-    asked = taken("memory", memory, given, "procedures", "price_book")
-    answers = (memory(model, name, **asked) for model in models for name in procedures_of(given))
+    keywords = keywords_of("memory", memory, arguments, "procedures", "price_book")
+    answers = (memory(model, name, **keywords) for model in models for name in procedures_of(arguments))
     return [of(panel) for answer in answers for panel in answer.panels if isinstance(panel, Memory)]
 
 
@@ -138,7 +138,14 @@ def _room(
 def _passes(axes: Any, data: Curve, across: float) -> None:
     """The passes above the chart: stretches of lines; those that take turns in one repeat stand together."""
     inside = [
-        next((place for place, one in enumerate(data.brackets) if one.depth == 0 and one.first <= at <= one.last), -1)
+        next(
+            (
+                place
+                for place, bracket in enumerate(data.brackets)
+                if bracket.depth == 0 and bracket.first <= at <= bracket.last
+            ),
+            -1,
+        )
         for at in range(len(data.lines))
     ]
     stretches: list[tuple[int, int, dict[str, None]]] = []
@@ -153,10 +160,10 @@ def _passes(axes: Any, data: Curve, across: float) -> None:
             stretches[-1] = (stretches[-1][0], places[-1], stretches[-1][2] | names)
         else:
             stretches.append((places[0], places[-1], names))
-    for first, last, named in stretches:
-        first_of, *others = named
-        whole = " and ".join(filter(None, (", ".join((first_of, *others)[:-1]), (first_of, *others)[-1])))
-        text = fitting((whole, first_of, first_of.partition(" ")[0]), (last + 1 - first) * across - 2, SMALL)
+    for first, last, passes in stretches:
+        first_of, *others = passes
+        all_names = " and ".join(filter(None, (", ".join((first_of, *others)[:-1]), (first_of, *others)[-1])))
+        text = fitting((all_names, first_of, first_of.partition(" ")[0]), (last + 1 - first) * across - 2, SMALL)
         across_axes = axes.get_xaxis_transform()
         axes.plot(
             [first + 1.2 / across, last + 1 - 1.2 / across],
@@ -174,18 +181,20 @@ def _passes(axes: Any, data: Curve, across: float) -> None:
 
 def _brackets(axes: Any, data: Curve, across: float) -> None:
     """Below the chart, which lines run many times."""
-    for one in data.brackets:
-        if one.depth:
+    for bracket in data.brackets:
+        if bracket.depth:
             continue
-        points = (one.last + 1 - one.first) * across
-        text = fitting((one.title, f"runs {one.turns:,} ×", f"{one.turns:,} ×"), points + 10, SMALL)
+        start, end = bracket.first, bracket.last + 1
+        text = fitting(
+            (bracket.title, f"runs {bracket.turns:,} ×", f"{bracket.turns:,} ×"), (end - start) * across + 10, SMALL
+        )
         where = axes.get_xaxis_transform()
         axes.plot(
-            [one.first, one.first, one.last + 1, one.last + 1], [-0.012, -0.035, -0.035, -0.012], transform=where,
+            [start, start, end, end], [-0.012, -0.035, -0.035, -0.012], transform=where,
             color=FAINT, linewidth=0.6, clip_on=False,
         )  # fmt: skip
         axes.annotate(
-            text, ((one.first + one.last + 1) / 2, -0.045), xycoords=where, size=SMALL, color=FAINT, ha="center",
+            text, ((start + end) / 2, -0.045), xycoords=where, size=SMALL, color=FAINT, ha="center",
             va="top", annotation_clip=False,
         )  # fmt: skip
 
@@ -199,24 +208,26 @@ def _list(panel: Panel, data: Curve) -> None:
     y = panel.height - HEADING + 0.05
     panel.text(0, y, f"At the peak, while {at.line} runs", size=SMALL, weight="bold")
     panel.text(0, y - 0.13, where, size=SMALL, color=FAINT)
-    alive = [one for one in data.alive(data.peak_at) if one.bytes]
+    alive = [array for array in data.alive(data.peak_at) if array.bytes]
     step = (y - 0.3) / (LISTED + 1)
     y -= 0.36
     largest = alive[0].bytes if alive else 1
     wide, high = panel.figure.get_size_inches()
-    for one in alive[:LISTED]:
-        size = size_of(one.bytes)
-        shape = " × ".join(f"{part:,}" for part in ((one.number,) if one.number > 1 else ()) + one.shape)
-        if one.shape == (one.bytes // one.number,):  # only its bytes are known
-            shape = f"{one.number:,} ×" if one.number > 1 else ""
-        room = panel.width * POINTS - width_of(size, SMALL) - width_of(one.name, SMALL) - 10
-        panel.text(0, y, one.name, size=SMALL)
-        panel.text((width_of(one.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT)
+    for array in alive[:LISTED]:
+        size = size_of(array.bytes)
+        shape = " × ".join(f"{part:,}" for part in ((array.number,) if array.number > 1 else ()) + array.shape)
+        if array.shape == (array.bytes // array.number,):  # only its bytes are known
+            shape = f"{array.number:,} ×" if array.number > 1 else ""
+        room = panel.width * POINTS - width_of(size, SMALL) - width_of(array.name, SMALL) - 10
+        panel.text(0, y, array.name, size=SMALL)
+        panel.text(
+            (width_of(array.name, SMALL) + 4) / POINTS, y, fitting((shape,), room, SMALL), size=SMALL, color=FAINT
+        )
         panel.text(panel.width, y, size, size=SMALL, ha="right")
-        look = KINDS[one.kind]
+        look = KINDS[array.kind]
         bar = Rectangle(
             (panel.left / wide, (panel.bottom + y - 0.06) / high),
-            panel.width * one.bytes / largest / wide,
+            panel.width * array.bytes / largest / wide,
             0.035 / high,
             transform=panel.figure.transFigure,
             facecolor=look.fill,
@@ -227,10 +238,10 @@ def _list(panel: Panel, data: Curve) -> None:
         y -= step
     if rest := alive[LISTED:]:
         panel.text(0, y, f"{len(rest)} more", size=SMALL, color=FAINT)
-        panel.text(panel.width, y, size_of(sum(one.bytes for one in rest)), size=SMALL, ha="right", color=FAINT)
+        panel.text(panel.width, y, size_of(sum(array.bytes for array in rest)), size=SMALL, ha="right", color=FAINT)
 
 
-def said(data: Curve) -> Iterator[str]:
+def notes(data: Curve) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
     yield f"optimizer {data.optimizer}; run by {data.engine}"

@@ -5,34 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from learncost.equation.errors import InputError
 from learncost.ledger.compare import Comparison, compare
-from learncost.ledger.memory import Memory, memory
 from learncost.ledger.sheet import size_of
-from learncost.pictures.data.procedures import Procedures, procedures
-from learncost.pictures.figures.ask import taken
+from learncost.pictures.data.procedures import Procedures, procedures, table_memories
+from learncost.pictures.figures.ask import keywords_of
 from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, rows_of_key, step_of
 from learncost.pictures.figures.style import DARK, NORMAL, PASSES, SMALL, WIDTHS, short, width_of
 
 ROW = 0.4
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Procedures]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Procedures]:
     """A panel for each model; memory as the table says, the same runner for all."""
-    asked = taken("procedures", compare, given)
+    keywords = keywords_of("procedures", compare, arguments)
     data = []
     for model in models:
-        answer = compare(model, **asked)
-        own = {name: value for name, value in asked.items() if name not in ("procedures", "price_book", "tokens")}
-        memories = {}
-        for name in answer.procedures:
-            try:
-                answer_of = memory(model, name, engine="table", **own)
-            except InputError:
-                continue  # a plan or a type that this account does not have: the bars of costs stand alone
-            if isinstance(answer_of, Memory):
-                memories[name] = answer_of
-        data.append(procedures(answer, memories))
+        answer = compare(model, **keywords)
+        memory_keywords = {
+            name: value for name, value in keywords.items() if name not in ("procedures", "price_book", "tokens")
+        }
+        data.append(procedures(answer, table_memories(answer.procedures, {"model": model, **memory_keywords})))
     return data
 
 
@@ -41,18 +33,20 @@ def of(answer: Comparison) -> Procedures:
     return procedures(answer)
 
 
-def _held(data: Procedures) -> bool:
-    return any(one.peak is not None for one in data.procedures)
+def _has_memory(data: Procedures) -> bool:
+    return any(procedure.peak is not None for procedure in data.procedures)
 
 
 def _key(data: Procedures) -> list[tuple[str, Any]]:
-    names = {own.macro_operation.replace("_", " ") for one in data.procedures for own in one.passes}
+    names = {
+        step_pass.macro_operation.replace("_", " ") for procedure in data.procedures for step_pass in procedure.passes
+    }
     return [(name, look) for name, look in PASSES.items() if name in names]
 
 
 def height(data: Procedures, columns: int) -> float:
     """Inches that the panel is high."""
-    row = ROW if _held(data) else 0.27
+    row = ROW if _has_memory(data) else 0.27
     return HEADING + 0.25 + row * len(data.procedures) + 0.13 * rows_of_key(_key(data), WIDTHS[columns])
 
 
@@ -60,20 +54,20 @@ def draw(data: Procedures, panel: Panel) -> None:
     """Draw the panel."""
     sizes = step_of(data.batch_size, data.seq_len, data.target_len, data.optimizer, f"price book {data.price_book}")
     panel.heading(data.model, f"FLOPs of {sizes}")
-    names = [one.name for one in data.procedures]
-    ends = [_end(one.flops, one.ratio["flops"]) for one in data.procedures]
+    names = [procedure.name for procedure in data.procedures]
+    ends = [_end(procedure.flops, procedure.ratio["flops"]) for procedure in data.procedures]
     left = max(map(width_of, names)) / POINTS + 0.08
     right = max(map(width_of, ends)) / POINTS + 0.08
     below = 0.13 * rows_of_key(_key(data), panel.width) + 0.08
     axes = panel.axes(left, below, right, HEADING + 0.05)
     points = (panel.width - left - right) * POINTS
-    most = max((one.flops for one in data.procedures), default=1) or 1
-    peak = max((one.peak or 0 for one in data.procedures), default=0)
-    thick, shift = (0.44, -0.17) if _held(data) else (0.7, 0.0)
-    for place, (one, end) in enumerate(zip(data.procedures, ends, strict=True)):
+    most = max((procedure.flops for procedure in data.procedures), default=1) or 1
+    peak = max((procedure.peak or 0 for procedure in data.procedures), default=0)
+    thick, shift = (0.44, -0.17) if _has_memory(data) else (0.7, 0.0)
+    for place, (procedure, end) in enumerate(zip(data.procedures, ends, strict=True)):
         start = 0.0
-        for own in one.passes:
-            name, width = own.macro_operation.replace("_", " "), own.flops / most
+        for step_pass in procedure.passes:
+            name, width = step_pass.macro_operation.replace("_", " "), step_pass.flops / most
             look = PASSES[name]
             axes.barh(
                 place + shift,
@@ -85,7 +79,7 @@ def draw(data: Procedures, panel: Panel) -> None:
                 edgecolor="white",
                 linewidth=0.6,
             )
-            times = f", {own.passes} ×" if own.passes > 1 else ""
+            times = f", {step_pass.passes} ×" if step_pass.passes > 1 else ""
             text = fitting((f"{name}{times}", name), width * points - 5, SMALL)
             plate = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.8} if look.hatch else None
             axes.text(
@@ -100,11 +94,11 @@ def draw(data: Procedures, panel: Panel) -> None:
             )
             start += width
         axes.text(start + 4 / points, place + shift, end, va="center", size=NORMAL)
-        if one.peak is not None:
-            axes.barh(place + 0.23, one.peak / peak, 0.2, color=DARK)
-            text = f"{size_of(one.peak)} at the peak"
-            inside = one.peak / peak * points > width_of(text, SMALL) + 8
-            x, side = (4 / points, "left") if inside else (one.peak / peak + 4 / points, "left")
+        if procedure.peak is not None:
+            axes.barh(place + 0.23, procedure.peak / peak, 0.2, color=DARK)
+            text = f"{size_of(procedure.peak)} at the peak"
+            inside = procedure.peak / peak * points > width_of(text, SMALL) + 8
+            x, side = (4 / points, "left") if inside else (procedure.peak / peak + 4 / points, "left")
             axes.text(x, place + 0.235, text, va="center", ha=side, size=SMALL - 0.5)
     axes.set_xlim(0, 1)
     axes.set_ylim(len(names) - 0.45, -0.5)
@@ -119,7 +113,7 @@ def _end(flops: int, ratio: float | None) -> str:
     return short(flops) if ratio is None else f"{short(flops)}  {ratio:.2f} ×"
 
 
-def said(data: Procedures) -> Iterator[str]:
+def notes(data: Procedures) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 

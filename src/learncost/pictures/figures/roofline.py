@@ -12,7 +12,7 @@ from learncost.ledger.cost import cost
 from learncost.ledger.record import Cost
 from learncost.ledger.sheet import seconds_of
 from learncost.pictures.data.roofline import Point, Roofline, roofline, share
-from learncost.pictures.figures.ask import procedures_of, taken
+from learncost.pictures.figures.ask import keywords_of, procedures_of
 from learncost.pictures.figures.panel import HEADING, POINTS, Panel, fitting, step_of
 from learncost.pictures.figures.style import DARK, FAINT, GRID, INK, LIGHT, MIDDLE, PASSES, SMALL, tick, width_of
 
@@ -28,12 +28,12 @@ LEAST = 0.02
 LIMITS = {"compute": DARK, "memory": MIDDLE, "launch": LIGHT}
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Roofline]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Roofline]:
     """A panel for each model and procedure."""
-    asked = taken("roofline", cost, given, "procedures")
-    if not asked.get("on"):
+    keywords = keywords_of("roofline", cost, arguments, "procedures")
+    if not keywords.get("on"):
         raise InputError("a roofline is of a device: give --on NAME (learncost list devices), or --on here")
-    return [of(cost(model, name, by="equation", **asked)) for model in models for name in procedures_of(given)]
+    return [of(cost(model, name, by="equation", **keywords)) for model in models for name in procedures_of(arguments)]
 
 
 def of(answer: Cost) -> Roofline:
@@ -118,16 +118,18 @@ def _drawn(data: Roofline) -> list[Point]:
 def _limits(panel: Panel, data: Roofline) -> None:
     """A bar of what limits the time of the step."""
     axes = panel.axes(0, panel.height - HEADING - 0.14, 0, HEADING)
-    start, whole = 0.0, sum(data.limits.values()) or 1.0
+    start, total = 0.0, sum(data.limits.values()) or 1.0
     low, high = seconds_of(data.low).partition(" ")[0], seconds_of(data.high)
     for name, fill in LIMITS.items():
-        part = data.limits.get(name, 0.0) / whole
+        part = data.limits.get(name, 0.0) / total
         axes.barh(0, part, 1, left=start, color=fill, edgecolor="white", linewidth=0.6)
-        told = share(data.limits.get(name, 0.0), whole)
+        percent = share(data.limits.get(name, 0.0), total)
         room = part * panel.width * POINTS - 5
         interval = f" of {seconds_of(data.seconds)} ({low}–{high})" if name == "compute" else ""
         text = fitting(
-            (f"limited by {name} {told}{interval}", f"limited by {name} {told}", f"{name} {told}", told), room, SMALL
+            (f"limited by {name} {percent}{interval}", f"limited by {name} {percent}", f"{name} {percent}", percent),
+            room,
+            SMALL,
         )
         axes.text(start + 3 / (panel.width * POINTS), 0, text, size=SMALL, va="center")
         start += part
@@ -190,11 +192,11 @@ def _roofs(axes: Any, data: Roofline, reach: Box, place: Any) -> list[Box]:
     )  # fmt: skip
     boxes.append((x - 6 - width_of(text, SMALL), y - 4, x, y + 4))
     axes.plot([ridge, ridge], [reach[2], data.peak], color=FAINT, linewidth=0.6, linestyle=(0, (1, 2)))
-    told = f"ridge {ridge:.3g}"
+    label = f"ridge {ridge:.3g}"
     axes.annotate(
-        told, (x, 0), xycoords="axes points", xytext=(x + 3, 3), textcoords="axes points", size=SMALL, color=FAINT
+        label, (x, 0), xycoords="axes points", xytext=(x + 3, 3), textcoords="axes points", size=SMALL, color=FAINT
     )
-    boxes.append((x, 0, x + 6 + width_of(told, SMALL), 11))
+    boxes.append((x, 0, x + 6 + width_of(label, SMALL), 11))
     return boxes
 
 
@@ -204,14 +206,14 @@ def _circles(points: Sequence[Point], place: Any) -> list[Circle]:
     circles: list[Circle] = []
     for point in sorted(points, key=lambda point: -point.seconds):
         x, y = place(point.intensity, point.speed)
-        near = next((one for one in circles if sqrt((one.x - x) ** 2 + (one.y - y) ** 2) < NEAR), None)
+        near = next((circle for circle in circles if sqrt((circle.x - x) ** 2 + (circle.y - y) ** 2) < NEAR), None)
         if near:
             near.points.append(point)
         else:
             circles.append(Circle(x, y, 0.0, [point]))
-    for one in circles:
-        one.radius = max(1.4, sqrt(one.seconds / most * 42 / pi * 2))
-    return sorted(circles, key=lambda one: -one.radius)
+    for circle in circles:
+        circle.radius = max(1.4, sqrt(circle.seconds / most * 42 / pi * 2))
+    return sorted(circles, key=lambda circle: -circle.radius)
 
 
 def _wedges(axes: Any, circles: Sequence[Circle], reach: tuple[float, float]) -> None:
@@ -222,18 +224,18 @@ def _wedges(axes: Any, circles: Sequence[Circle], reach: tuple[float, float]) ->
     del ScaledTranslation
     wide, high = reach
     frame = Affine2D().scale(1 / wide, 1 / high) + axes.transAxes
-    for one in circles:
+    for circle in circles:
         passes: dict[str, float] = {}
-        for point in one.points:
+        for point in circle.points:
             name = point.macro_operation.replace("_", " ")
             passes[name] = passes.get(name, 0.0) + point.seconds
         start = 90.0
         for name, look in PASSES.items():
             if name not in passes:
                 continue
-            angle = 360 * passes[name] / one.seconds
+            angle = 360 * passes[name] / circle.seconds
             wedge = Wedge(
-                (one.x, one.y), one.radius, start - angle, start, transform=frame, facecolor=look.fill,
+                (circle.x, circle.y), circle.radius, start - angle, start, transform=frame, facecolor=look.fill,
                 hatch=look.hatch, edgecolor="white" if len(passes) > 1 else INK, linewidth=0.3, zorder=3, clip_on=True,
             )  # fmt: skip
             axes.add_patch(wedge)
@@ -243,13 +245,15 @@ def _wedges(axes: Any, circles: Sequence[Circle], reach: tuple[float, float]) ->
 def _names(axes: Any, circles: Sequence[Circle], boxes: list[Box], reach: tuple[float, float], most: int) -> None:
     """Names beside circles, in seven positions each, where none lies on the roof, a name or another circle."""
     wide, high = reach
-    around = [(one.x - one.radius, one.y - one.radius, one.x + one.radius, one.y + one.radius) for one in circles]
+    around = [
+        (circle.x - circle.radius, circle.y - circle.radius, circle.x + circle.radius, circle.y + circle.radius)
+        for circle in circles
+    ]
     placed = 0
-    for own, one in enumerate(sorted(range(len(circles)), key=lambda n: -circles[n].seconds)):
-        del own
+    for place in sorted(range(len(circles)), key=lambda n: -circles[n].seconds):
         if placed >= most:
             break
-        circle = circles[one]
+        circle = circles[place]
         text, size = circle.name, SMALL
         half_high, across, gap = 4.0, width_of(text, size), circle.radius + 2.5
         positions = (
@@ -261,7 +265,7 @@ def _names(axes: Any, circles: Sequence[Circle], boxes: list[Box], reach: tuple[
         for x, y in positions:
             box = (x - 1, y - half_high, x + across + 1, y + half_high)
             inside = box[0] >= 0 and box[2] <= wide and box[1] >= 0 and box[3] <= high
-            others = [other for number, other in enumerate(around) if number != one]
+            others = [other for number, other in enumerate(around) if number != place]
             if inside and not any(_overlap(box, other) for other in (*boxes, *others)):
                 axes.annotate(
                     text, (0, 0), xycoords="axes points", xytext=(x, y), textcoords="axes points", size=size,
@@ -272,11 +276,11 @@ def _names(axes: Any, circles: Sequence[Circle], boxes: list[Box], reach: tuple[
                 break
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: Box, other: Box) -> bool:
+    return first[0] < other[2] and other[0] < first[2] and first[1] < other[3] and other[1] < first[3]
 
 
-def said(data: Roofline) -> Iterator[str]:
+def notes(data: Roofline) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     yield f"{data.model}, {data.procedure}: batch {data.batch_size:,}, {data.seq_len:,} tokens, {data.dtype}"
     yield f"{data.device}: {data.source}"

@@ -10,7 +10,7 @@ from learncost.equation.errors import InputError, named_one
 from learncost.ledger.compare import Comparison, compare
 from learncost.ledger.sheet import significant
 from learncost.pictures.data.growth import ALONG, Growth, growth
-from learncost.pictures.figures.ask import taken
+from learncost.pictures.figures.ask import keywords_of
 from learncost.pictures.figures.growing import TITLES, axis_of_sizes, labels_at_ends
 from learncost.pictures.figures.panel import HEADING, POINTS, Panel
 from learncost.pictures.figures.style import FAINT, GRID, INK, SMALL, line_of, tick, width_of
@@ -36,25 +36,25 @@ class Scaling:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each size, model and procedure."""
-        for one in self.curves:
-            for row in one.rows():
-                yield {"model": one.model, "along": one.along, "size": row[one.along]} | {
-                    name: value for name, value in row.items() if name != one.along
+        for curve in self.curves:
+            for row in curve.rows():
+                yield {"model": curve.model, "along": curve.along, "size": row[curve.along]} | {
+                    name: value for name, value in row.items() if name != curve.along
                 }
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as data."""
-        return {"along": list(self.along), "curves": [one.to_dict() for one in self.curves]}
+        return {"along": list(self.along), "curves": [curve.to_dict() for curve in self.curves]}
 
 
-def ask(models: Sequence[str], given: Mapping[str, Any]) -> list[Scaling]:
+def ask(models: Sequence[str], arguments: Mapping[str, Any]) -> list[Scaling]:
     """One panel of all models; one procedure, bp, unless others are asked for."""
-    asked = taken("scaling", compare, given, "along")
-    names = tuple(part.strip() for part in given["along"].split(",")) if given.get("along") else tuple(ALONG)
+    keywords = keywords_of("scaling", compare, arguments, "along")
+    names = tuple(part.strip() for part in arguments["along"].split(",")) if arguments.get("along") else tuple(ALONG)
     for name in names:
         named_one("size to grow along", name, ALONG)
     usual = {"procedures": "bp"} if len(models) > 1 else {}
-    return [_of([compare(model, **(usual | asked)) for model in models], names)]
+    return [_of([compare(model, **(usual | keywords)) for model in models], names)]
 
 
 def of(answer: Comparison) -> Scaling:
@@ -71,7 +71,7 @@ def _of(answers: Sequence[Comparison], names: tuple[str, ...]) -> Scaling:
             except InputError:
                 if len(names) == 1:
                     raise
-    return Scaling(tuple(dict.fromkeys(one.along for one in curves)), tuple(curves))
+    return Scaling(tuple(dict.fromkeys(curve.along for curve in curves)), tuple(curves))
 
 
 def height(data: Scaling, columns: int) -> float:
@@ -83,35 +83,42 @@ def height(data: Scaling, columns: int) -> float:
 def draw(data: Scaling, panel: Panel) -> None:
     """Draw the panel."""
     first = data.curves[0]
-    models = dict.fromkeys(one.model for one in data.curves)
+    models = dict.fromkeys(curve.model for curve in data.curves)
     panel.heading(", ".join(models), f"FLOPs a step · price book {first.price_book}")
     across = panel.columns if len(data.along) > 1 else 1
     rows = -(-len(data.along) // across)
     wide, high = panel.width / across, (panel.height - HEADING) / rows
     for place, along in enumerate(data.along):
         part = panel.part(place % across * wide, panel.height - HEADING - (place // across + 1) * high, wide, high)
-        _one(part, along, [one for one in data.curves if one.along == along], len(models) > 1)
+        _chart(part, along, [curve for curve in data.curves if curve.along == along], len(models) > 1)
 
 
-def _one(panel: Panel, along: str, curves: Sequence[Growth], several: bool) -> None:
-    lines = [(one.model if several else own.procedure, one, own) for one in curves for own in one.series]
+def _chart(panel: Panel, along: str, curves: Sequence[Growth], several: bool) -> None:
+    lines = [
+        (curve.model if several else series.procedure, curve, series) for curve in curves for series in curve.series
+    ]
     right = max(width_of(name, SMALL) for name, *_ in lines) / POINTS + 0.12
     axes = panel.axes(0.42, 0.33, right, 0.06)
-    places = sorted({place for one in curves for place in one.places})
+    places = sorted({place for curve in curves for place in curve.places})
     axes.set_yscale("log")
-    totals = [amount for one in curves for own in one.series for amount in own.totals if amount]
+    totals = [amount for curve in curves for series in curve.series for amount in series.totals if amount]
     axes.set_ylim(min(totals, default=1) / 1.5, max(totals, default=1) * 1.5)
     axis_of_sizes(axes, along, places, (panel.width - 0.42 - right) * POINTS)
     ends, log_of = [], axes.yaxis.get_transform().transform
     bottom, top = log_of(axes.get_ylim())
-    for place, (name, one, own) in enumerate(lines):
+    for place, (name, curve, series) in enumerate(lines):
         colour, dashes = line_of(name, place) if place or not several else (INK, "-")
-        axes.plot(one.places, own.totals, color=colour, linestyle=dashes, linewidth=1.2)
-        if own is one.series[0]:
+        axes.plot(curve.places, series.totals, color=colour, linestyle=dashes, linewidth=1.2)
+        if series is curve.series[0]:
             axes.plot(
-                [one.here], [own.totals[one.places.index(one.here)]], "o", markersize=3, color=colour, clip_on=False
+                [curve.here],
+                [series.totals[curve.places.index(curve.here)]],
+                "o",
+                markersize=3,
+                color=colour,
+                clip_on=False,
             )
-        ends.append((float((log_of(own.totals[-1]) - bottom) / (top - bottom)), name, colour))
+        ends.append((float((log_of(series.totals[-1]) - bottom) / (top - bottom)), name, colour))
     labels_at_ends(axes, places[-1], ends, panel.height - 0.39)
     axes.grid(axis="y", color=GRID, linewidth=0.5)
     axes.yaxis.set_major_formatter(lambda value, _: tick(value))
@@ -119,12 +126,12 @@ def _one(panel: Panel, along: str, curves: Sequence[Growth], several: bool) -> N
     axes.set_xlabel(TITLES[along], size=SMALL, color=FAINT, labelpad=2, loc="right")
 
 
-def said(data: Scaling) -> Iterator[str]:
+def notes(data: Scaling) -> Iterator[str]:
     """What the panel rests on, in sentences."""
     from learncost.ledger.show import convention
 
-    for one in data.curves:
-        yield f"{one.model} over its {one.along}: all else as asked for, a dot at {one.here:,} {one.unit}"
+    for curve in data.curves:
+        yield f"{curve.model} over its {curve.along}: all else as asked for, a dot at {curve.here:,} {curve.unit}"
     if "width" in data.along:
         yield "the width grows with feed-forward networks and the number of heads; the width of a head stays"
     yield convention(data.curves[0].price_book)

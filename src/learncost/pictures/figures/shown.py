@@ -11,9 +11,9 @@ from learncost.pictures.figures.style import RC
 
 
 class Plot(Figure):
-    """A figure; `told` is its title and what it rests on, as its file says."""
+    """A figure; `rests_on` is its title and what it rests on, as its file says."""
 
-    told: dict[str, str]
+    rests_on: dict[str, str]
 
     def _repr_png_(self) -> bytes:
         with rc_context(RC):

@@ -128,12 +128,12 @@ def tick(value: float, unit: str = "") -> str:
 
 def place_of(value: float) -> str:
     """A length on an axis: 512, 2 k, 128 k of 1,024 each where it is a power of two."""
-    whole = int(value)
-    if whole >= 8192 and whole % 1024 == 0 and whole < 2**20:
-        return f"{whole // 1024} k"
-    if whole >= 2**20 and whole % 2**20 == 0:
-        return f"{whole // 2**20} M"
-    return f"{whole:,}"
+    size = int(value)
+    if size >= 8192 and size % 1024 == 0 and size < 2**20:
+        return f"{size // 1024} k"
+    if size >= 2**20 and size % 2**20 == 0:
+        return f"{size // 2**20} M"
+    return f"{size:,}"
 
 
 @lru_cache(maxsize=4096)

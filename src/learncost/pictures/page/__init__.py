@@ -54,12 +54,13 @@ def page(documents: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None 
     nonce      of the content security policy, where a server has one
     """
     procedures = dict(_titles())
-    procedures |= {name: procedure_title(name) for name in (found["said"]["procedure"] for found in documents)}
-    given = {"documents": _once(documents), "procedures": procedures, **(more or {})}
-    data = as_json(given).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
+    procedures |= {name: procedure_title(name) for name in (document["said"]["procedure"] for document in documents)}
+    data_of_page = {"documents": _once(documents), "procedures": procedures, **(more or {})}
+    data = as_json(data_of_page).replace("<", "\\u003c")  # no text of the data can end the element that it stands in
     parts = {
         "version": __version__,
-        "title": escape(" and ".join(dict.fromkeys(found["said"]["model"] for found in documents))) + " · learncost",
+        "title": escape(" and ".join(dict.fromkeys(document["said"]["model"] for document in documents)))
+        + " · learncost",
         "nonce": f' nonce="{escape(nonce)}"' if nonce else "",
         "style": _part("style.css"),
         "data": data,
@@ -79,16 +80,16 @@ _SHARED = ("conventions", "growth", "compared", "tables", "rates")
 
 def _once(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The documents, in which what an earlier one has too is the place of that one: {"same": 0}."""
-    made: list[dict[str, Any]] = []
-    for found in documents:
-        own = {**found, "rates": found["time"]["rates"] if found.get("time") else None}
-        if own["rates"]:
-            own["time"] = {name: value for name, value in found["time"].items() if name != "rates"}
+    slim: list[dict[str, Any]] = []
+    for document in documents:
+        fields = {**document, "rates": document["time"]["rates"] if document.get("time") else None}
+        if fields["rates"]:
+            fields["time"] = {name: value for name, value in document["time"].items() if name != "rates"}
         for name in _SHARED:
-            place = next((at for at, one in enumerate(made) if one[name] == own[name]), None)
-            own[name] = own[name] if place is None or not own[name] else {"same": place}
-        made.append(own)
-    return made
+            place = next((at for at, earlier in enumerate(slim) if earlier[name] == fields[name]), None)
+            fields[name] = fields[name] if place is None or not fields[name] else {"same": place}
+        slim.append(fields)
+    return slim
 
 
 @cache

@@ -5,21 +5,21 @@ section(
   "conventions",
   "conventions",
   (place) => {
-    const found = page.found.conventions;
-    if (!found?.bars?.length || !page.found.said.learns) return false;
-    const names = Object.keys(found.to),
+    const conventions = page.step.conventions;
+    if (!conventions?.bars?.length || !page.step.said.learns) return false;
+    const names = Object.keys(conventions.to),
       usual = names.includes("paper") ? "paper" : names[names.length - 1];
     const to = names.includes(page.state.to) ? page.state.to : usual;
     const strip = element("div"),
       picks = element("div", { class: "controls" }),
       bars = element("div");
-    const books = new Set(found.bars.map((bar) => bar.price_book)).size;
-    const own = found.bars.find((bar) => bar.price_book === to),
-      start = found.bars.find((bar) => bar.price_book === "matmul");
+    const books = new Set(conventions.bars.map((bar) => bar.price_book)).size;
+    const end = conventions.bars.find((bar) => bar.price_book === to),
+      start = conventions.bars.find((bar) => bar.price_book === "matmul");
     place.replaceChildren(
       ...heading(
         "Why others count differently",
-        `${found.findings[to][0].toUpperCase()}${found.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`,
+        `${conventions.findings[to][0].toUpperCase()}${conventions.findings[to].slice(1)}. ${books} price books count the same step of backpropagation, as multiples of its matrix products; choose one to see the difference, item by item.`,
       ),
       strip,
       picks,
@@ -27,15 +27,15 @@ section(
       element(
         "p",
         { class: "caption" },
-        `FLOPs of forward, backward and the weights’ gradients; the optimizer’s step aside. ${own.price_book}: ${own.title}. ${own.source}.`,
+        `FLOPs of forward, backward and the weights’ gradients; the optimizer’s step aside. ${end.price_book}: ${end.title}. ${end.source}.`,
       ),
       ...[ofItsSizes()].filter(Boolean),
       asTable(
         ["what", "FLOPs"],
         [
           ["matmul", grouped(exact(start.amount))],
-          ...found.to[to].items.map((item) => [item.what, grouped(exact(item.amount))]),
-          [to, grouped(exact(own.amount))],
+          ...conventions.to[to].items.map((item) => [item.what, grouped(exact(item.amount))]),
+          [to, grouped(exact(end.amount))],
         ],
       ),
     );
@@ -48,8 +48,8 @@ section(
       element("span", { class: "what" }, "from matmul to"),
       element("div", { class: "field" }, select),
     );
-    drawStrip(strip, found.bars, to);
-    drawBridge(bars, found.to[to], start, own);
+    drawStrip(strip, conventions.bars, to);
+    drawBridge(bars, conventions.to[to], start, end);
   },
   () => [page.state.to, page.view.changed],
 );
@@ -62,7 +62,7 @@ function drawStrip(place, all, to) {
   const pad = (high - low || 0.2) * 0.06,
     x = linearScale(low - pad, high + pad, 40, width - 40),
     groups = [];
-  for (const bar of [...bars].sort((one, two) => one.ratio - two.ratio)) {
+  for (const bar of [...bars].sort((left, right) => left.ratio - right.ratio)) {
     const last = groups[groups.length - 1];
     if (last && x(bar.ratio) - x(last.ratio) < 9) last.bars.push(bar);
     else groups.push({ ratio: bar.ratio, bars: [bar] });
@@ -115,7 +115,7 @@ function drawStrip(place, all, to) {
         group.bars.map((bar) => `${bar.price_book}: ${bar.title}, ${digits(bar.ratio)} ×`).join("\n"),
       ),
     );
-    const next = group.bars.find((bar) => bar.price_book in page.found.conventions.to);
+    const next = group.bars.find((bar) => bar.price_book in page.step.conventions.to);
     if (next) dot.addEventListener("click", () => choose({ to: next.price_book }));
     svg.append(
       dot,
@@ -126,10 +126,10 @@ function drawStrip(place, all, to) {
   place.style.marginBottom = "20px";
 }
 
-function drawBridge(place, own, start, end) {
+function drawBridge(place, way, start, end) {
   const width = widthOf(place),
     narrow = width < 620,
-    [low, high] = own.reach.map(Number),
+    [low, high] = way.reach.map(Number),
     row = narrow ? 50 : 34,
     label = narrow ? 0 : Math.min(400, width * 0.36);
   const rows = [
@@ -143,7 +143,7 @@ function drawBridge(place, own, start, end) {
     },
   ];
   let level = Number(start.amount);
-  for (const item of own.drawn) {
+  for (const item of way.drawn) {
     const next = level + Number(item.amount);
     rows.push({
       what: item.what,
@@ -164,15 +164,15 @@ function drawBridge(place, own, start, end) {
   });
   const x = linearScale(low, high, label, width - 90),
     svg = chart(width, rows.length * row, `From matmul to ${end.price_book}, item by item`);
-  rows.forEach((one, at) => {
+  rows.forEach((bar, at) => {
     const y = at * row + (narrow ? 22 : 5),
-      from = Math.min(x(one.from), x(one.to)),
-      wide = Math.max(1, Math.abs(x(one.to) - x(one.from)));
+      from = Math.min(x(bar.from), x(bar.to)),
+      wide = Math.max(1, Math.abs(x(bar.to) - x(bar.from)));
     const name =
-      [one.what, one.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ??
-      one.short ??
-      shortened(one.what, narrow ? width : label - 12);
-    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: one.kind === "total" ? "strong" : "" }));
+      [bar.what, bar.short].find((text) => text && textWidth(text, 13, 500) < (narrow ? width : label - 12)) ??
+      bar.short ??
+      shortened(bar.what, narrow ? width : label - 12);
+    svg.append(svgText(0, narrow ? y - 6 : y + 16, name, { class: bar.kind === "total" ? "strong" : "" }));
     svg.append(
       svgElement(
         "rect",
@@ -181,23 +181,23 @@ function drawBridge(place, own, start, end) {
           y,
           width: wide,
           height: 22,
-          fill: one.kind === "total" ? "var(--ink)" : one.kind === "more" ? "var(--neutral-3)" : "var(--page)",
-          stroke: one.kind === "less" ? "var(--ink)" : "none",
+          fill: bar.kind === "total" ? "var(--ink)" : bar.kind === "more" ? "var(--neutral-3)" : "var(--page)",
+          stroke: bar.kind === "less" ? "var(--ink)" : "none",
           "stroke-width": 1.2,
         },
-        svgElement("title", {}, one.what),
+        svgElement("title", {}, bar.what),
       ),
     );
     if (at < rows.length - 1)
       svg.append(
-        svgLine(x(one.to), y + 22, x(one.to), y + row, {
+        svgLine(x(bar.to), y + 22, x(bar.to), y + row, {
           "stroke-dasharray": "1.5 2.5",
           style: "stroke: var(--faint)",
         }),
       );
     svg.append(
-      svgText(Math.max(x(one.from), x(one.to)) + 8, y + 16, `${one.kind === "more" ? "+" : ""}${si(one.amount)}`, {
-        class: one.kind === "total" ? "strong" : "",
+      svgText(Math.max(x(bar.from), x(bar.to)) + 8, y + 16, `${bar.kind === "more" ? "+" : ""}${si(bar.amount)}`, {
+        class: bar.kind === "total" ? "strong" : "",
       }),
     );
   });

@@ -16,11 +16,11 @@ function ticks(low, high, count) {
   const span = high - low || 1,
     raw = span / count,
     power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((own) => own * power).find((own) => own >= raw * 0.999);
-  const found = [];
+  const step = [1, 2, 2.5, 5, 10].map((multiple) => multiple * power).find((multiple) => multiple >= raw * 0.999);
+  const places = [];
   for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step)
-    found.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
-  return found;
+    places.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
+  return places;
 }
 
 /** A number at an axis: no zeros after the point that say nothing there. */
@@ -30,10 +30,10 @@ function tickText(text) {
 
 /** Powers of ten between two ends. */
 function decades(low, high) {
-  const found = [];
+  const powers = [];
   for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.floor(Math.log10(high) + 1e-9); power += 1)
-    found.push(10 ** power);
-  return found;
+    powers.push(10 ** power);
+  return powers;
 }
 
 function svgText(x, y, text, attributes = {}) {
@@ -73,19 +73,19 @@ function widthOf(place, least = 280) {
 
 /** Data of other procedures of the same model, which a document for one of them may have and another not. */
 function siblings() {
-  const model = caseName(page.found, "model");
-  return GIVEN.documents.filter((found) => caseName(found, "model") === model && !GIVEN.api);
+  const model = caseName(page.step, "model");
+  return GIVEN.documents.filter((step) => caseName(step, "model") === model && !GIVEN.api);
 }
 
 /** What is said where a section is of the sizes of the document, and others are chosen. */
 function ofItsSizes() {
   if (!page.view.changed || GIVEN.api) return null;
-  const { found } = page,
-    own = (name) => grouped(exact(found.sizes.find((size) => size.name === name)?.value ?? 0));
-  const lengths = found.said.two_sided ? `${own("seq_len")} and ${own("target_len")}` : own("seq_len");
+  const { step } = page,
+    sizeText = (name) => grouped(exact(step.sizes.find((size) => size.name === name)?.value ?? 0));
+  const lengths = step.said.two_sided ? `${sizeText("seq_len")} and ${sizeText("target_len")}` : sizeText("seq_len");
   return element(
     "p",
     { class: "caption" },
-    `Drawn for the sizes that the report was made with: ${own("batch_size")} ${plural(exact(found.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`,
+    `Drawn for the sizes that the report was made with: ${sizeText("batch_size")} ${plural(exact(step.sizes.find((size) => size.name === "batch_size").value), "sequence")} of ${lengths} tokens.`,
   );
 }

@@ -56,12 +56,12 @@ function save(name, type, content) {
 }
 
 function fileName(ending) {
-  return `${page.found.said.model.replace(/[^\w.-]+/g, "-")}-${page.found.said.procedure}.${ending}`;
+  return `${page.step.said.model.replace(/[^\w.-]+/g, "-")}-${page.step.said.procedure}.${ending}`;
 }
 
 /** What is shown, exactly: sizes, totals and lines; whole numbers as numbers, whatever their length. */
 function saveJson() {
-  const { found, view } = page,
+  const { step, view } = page,
     { command, python } = callOf();
   const lines = view.lines.map((line) => ({
     macro_operation: line.macro,
@@ -73,13 +73,13 @@ function saveJson() {
     text: line.text ?? "",
     ...line.values,
   }));
-  const shown = {
-    learncost: found.version,
-    model: found.said.model,
-    procedure: found.said.procedure,
-    price_book: found.said.price_book,
-    dtype: found.said.dtype,
-    device: found.said.device,
+  const content = {
+    learncost: step.version,
+    model: step.said.model,
+    procedure: step.said.procedure,
+    price_book: step.said.price_book,
+    dtype: step.said.dtype,
+    device: step.said.device,
     sizes: view.names,
     totals: view.totals,
     peak_bytes: view.peak,
@@ -87,23 +87,23 @@ function saveJson() {
     python,
     lines,
   };
-  save(fileName("json"), "application/json", asJson(shown) + "\n");
+  save(fileName("json"), "application/json", asJson(content) + "\n");
 }
 
-function asJson(own) {
-  if (typeof own === "bigint") return own.toString();
-  if (Array.isArray(own)) return `[${own.map(asJson).join(",")}]`;
-  if (own && typeof own === "object")
-    return `{${Object.entries(own)
+function asJson(content) {
+  if (typeof content === "bigint") return content.toString();
+  if (Array.isArray(content)) return `[${content.map(asJson).join(",")}]`;
+  if (content && typeof content === "object")
+    return `{${Object.entries(content)
       .filter(([, value]) => value !== undefined)
       .map(([key, value]) => `${JSON.stringify(key)}:${asJson(value)}`)
       .join(",")}}`;
-  return JSON.stringify(own ?? null);
+  return JSON.stringify(content ?? null);
 }
 
 function saveCsv() {
   const columns = ["macro_operation", "block", "layer", "line", "equation", "repeat", ...Object.keys(QUANTITIES)];
-  const cell = (own) => (/[",\n]/.test(String(own)) ? `"${String(own).replaceAll('"', '""')}"` : String(own));
+  const cell = (content) => (/[",\n]/.test(String(content)) ? `"${String(content).replaceAll('"', '""')}"` : String(content));
   const rows = page.view.lines.map((line) =>
     [
       line.macro,
@@ -122,23 +122,23 @@ function saveCsv() {
 
 /** The icicle as a drawing of its own: colours and fonts resolved into it. */
 function drawingOf() {
-  const shown = document.getElementById("icicle-svg"),
-    copy = shown.cloneNode(true),
-    own = shown.querySelectorAll("*");
+  const drawing = document.getElementById("icicle-svg"),
+    copy = drawing.cloneNode(true),
+    originals = drawing.querySelectorAll("*");
   copy.querySelectorAll("*").forEach((part, at) => {
-    const style = getComputedStyle(own[at]);
+    const style = getComputedStyle(originals[at]);
     for (const name of ["fill", "stroke", "stroke-width", "font-size", "font-weight"])
       part.setAttribute(name, style.getPropertyValue(name));
     part.removeAttribute("style");
     part.removeAttribute("class");
   });
-  const { width, height } = shown.getBoundingClientRect();
+  const { width, height } = drawing.getBoundingClientRect();
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("width", width);
   copy.setAttribute("height", height);
   copy.setAttribute("font-family", getComputedStyle(document.body).fontFamily);
   copy.prepend(
-    svgElement("metadata", {}, `${callOf().command}; ${page.found.said.convention}; learncost ${page.found.version}`),
+    svgElement("metadata", {}, `${callOf().command}; ${page.step.said.convention}; learncost ${page.step.version}`),
     svgElement("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }),
   );
   return { text: new XMLSerializer().serializeToString(copy), width, height };

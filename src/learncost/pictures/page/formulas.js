@@ -4,11 +4,11 @@
 let formulasOpen = null;
 
 section("formulas", "formulas", (place) => {
-  const { found, view } = page,
+  const { step, view } = page,
     groups = new Map();
   for (const line of view.lines) {
     if (line.mathml === undefined) continue;
-    const key = `${passName(line.macro)}: ${layerName(line, found.said.two_sided)}`;
+    const key = `${passName(line.macro)}: ${layerName(line, step.said.two_sided)}`;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(line);
   }
@@ -19,7 +19,7 @@ section("formulas", "formulas", (place) => {
     formulasOpen = [...groups.keys()].find((key) => /attention/.test(key)) ?? [...groups.keys()][0];
   const inside = [...groups].map(([key, lines]) => {
     const total = lines.reduce((all, line) => all + line.values[quantity], 0n);
-    const made = element(
+    const details = element(
       "details",
       {},
       element(
@@ -29,25 +29,25 @@ section("formulas", "formulas", (place) => {
       ),
     );
     const fill = () =>
-      made.childElementCount === 1 && made.append(...lines.map((line) => formulaLine(view, line, quantity)));
-    made.addEventListener("toggle", () => made.open && fill());
+      details.childElementCount === 1 && details.append(...lines.map((line) => formulaLine(view, line, quantity)));
+    details.addEventListener("toggle", () => details.open && fill());
     if (formulasOpen === key) {
-      made.open = true;
+      details.open = true;
       fill();
     }
-    return made;
+    return details;
   });
-  const errata = found.errata.map((one) =>
+  const errata = step.errata.map((erratum) =>
     element(
       "li",
       {},
-      element("b", {}, one.id),
-      ` ${one.document}, ${one.where}: printed “${one.printed}”, right is “${one.right}”. ${one.effect}`,
+      element("b", {}, erratum.id),
+      ` ${erratum.document}, ${erratum.where}: printed “${erratum.printed}”, right is “${erratum.right}”. ${erratum.effect}`,
     ),
   );
   const letters = element("p", { class: "caption" });
-  letters.innerHTML = found.legend
-    .map((one) => `${one.mathml} = ${grouped(view.axes[one.axis] ?? exact(one.value))}`)
+  letters.innerHTML = step.legend
+    .map((letter) => `${letter.mathml} = ${grouped(view.axes[letter.axis] ?? exact(letter.value))}`)
     .join(", ");
   const groupsPlace = element("div", { class: "formula-groups" }, ...inside);
   place.replaceChildren(
@@ -67,8 +67,8 @@ function formulaLine(view, line, quantity) {
   const equation = element("div", { class: "scroll" }),
     count = element("div", { class: "scroll count" }),
     formula = line.formulas?.[quantity];
-  equation.innerHTML = mathOf(view.found, line.mathml);
-  if (formula) count.innerHTML = mathOf(view.found, formula.mathml);
+  equation.innerHTML = mathOf(view.step, line.mathml);
+  if (formula) count.innerHTML = mathOf(view.step, formula.mathml);
   return element(
     "div",
     { class: "formula-line", "data-line": line.place },

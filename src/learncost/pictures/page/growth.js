@@ -8,23 +8,23 @@ section(
   "growth",
   "growth",
   (place) => {
-    const all = page.found.growth ?? {},
-      there = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
-    if (!there.length || !page.found.said.learns) return false;
-    const along = there.includes(page.state.grow) ? page.state.grow : there[0],
-      own = all[along];
-    const ratios = own.series.length > 1 && page.state.scale !== "absolute";
+    const all = page.step.growth ?? {},
+      available = Object.keys(ALONG).filter((name) => all[name]?.places.length > 1);
+    if (!available.length || !page.step.said.learns) return false;
+    const along = available.includes(page.state.grow) ? page.state.grow : available[0],
+      grown = all[along];
+    const ratios = grown.series.length > 1 && page.state.scale !== "absolute";
     const controls = element(
       "div",
       { class: "controls no-print" },
       segments(
         "grow",
-        Object.fromEntries(there.map((name) => [name, ALONG[name]])),
+        Object.fromEntries(available.map((name) => [name, ALONG[name]])),
         along,
         (grow) => choose({ grow }),
         "What grows",
       ),
-      ...(own.series.length > 1
+      ...(grown.series.length > 1
         ? [
             segments(
               "scale",
@@ -39,21 +39,21 @@ section(
     const drawn = element("div");
     place.replaceChildren(
       ...heading(
-        own.finding,
-        `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${own.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
+        grown.finding,
+        `${ratios ? "FLOPs of a step as multiples of backpropagation’s" : "FLOPs of a step"}, by ${along === "length" ? "the length of a sequence" : along === "batch" ? "sequences in a batch" : along === "depth" ? "the number of blocks" : "the width of the model"}.${grown.crossings.length ? " Crossings are solved exactly, not read off the chart." : ""}`,
       ),
       controls,
       drawn,
       ...[along === "length" ? null : ofItsSizes()].filter(Boolean),
       asTable(
-        [own.unit, ...own.series.map((one) => one.procedure)],
-        own.places.map((size, at) => [
+        [grown.unit, ...grown.series.map((series) => series.procedure)],
+        grown.places.map((size, at) => [
           grouped(exact(size)),
-          ...own.series.map((one) => grouped(exact(one.totals[at]))),
+          ...grown.series.map((series) => grouped(exact(series.totals[at]))),
         ]),
       ),
     );
-    drawGrowth(drawn, own, ratios);
+    drawGrowth(drawn, grown, ratios);
   },
   () => [
     page.state.grow,
@@ -66,21 +66,21 @@ section(
 VIEW_KEYS.grow = "length";
 VIEW_KEYS.scale = "ratio";
 
-function hereIn(own) {
-  const name = { length: "seq_len", batch: "batch_size" }[own.along];
-  return name && page.view.names[name] !== undefined ? Number(page.view.names[name]) : Number(own.here);
+function hereIn(grown) {
+  const name = { length: "seq_len", batch: "batch_size" }[grown.along];
+  return name && page.view.names[name] !== undefined ? Number(page.view.names[name]) : Number(grown.here);
 }
 
-function drawGrowth(place, own, ratios) {
+function drawGrowth(place, grown, ratios) {
   const width = widthOf(place),
     narrow = width < 560,
     left = 54,
     right = narrow ? 8 : 120,
-    top = narrow ? 20 + 20 * own.series.length : 28,
+    top = narrow ? 20 + 20 * grown.series.length : 28,
     height = (narrow ? 380 : 400) + (narrow ? 20 : 0),
     bottom = 48;
-  const places = own.places.map(Number),
-    values = own.series.map((one) => (ratios ? one.ratios.map(Number) : one.totals.map(Number)));
+  const places = grown.places.map(Number),
+    values = grown.series.map((series) => (ratios ? series.ratios.map(Number) : series.totals.map(Number)));
   const x = logScale(places[0], places[places.length - 1], left, width - right),
     flat = values.flat();
   const low = Math.min(...flat),
@@ -92,11 +92,11 @@ function drawGrowth(place, own, ratios) {
   const svg = chart(
     width,
     height,
-    `${own.finding}. ${own.series.map((one) => one.procedure).join(", ")} from ${grouped(exact(own.places[0]))} to ${grouped(exact(own.places[own.places.length - 1]))} ${own.unit}`,
+    `${grown.finding}. ${grown.series.map((series) => series.procedure).join(", ")} from ${grouped(exact(grown.places[0]))} to ${grouped(exact(grown.places[grown.places.length - 1]))} ${grown.unit}`,
   );
   let ground = null;
-  if (own.limit && own.limit < places[places.length - 1]) {
-    const from = Math.max(left, x(Math.max(own.limit, places[0])));
+  if (grown.limit && grown.limit < places[places.length - 1]) {
+    const from = Math.max(left, x(Math.max(grown.limit, places[0])));
     svg.append(
       svgElement("rect", {
         x: from,
@@ -120,9 +120,9 @@ function drawGrowth(place, own, ratios) {
     );
   if (ground !== null) {
     const text = [
-      `beyond the ${grouped(BigInt(own.limit))} positions that ${page.found.said.model} learns →`,
+      `beyond the ${grouped(BigInt(grown.limit))} positions that ${page.step.said.model} learns →`,
       "beyond its positions →",
-    ].find((one) => textWidth(one, 12) < width - right - ground - 12);
+    ].find((words) => textWidth(words, 12) < width - right - ground - 12);
     if (text)
       svg.append(
         svgText(ground + 7, top + 15, text, {
@@ -139,9 +139,9 @@ function drawGrowth(place, own, ratios) {
     last = x(tick) + half;
     svg.append(svgText(x(tick), height - bottom + 20, text, { class: "axis", "text-anchor": "middle" }));
   }
-  const unit = { length: "tokens in a sequence", batch: "sequences", depth: "blocks", width: "width" }[own.along];
+  const unit = { length: "tokens in a sequence", batch: "sequences", depth: "blocks", width: "width" }[grown.along];
   svg.append(svgText(width - right, height - 8, `${unit} →`, { class: "axis", "text-anchor": "end" }));
-  const here = hereIn(own);
+  const here = hereIn(grown);
   if (here >= places[0] && here <= places[places.length - 1])
     svg.append(
       svgLine(x(here), top, x(here), height - bottom, { style: "stroke: var(--faint); stroke-width: 1.5" }),
@@ -151,46 +151,46 @@ function drawGrowth(place, own, ratios) {
       }),
     );
   const labels = [];
-  own.series.forEach((one, at) => {
-    const forwardOnly = /pepita/.test(one.procedure),
-      style = `stroke: ${forwardOnly ? "var(--link)" : "var(--ink)"}; stroke-width: ${one.procedure === "bp" ? 2.4 : 2}`;
+  grown.series.forEach((series, at) => {
+    const forwardOnly = /pepita/.test(series.procedure),
+      style = `stroke: ${forwardOnly ? "var(--link)" : "var(--ink)"}; stroke-width: ${series.procedure === "bp" ? 2.4 : 2}`;
     svg.append(
       svgElement("path", {
         d: `M${places.map((size, index) => `${x(size).toFixed(1)},${y(values[at][index]).toFixed(1)}`).join(" L")}`,
         class: "rule",
         style,
-        "stroke-dasharray": DASHES[one.procedure] ?? "9 3 2 3",
+        "stroke-dasharray": DASHES[series.procedure] ?? "9 3 2 3",
       }),
     );
     labels.push({
       y: y(values[at][values[at].length - 1]),
-      text: textWidth(titleOf(one.procedure), 13) < 112 ? titleOf(one.procedure) : one.procedure,
+      text: textWidth(titleOf(series.procedure), 13) < 112 ? titleOf(series.procedure) : series.procedure,
       colour: forwardOnly ? "var(--link)" : "var(--ink)",
       style,
-      dash: DASHES[one.procedure] ?? "9 3 2 3",
+      dash: DASHES[series.procedure] ?? "9 3 2 3",
     });
   });
   if (narrow)
-    labels.forEach((one, at) =>
+    labels.forEach((label, at) =>
       svg.append(
         svgElement("line", {
           x1: left,
           x2: left + 28,
           y1: 12 + 20 * at,
           y2: 12 + 20 * at,
-          style: one.style,
-          "stroke-dasharray": one.dash,
+          style: label.style,
+          "stroke-dasharray": label.dash,
         }),
-        svgText(left + 36, 16 + 20 * at, one.text, { style: `fill: ${one.colour}` }),
+        svgText(left + 36, 16 + 20 * at, label.text, { style: `fill: ${label.colour}` }),
       ),
     );
   else {
-    labels.sort((one, two) => one.y - two.y);
-    labels.forEach((one, at) => (one.y = at ? Math.max(one.y, labels[at - 1].y + 17) : one.y));
-    for (const one of labels)
-      svg.append(svgText(width - right + 8, one.y + 4, one.text, { style: `fill: ${one.colour}` }));
+    labels.sort((upper, lower) => upper.y - lower.y);
+    labels.forEach((label, at) => (label.y = at ? Math.max(label.y, labels[at - 1].y + 17) : label.y));
+    for (const label of labels)
+      svg.append(svgText(width - right + 8, label.y + 4, label.text, { style: `fill: ${label.colour}` }));
   }
-  if (ratios) drawCrossings(svg, own, values, places, x, y, height - bottom, width - right);
+  if (ratios) drawCrossings(svg, grown, values, places, x, y, height - bottom, width - right);
   place.style.minHeight = `${height}px`;
   place.replaceChildren(svg);
 }
@@ -203,8 +203,8 @@ function powersBetween(low, high, count) {
 }
 
 /** Crossings with backpropagation: a ring where they are, and what begins there. */
-function drawCrossings(svg, own, values, places, x, y, bottom, right) {
-  for (const crossing of own.crossings.filter((one) => one.cheaper === "bp" || one.dearer === "bp")) {
+function drawCrossings(svg, grown, values, places, x, y, bottom, right) {
+  for (const crossing of grown.crossings.filter((each) => each.cheaper === "bp" || each.dearer === "bp")) {
     const at = Number(crossing.at);
     if (at < places[0] || at > places[places.length - 1]) continue;
     svg.append(

@@ -10,20 +10,20 @@ function svgElement(name, attributes = {}, ...inner) {
       element.style.cssText = value; // which a content security policy allows
     else if (value !== null && value !== undefined) element.setAttribute(key, value);
   }
-  element.append(...inner.filter((one) => one !== null && one !== undefined));
+  element.append(...inner.filter((child) => child !== null && child !== undefined));
   return element;
 }
 
 function element(name, attributes = {}, ...inner) {
-  const made = document.createElement(name);
+  const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "style") made.style.cssText = value ?? "";
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "style") node.style.cssText = value ?? "";
+    else if (value === true) node.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
   }
-  made.append(...inner.filter((one) => one !== null && one !== undefined));
-  return made;
+  node.append(...inner.filter((child) => child !== null && child !== undefined));
+  return node;
 }
 
 const widths = new Map();
@@ -40,11 +40,11 @@ function textWidth(text, size = 13, weight = 400) {
 
 /** The cells of a tree: x and width along the cost, as shares of the whole; those of no width are left out. */
 function cells(root, width) {
-  const found = [];
+  const boxes = [];
   const place = (node, x) => {
-    const own = root.value ? (Number(node.value) / Number(root.value)) * width : node === root ? width : 0;
-    if (own < 0.6) return;
-    found.push({ node, x, width: own });
+    const span = root.value ? (Number(node.value) / Number(root.value)) * width : node === root ? width : 0;
+    if (span < 0.6) return;
+    boxes.push({ node, x, width: span });
     let at = x;
     for (const part of node.parts) {
       place(part, at);
@@ -52,17 +52,17 @@ function cells(root, width) {
     }
   };
   place(root, 0);
-  return found;
+  return boxes;
 }
 
 /** What is written in a cell: never more than fits, never cut. */
 function label(node, room, height, root, quantity) {
   if (height < 17) return [];
-  const own = QUANTITIES[quantity];
+  const description = QUANTITIES[quantity];
   const times = node.kind === "layer" && node.repeat > 1 ? `${node.name} × ${node.repeat}` : null;
   const number = node.line?.equation ? `(${node.line.equation})` : "";
-  const value = own.short(node.value),
-    whole = `${value} · ${share(node.value, root.value)}`;
+  const value = description.short(node.value),
+    full = `${value} · ${share(node.value, root.value)}`;
   const second =
     node.depth === 0
       ? [`${value} ${quantity === "flops" ? "FLOPs" : quantity === "maccs" ? "MACCs" : ""}`]
@@ -70,21 +70,21 @@ function label(node, room, height, root, quantity) {
         ? number
           ? [`${number} ${value}`, number]
           : [value]
-        : [whole, value];
+        : [full, value];
   const names = [times, node.name, node.short].filter(Boolean);
   const fits = (text, size, weight) => textWidth(text, size, weight) <= room - 15;
-  const name = names.find((one) => fits(one, 13, 500));
+  const name = names.find((candidate) => fits(candidate, 13, 500));
   if (!name) return [];
-  const below = height >= 36 ? second.find((one) => fits(one, 12, 400)) : null;
+  const below = height >= 36 ? second.find((candidate) => fits(candidate, 12, 400)) : null;
   return below ? [name, below] : [name];
 }
 
-function drawIcicle(place, root, quantity, shown, choose) {
+function drawIcicle(place, root, quantity, current, choose) {
   const width = place.clientWidth || 760;
   const turned = width < 560 && !matchMedia("print").matches;
   const height = turned ? 560 : 4 * ROW + 3;
-  const found = cells(root, turned ? height : width);
-  const columns = [0, 0, 0.3, 0.66, 1].map((own) => own * width);
+  const boxes = cells(root, turned ? height : width);
+  const columns = [0, 0, 0.3, 0.66, 1].map((part) => part * width);
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width} ${height}`,
     height,
@@ -93,7 +93,7 @@ function drawIcicle(place, root, quantity, shown, choose) {
     id: "icicle-svg",
   });
   let ring = null;
-  for (const cell of found) {
+  for (const cell of boxes) {
     const { node } = cell;
     if (turned && node.depth === 0) continue;
     const box = turned
@@ -132,10 +132,10 @@ function drawIcicle(place, root, quantity, shown, choose) {
       "g",
       {
         role: "treeitem",
-        tabindex: node.key === shown.key ? 0 : -1,
+        tabindex: node.key === current.key ? 0 : -1,
         "data-key": node.key,
         "aria-level": node.depth + 1,
-        "aria-selected": node.key === shown.key,
+        "aria-selected": node.key === current.key,
         "aria-label": spoken,
         style: pass ? `--pass: var(--${pass}); --on-pass: var(--on-${pass})` : null,
       },
@@ -146,7 +146,7 @@ function drawIcicle(place, root, quantity, shown, choose) {
       group.append(svgElement("rect", { ...box, fill: "url(#hatch)", "pointer-events": "none" }));
     group.addEventListener("click", () => choose(node, "fix"));
     group.addEventListener("pointerenter", (event) => event.pointerType !== "touch" && choose(node, "look"));
-    if (node.key === shown.key)
+    if (node.key === current.key)
       ring = svgElement("rect", {
         x: box.x,
         y: box.y,
@@ -162,11 +162,11 @@ function drawIcicle(place, root, quantity, shown, choose) {
   svg.prepend(hatch());
   if (ring) svg.append(ring);
   svg.addEventListener("pointerleave", () => choose(null, "look"));
-  svg.addEventListener("keydown", (event) => walkIcicle(event, root, shown, found, choose));
-  const held = place.contains(document.activeElement);
+  svg.addEventListener("keydown", (event) => walkIcicle(event, root, current, boxes, choose));
+  const focused = place.contains(document.activeElement);
   place.style.minHeight = `${height}px`;
   place.replaceChildren(svg);
-  if (held) svg.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
+  if (focused) svg.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
 }
 
 function hatch() {
@@ -181,12 +181,12 @@ function hatch() {
   );
 }
 
-function walkIcicle(event, root, shown, found, choose) {
-  const drawn = new Set(found.map((cell) => cell.node));
-  const above = shown.parent,
+function walkIcicle(event, root, current, boxes, choose) {
+  const drawn = new Set(boxes.map((cell) => cell.node));
+  const above = current.parent,
     among = (above?.parts ?? [root]).filter((node) => drawn.has(node));
-  const at = among.indexOf(shown);
-  const largest = shown.parts
+  const at = among.indexOf(current);
+  const largest = current.parts
     .filter((node) => drawn.has(node))
     .reduce((most, node) => (!most || node.value > most.value ? node : most), null);
   const next = {
@@ -197,8 +197,8 @@ function walkIcicle(event, root, shown, found, choose) {
     Escape: root,
     Home: among[0],
     End: among[among.length - 1],
-    Enter: shown,
-    " ": shown,
+    Enter: current,
+    " ": current,
   }[event.key];
   if (
     !(

@@ -2,7 +2,7 @@
 "use strict";
 
 function drawInspector(place, view, node, root, quantity) {
-  const own = QUANTITIES[quantity];
+  const description = QUANTITIES[quantity];
   const path = [];
   for (let above = node.parent; above; above = above.parent)
     path.unshift(above.kind === "layer" && above.repeat > 1 ? `${above.name} × ${above.repeat}` : above.name);
@@ -19,16 +19,16 @@ function drawInspector(place, view, node, root, quantity) {
     element(
       "p",
       { class: "big" },
-      inside ? "no time of its own" : own.prose(node.value),
+      inside ? "no time of its own" : description.prose(node.value),
       " ",
-      element("small", {}, inside ? "" : own.unit),
+      element("small", {}, inside ? "" : description.unit),
     ),
     element(
       "p",
       { class: "exact" },
       inside
         ? `It runs inside the kernel of ${node.line.inside}.`
-        : `${own.exact ? `${grouped(node.value)} · ` : ""}${share(node.value, root.value)} of ${root.name === "one step" ? "the step" : "the pass"}`,
+        : `${description.exact ? `${grouped(node.value)} · ` : ""}${share(node.value, root.value)} of ${root.name === "one step" ? "the step" : "the pass"}`,
     ),
   );
   const rest = element("div", {}, node.line ? chain(view, node.line, quantity) : largest(node, root, quantity));
@@ -44,7 +44,7 @@ function chain(view, line, quantity) {
   const formula = line.formulas?.[counted];
   if (formula) {
     const why = element("div", { class: "scroll" });
-    why.innerHTML = mathOf(view.found, formula.mathml);
+    why.innerHTML = mathOf(view.step, formula.mathml);
     add(
       counted === quantity ? "why" : counted === "flops" ? "FLOPs" : counted,
       why,
@@ -65,17 +65,17 @@ function chain(view, line, quantity) {
     );
   if (line.mathml !== undefined) {
     const equation = element("div", { class: "scroll" });
-    equation.innerHTML = mathOf(view.found, line.mathml);
+    equation.innerHTML = mathOf(view.step, line.mathml);
     add(line.equation ? `(${line.equation})` : "line", equation);
   }
   if (line.text) {
-    const table = view.found.tables[line.table];
+    const table = view.step.tables[line.table];
     const derived = line.macro !== "forward" && line.macro !== "recomputation";
     add("table", element("pre", {}, line.text), ...(table ? [tableOf(table, line, derived)] : []));
   }
   const parts = [list];
   for (const name of line.errata ?? []) {
-    const erratum = view.found.errata.find((one) => one.id === name);
+    const erratum = view.step.errata.find((candidate) => candidate.id === name);
     if (erratum)
       parts.push(
         element(
@@ -91,40 +91,40 @@ function chain(view, line, quantity) {
 }
 
 function tableOf(table, line, derived) {
-  const how = derived ? "derived from" : "as written in";
+  const origin = derived ? "derived from" : "as written in";
   return element(
     "details",
     {},
-    element("summary", {}, `${how} ${table.file}`),
+    element("summary", {}, `${origin} ${table.file}`),
     element("pre", {}, table.text),
     table.source ? element("p", { class: "caption" }, table.source) : null,
   );
 }
 
-function mathOf(found, place) {
-  return found.mathml[place] ?? "";
+function mathOf(step, place) {
+  return step.mathml[place] ?? "";
 }
 
 /** A count with its sizes put in: every term as a product of numbers. */
 function inNumbers(view, count) {
   const terms = count.slice(1).map(([place, coefficient]) => {
-    const factors = view.found.monomials[place].map((axis) => grouped(sizeOf(axis, view.axes)));
-    const whole = exact(coefficient);
+    const factors = view.step.monomials[place].map((axis) => grouped(sizeOf(axis, view.axes)));
+    const factor = exact(coefficient);
     return [
-      whole < 0n ? "−" : "+",
-      (whole === 1n || whole === -1n) && factors.length ? factors : [grouped(whole < 0n ? -whole : whole), ...factors],
+      factor < 0n ? "−" : "+",
+      (factor === 1n || factor === -1n) && factors.length ? factors : [grouped(factor < 0n ? -factor : factor), ...factors],
     ];
   });
-  const shown = terms
+  const written = terms
     .slice(0, 4)
     .map(([sign, factors], place) => (place || sign === "−" ? `${sign} ` : "") + factors.join(" × "));
   const over = exact(count[0]) === 1n ? "" : ` over ${count[0]}`;
-  return shown.join(" ") + (terms.length > 4 ? ` + ${terms.length - 4} terms` : "") + over;
+  return written.join(" ") + (terms.length > 4 ? ` + ${terms.length - 4} terms` : "") + over;
 }
 
 /** The four largest parts of a group. */
 function largest(node, root, quantity) {
-  const parts = [...node.parts].sort((one, two) => (two.value > one.value ? 1 : -1)).filter((part) => part.value);
+  const parts = [...node.parts].sort((left, right) => (right.value > left.value ? 1 : -1)).filter((part) => part.value);
   const rows = parts.slice(0, 4).map((part) => {
     const name = part.kind === "layer" && part.repeat > 1 ? `${part.name} × ${part.repeat}` : part.name;
     const go = element("button", { type: "button", onclick: () => chooseNode(part, "fix") }, name);

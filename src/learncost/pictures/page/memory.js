@@ -7,7 +7,7 @@ section(
   "memory",
   "memory",
   (place) => {
-    const memory = page.found.memory;
+    const memory = page.step.memory;
     if (!memory?.curve) return false;
     const { curve } = memory;
     if (memoryAt === null || memoryAt >= curve.lines.length) memoryAt = curve.peak_at;
@@ -50,24 +50,24 @@ function usualSaid(memory) {
 }
 
 function aliveAt(curve, at) {
-  const found = new Map();
+  const merged = new Map();
   for (const array of curve.arrays) {
     if (array.first > at || array.last < at) continue;
     const key = `${array.name} ${array.shape} ${array.layer} ${array.block} ${array.kind}`;
-    const seen = found.get(key);
-    found.set(
+    const earlier = merged.get(key);
+    merged.set(
       key,
-      seen
-        ? { ...seen, bytes: seen.bytes + exact(array.bytes), number: seen.number + array.number }
+      earlier
+        ? { ...earlier, bytes: earlier.bytes + exact(array.bytes), number: earlier.number + array.number }
         : { ...array, bytes: exact(array.bytes) },
     );
   }
-  return [...found.values()].sort((one, two) => (two.bytes > one.bytes ? 1 : two.bytes < one.bytes ? -1 : 0));
+  return [...merged.values()].sort((left, right) => (right.bytes > left.bytes ? 1 : right.bytes < left.bytes ? -1 : 0));
 }
 
 function lineSaid(curve, at) {
   const line = curve.lines[at],
-    layer = [line.block && page.found.said.two_sided ? line.block : "", plainName(line.layer)]
+    layer = [line.block && page.step.said.two_sided ? line.block : "", plainName(line.layer)]
       .filter(Boolean)
       .join(" ");
   return `${layer}${layer && line.macro_operation ? ", " : ""}${passName(line.macro_operation)}`;
@@ -97,8 +97,8 @@ function curveLayout(place, curve) {
 }
 
 function drawCurve(place, curve, show) {
-  const own = curveLayout(place, curve),
-    { x, y, width, height } = own,
+  const layout = curveLayout(place, curve),
+    { x, y, width, height } = layout,
     count = curve.lines.length;
   const svg = chart(width, height, "");
   for (const [name, value] of Object.entries({
@@ -110,25 +110,25 @@ function drawCurve(place, curve, show) {
   }))
     svg.setAttribute(name, value);
   svg.style.cssText = "touch-action: pan-y; cursor: crosshair";
-  for (const tick of own.scaleTicks)
+  for (const tick of layout.scaleTicks)
     svg.append(
-      svgLine(own.left, y(tick), width - own.right, y(tick)),
-      svgText(own.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }),
+      svgLine(layout.left, y(tick), width - layout.right, y(tick)),
+      svgText(layout.left - 10, y(tick) + 4, tick ? tickText(bytes(tick)) : "0", { class: "axis", "text-anchor": "end" }),
     );
   let below = new Array(count).fill(0);
   for (const [kind, sizes] of Object.entries(curve.kinds)) {
     const above = below.map((size, at) => size + Number(sizes[at]));
     svg.append(svgElement("path", { d: stairs(x, y, below, above), fill: colourOf(kind), "fill-opacity": 0.88 }));
-    labelArea(svg, own, kind, below, above);
+    labelArea(svg, layout, kind, below, above);
     below = above;
   }
-  drawPhases(svg, own, curve);
-  drawBrackets(svg, own, curve);
+  drawPhases(svg, layout, curve);
+  drawBrackets(svg, layout, curve);
   svg.append(svgElement("g", { class: "pointer" }));
   const at = (event) =>
     Math.floor(
-      ((((event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width) * width - own.left) /
-        (width - own.right - own.left)) *
+      ((((event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width) * width - layout.left) /
+        (width - layout.right - layout.left)) *
         count,
     );
   svg.addEventListener("pointermove", (event) => show(at(event)));
@@ -167,19 +167,19 @@ function stairs(x, y, below, above) {
 const AREAS = { forward: "made forward", "weight update": "weight gradients", gradients: "gradients of weights" };
 
 /** The name of an area, in the widest run of lines in which it is high enough. */
-function labelArea(svg, own, kind, below, above) {
-  const tall = above.map((size, at) => own.y(below[at]) - own.y(size) >= 20);
+function labelArea(svg, layout, kind, below, above) {
+  const tall = above.map((size, at) => layout.y(below[at]) - layout.y(size) >= 20);
   let best = null,
     start = null;
   for (let at = 0; at <= tall.length; at += 1) {
     if (tall[at] && start === null) start = at;
     if (!tall[at] && start !== null) {
-      const low = Math.min(...below.slice(start, at).map((size) => own.y(size))),
-        high = Math.max(...above.slice(start, at).map((size) => own.y(size)));
+      const low = Math.min(...below.slice(start, at).map((size) => layout.y(size))),
+        high = Math.max(...above.slice(start, at).map((size) => layout.y(size)));
       const run = {
         start,
         end: at,
-        room: own.x(at) - own.x(start),
+        room: layout.x(at) - layout.x(start),
         middle: low - high >= 16 ? (low + high) / 2 : null,
       };
       if (run.middle !== null && (!best || run.room > best.room)) best = run;
@@ -190,7 +190,7 @@ function labelArea(svg, own, kind, below, above) {
     macro = kind.replaceAll(" ", "_");
   if (best && textWidth(text, 13) < best.room - 12)
     svg.append(
-      svgText(own.x(best.start) + 8, best.middle + 5, text, {
+      svgText(layout.x(best.start) + 8, best.middle + 5, text, {
         style: colourOf(kind).includes("neutral")
           ? ""
           : `fill: var(--on-${kind === "gradients" ? "weight_update" : macro})`,
@@ -199,7 +199,7 @@ function labelArea(svg, own, kind, below, above) {
 }
 
 /** The passes as they follow each other, above the chart; what changes at every line is told together. */
-function drawPhases(svg, own, curve) {
+function drawPhases(svg, layout, curve) {
   const phases = [];
   for (let at = 0; at < curve.lines.length; at += 1) {
     const macro = curve.lines[at].macro_operation,
@@ -212,23 +212,23 @@ function drawPhases(svg, own, curve) {
     } else phases.push({ name, start: at, end: at + 1, macros: new Set([macro]) });
   }
   for (const phase of phases) {
-    const from = own.x(phase.start),
-      to = own.x(phase.end) - 3;
+    const from = layout.x(phase.start),
+      to = layout.x(phase.end) - 3;
     if (to - from < 6) continue;
     const names = [...phase.macros].map(passName),
-      text = [names.join(" and "), names[0], SHORT[names[0]]].find((one) => one && textWidth(one, 13) < to - from);
+      text = [names.join(" and "), names[0], SHORT[names[0]]].find((name) => name && textWidth(name, 13) < to - from);
     svg.append(
-      svgLine(from, own.top - 18, to, own.top - 18, { class: "rule", style: "stroke: var(--faint); stroke-width: 1" }),
+      svgLine(from, layout.top - 18, to, layout.top - 18, { class: "rule", style: "stroke: var(--faint); stroke-width: 1" }),
     );
-    if (text) svg.append(svgText(from, own.top - 26, text, { class: "axis" }));
+    if (text) svg.append(svgText(from, layout.top - 26, text, { class: "axis" }));
   }
 }
 
-function drawBrackets(svg, own, curve) {
-  for (const bracket of curve.brackets.filter((one) => one.depth === 0)) {
-    const from = own.x(bracket.first),
-      to = own.x(bracket.last + 1),
-      y = own.height - own.bottom + 6;
+function drawBrackets(svg, layout, curve) {
+  for (const bracket of curve.brackets.filter((each) => each.depth === 0)) {
+    const from = layout.x(bracket.first),
+      to = layout.x(bracket.last + 1),
+      y = layout.height - layout.bottom + 6;
     svg.append(
       svgElement("path", {
         d: `M${from},${y} v5 H${to} v-5`,
@@ -236,33 +236,33 @@ function drawBrackets(svg, own, curve) {
         style: "stroke: var(--faint); stroke-width: 1",
       }),
     );
-    const text = [bracket.title, `${bracket.turns} ×`].find((one) => textWidth(one, 12) < to - from);
+    const text = [bracket.title, `${bracket.turns} ×`].find((title) => textWidth(title, 12) < to - from);
     if (text) svg.append(svgText((from + to) / 2, y + 21, text, { class: "faint small", "text-anchor": "middle" }));
   }
 }
 
 function movePointer(place, curve) {
-  const own = curveLayout(place, curve),
+  const layout = curveLayout(place, curve),
     svg = place.querySelector("svg"),
     group = svg.querySelector(".pointer");
   const size = exact(curve.lines[memoryAt].bytes),
-    x = (own.x(memoryAt) + own.x(memoryAt + 1)) / 2,
-    y = own.y(Number(size));
+    x = (layout.x(memoryAt) + layout.x(memoryAt + 1)) / 2,
+    y = layout.y(Number(size));
   const text = `${memoryAt === curve.peak_at ? "peak " : ""}${bytes(size)}`,
     room = textWidth(text, 13, 600) + 14,
-    left = x + room + 10 > own.width ? x - room - 8 : x + 8;
+    left = x + room + 10 > layout.width ? x - room - 8 : x + 8;
   group.replaceChildren(
-    svgLine(x, own.top - 14, x, own.height - own.bottom, { class: "rule" }),
+    svgLine(x, layout.top - 14, x, layout.height - layout.bottom, { class: "rule" }),
     svgElement("circle", { cx: x, cy: y, r: 4.5, fill: "var(--page)", stroke: "var(--ink)", "stroke-width": 2 }),
     svgElement("rect", {
       x: left,
-      y: y - 34 < own.top - 14 ? own.top - 14 : y - 34,
+      y: y - 34 < layout.top - 14 ? layout.top - 14 : y - 34,
       width: room,
       height: 24,
       rx: 3,
       fill: "var(--ink)",
     }),
-    svgText(left + 7, (y - 34 < own.top - 14 ? own.top - 14 : y - 34) + 17, text, {
+    svgText(left + 7, (y - 34 < layout.top - 14 ? layout.top - 14 : y - 34) + 17, text, {
       class: "strong",
       style: "fill: var(--page)",
     }),
@@ -274,11 +274,11 @@ function movePointer(place, curve) {
 function drawAlive(list, curve) {
   const arrays = aliveAt(curve, memoryAt),
     line = curve.lines[memoryAt],
-    shown = arrays.slice(0, 7),
+    largest = arrays.slice(0, 7),
     most = Number(arrays[0]?.bytes ?? 1);
   const rest = arrays.slice(7),
     left = rest.reduce((all, array) => all + array.bytes, 0n);
-  const items = shown.map((array) => {
+  const items = largest.map((array) => {
     const shape = [
       array.number > 1 ? `${grouped(BigInt(array.number))} × ` : "",
       array.shape.map((size) => grouped(BigInt(size))).join(" × "),

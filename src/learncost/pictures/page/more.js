@@ -3,17 +3,17 @@
 
 /** The sizes of the model, each with a slider where counts stay the same polynomials, and what else may be chosen. */
 function drawMore() {
-  const { found, view } = page,
+  const { step, view } = page,
     place = document.getElementById("more");
   const isOpen = place.querySelector("details")?.open ?? false;
-  const held = document.activeElement?.dataset?.more;
+  const focused = document.activeElement?.dataset?.more;
   const run = ["batch_size", "seq_len", "target_len", "context"],
     first = (size) => (run.includes(size.name) ? 0 : 1);
-  const fields = found.sizes
+  const fields = step.sizes
     .filter((size) => size.changes || GIVEN.api)
-    .sort((one, two) => first(one) - first(two))
+    .sort((left, right) => first(left) - first(right))
     .map((size) => sliderField(size, view));
-  const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(found), "seq_len", "target_len", "batch_size"];
+  const inSentence = ["model", "procedure", "on", "context", ...sizeKeys(step), "seq_len", "target_len", "batch_size"];
   const others = (GIVEN.fields?.flags ?? []).filter((flag) => !inSentence.includes(flag.name)).map(otherField);
   const inside = element(
     "details",
@@ -23,7 +23,7 @@ function drawMore() {
   );
   inside.open = isOpen;
   place.replaceChildren(inside);
-  if (held) place.querySelector(`[data-more="${held}"]`)?.focus({ preventScroll: true });
+  if (focused) place.querySelector(`[data-more="${focused}"]`)?.focus({ preventScroll: true });
 }
 
 function sliderField(size, view) {
@@ -73,10 +73,10 @@ function sliderField(size, view) {
 
 /** Where a slider can stand: powers of two, their halves between, and the document's own value. */
 function stepsOf(size, most) {
-  const own = exact(size.value),
+  const usual = exact(size.value),
     heads = /heads|layers|^n_|batch|experts/.test(size.name),
-    top = most ?? own * 64n;
-  const steps = new Set([own]);
+    top = most ?? usual * 64n;
+  const steps = new Set([usual]);
   for (let step = 1n; step <= top; step *= 2n) {
     steps.add(step);
     if (!heads && step >= 4n && step + step / 2n <= top) steps.add(step + step / 2n);
@@ -89,8 +89,8 @@ function stepsOf(size, most) {
     [1n, 4n],
     [4n, 1n],
   ])
-    if ((own * up) % down === 0n && (own * up) / down <= top) steps.add((own * up) / down);
-  return [...steps].filter((step) => step >= 1n).sort((one, two) => (one < two ? -1 : 1));
+    if ((usual * up) % down === 0n && (usual * up) / down <= top) steps.add((usual * up) / down);
+  return [...steps].filter((step) => step >= 1n).sort((left, right) => (left < right ? -1 : 1));
 }
 
 /** Any other flag of the question: a choice where there is a list, a switch, or a text. */
@@ -111,14 +111,14 @@ function otherField(flag) {
       "select",
       { id, "data-more": name, onchange: change },
       element("option", { value: "" }, usual),
-      ...choices.map((one) => element("option", { value: one.name, selected: one.name === current }, one.name)),
+      ...choices.map((choice) => element("option", { value: choice.name, selected: choice.name === current }, choice.name)),
     );
   else if (name === "price_book")
     input = element(
       "select",
       { id, "data-more": name, onchange: change },
-      ...choices.map((one) =>
-        element("option", { value: one.name, selected: one.name === (current || flag.default) }, one.name),
+      ...choices.map((choice) =>
+        element("option", { value: choice.name, selected: choice.name === (current || flag.default) }, choice.name),
       ),
     );
   else if (flag.kind === "boolean")
@@ -140,7 +140,7 @@ function otherField(flag) {
       onchange: change,
     });
     if (choices)
-      list = element("datalist", { id: `${id}-list` }, ...choices.map((one) => element("option", { value: one.name })));
+      list = element("datalist", { id: `${id}-list` }, ...choices.map((choice) => element("option", { value: choice.name })));
   }
   return element(
     "div",

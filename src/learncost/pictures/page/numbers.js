@@ -99,14 +99,14 @@ function joules(value) {
   return value >= 1 ? si(value, "J") : value >= 1e-3 ? `${digits(value * 1e3)} mJ` : `${digits(value * 1e6)} µJ`;
 }
 
-function share(part, whole) {
-  const own = Number(whole) ? (100 * Number(part)) / Number(whole) : 0;
-  if (own > 0 && own < 0.1) return "< 0.1 %";
-  return own >= 9.95 || own === 0 ? `${own.toFixed(0)} %` : `${own.toFixed(1)} %`;
+function share(part, total) {
+  const percent = Number(total) ? (100 * Number(part)) / Number(total) : 0;
+  if (percent > 0 && percent < 0.1) return "< 0.1 %";
+  return percent >= 9.95 || percent === 0 ? `${percent.toFixed(0)} %` : `${percent.toFixed(1)} %`;
 }
 
-function ratio(one, two) {
-  return `${digits(Number(one) / Number(two))} ×`;
+function ratio(amount, base) {
+  return `${digits(Number(amount) / Number(base))} ×`;
 }
 
 /** What can be shown: its name, its unit, how a value is written short, in prose and exactly. */

@@ -22,31 +22,31 @@ function segments(name, options, current, pick, label) {
 }
 
 function shownQuantity() {
-  const wanted = page.state.show ?? VIEW_KEYS.show;
-  return page.view.totals[wanted] ? wanted : "flops";
+  const chosen = page.state.show ?? VIEW_KEYS.show;
+  return page.view.totals[chosen] ? chosen : "flops";
 }
 
 function drawCost() {
   const quantity = shownQuantity(),
     order = page.state.order ?? VIEW_KEYS.order;
-  const there = Object.fromEntries(
+  const available = Object.fromEntries(
     Object.entries(QUANTITIES)
       .filter(([name]) => page.view.totals[name])
-      .map(([name, own]) => [name, own.title]),
+      .map(([name, description]) => [name, description.title]),
   );
   const place = document.getElementById("cost-controls"),
-    held = document.activeElement?.name;
+    focused = document.activeElement?.name;
   place.replaceChildren(
-    segments("show", there, quantity, (show) => choose({ show }), "What is shown"),
+    segments("show", available, quantity, (show) => choose({ show }), "What is shown"),
     segments(
       "order",
       { pass: "passes first", layer: "layers first" },
       order,
-      (own) => choose({ order: own, at: null }),
+      (chosen) => choose({ order: chosen, at: null }),
       "Order",
     ),
   );
-  if (held) place.querySelector(`input[name="${held}"]:checked`)?.focus({ preventScroll: true });
+  if (focused) place.querySelector(`input[name="${focused}"]:checked`)?.focus({ preventScroll: true });
   page.root = treeOf(page.view, quantity, order);
   page.fixed =
     page.state.at != null ? nodeAt(page.root, page.state.at) : (firstShown(page.root, quantity) ?? page.root);
@@ -54,10 +54,10 @@ function drawCost() {
   drawLegend(document.getElementById("legend"), page.root, quantity);
 }
 
-function drawCells(shown) {
+function drawCells(node) {
   const quantity = shownQuantity();
   drawIcicle(document.getElementById("icicle"), page.root, quantity, page.fixed, chooseNode);
-  drawInspector(document.getElementById("inspector"), page.view, shown, page.root, quantity);
+  drawInspector(document.getElementById("inspector"), page.view, node, page.root, quantity);
 }
 
 /** Look at a cell while the pointer is there, or stay at it. */
@@ -79,16 +79,16 @@ function chooseNode(node, how) {
 function render(all = false) {
   const { state } = page;
   try {
-    const found = documentOf(state);
+    const step = documentOf(state);
     // Until the server has told of another model, its sizes are not those of the model that is shown.
-    const another = GIVEN.api && state.model !== undefined && state.model !== caseName(found, "model");
-    page.view = viewOf(found, another ? {} : chosenSizes(found, state));
-    page.found = found;
+    const another = GIVEN.api && state.model !== undefined && state.model !== caseName(step, "model");
+    page.view = viewOf(step, another ? {} : chosenSizes(step, state));
+    page.step = step;
     problem(page.refused || page.said);
   } catch (error) {
     if (!(error instanceof NotWhole)) throw error;
     problem(error.message);
-    if (!page.view) page.view = viewOf((page.found = documentOf(state)), {});
+    if (!page.view) page.view = viewOf((page.step = documentOf(state)), {});
   }
   if (GIVEN.api && page.answered !== queryKey(state)) soon(state);
   drawSentence();
@@ -107,14 +107,14 @@ function drawSections(all = false) {
   const rects = SECTIONS.map(({ id }) => document.getElementById(id)?.getBoundingClientRect());
   let left = false;
   SECTIONS.forEach((section, at) => {
-    let own = document.getElementById(section.id);
-    if (!own) place.append((own = element("section", { id: section.id, "aria-label": section.word })));
-    const seen = all || !section.drawn || (rects[at] && rects[at].bottom > -200 && rects[at].top < innerHeight + 200);
-    if (!seen) return (left = true);
+    let block = document.getElementById(section.id);
+    if (!block) place.append((block = element("section", { id: section.id, "aria-label": section.word })));
+    const visible = all || !section.drawn || (rects[at] && rects[at].bottom > -200 && rects[at].top < innerHeight + 200);
+    if (!visible) return (left = true);
     const rests = section.rests ? JSON.stringify([section.rests(), innerWidth, matchMedia("print").matches]) : null;
-    if (rests !== null && section.drawn?.rests === rests && section.drawn.found === page.found) return;
-    own.classList.toggle("hidden", section.draw(own) === false);
-    section.drawn = { rests, found: page.found };
+    if (rests !== null && section.drawn?.rests === rests && section.drawn.step === page.step) return;
+    block.classList.toggle("hidden", section.draw(block) === false);
+    section.drawn = { rests, step: page.step };
   });
   if (left) later = setTimeout(() => drawSections(true), 90);
   const links = [
@@ -125,10 +125,10 @@ function drawSections(all = false) {
     ]),
   ];
   const nav = document.querySelector("nav"),
-    said = links.join();
-  if (nav.dataset.links !== said)
+    linkText = links.join();
+  if (nav.dataset.links !== linkText)
     nav.replaceChildren(...links.map(([id, word]) => element("a", { href: `#${id}`, onclick: jump }, word)));
-  nav.dataset.links = said;
+  nav.dataset.links = linkText;
 }
 
 function heading(title, lead) {
@@ -137,34 +137,34 @@ function heading(title, lead) {
 
 /** The rows of a chart as a table, for who reads rather than looks. */
 function asTable(columns, rows) {
-  const made = element("details", { class: "no-print" }, element("summary", {}, "as a table"));
-  made.addEventListener("toggle", () => {
-    if (!made.open || made.querySelector("table")) return;
-    const cell = (name, own) =>
-      element(name, { class: typeof own === "string" && /^[−\d]/.test(own) ? "number" : null }, String(own));
-    made.append(
+  const details = element("details", { class: "no-print" }, element("summary", {}, "as a table"));
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.querySelector("table")) return;
+    const cell = (name, content) =>
+      element(name, { class: typeof content === "string" && /^[−\d]/.test(content) ? "number" : null }, String(content));
+    details.append(
       element(
         "div",
         { class: "table-box", tabindex: 0 },
         element(
           "table",
           { class: "table" },
-          element("thead", {}, element("tr", {}, ...columns.map((own) => cell("th", own)))),
-          element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((own) => cell("td", own))))),
+          element("thead", {}, element("tr", {}, ...columns.map((content) => cell("th", content)))),
+          element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((content) => cell("td", content))))),
         ),
       ),
     );
   });
-  return made;
+  return details;
 }
 
 function callOf() {
-  const sizes = page.found.sizes.filter((size) => page.state[size.name] !== undefined);
+  const sizes = page.step.sizes.filter((size) => page.state[size.name] !== undefined);
   const flags = sizes.map((size) => ` --${size.name.replaceAll("_", "-")} ${page.view.names[size.name]}`).join("");
-  const named = sizes.map((size) => `, ${size.name}=${page.view.names[size.name]}`).join("");
+  const keywords = sizes.map((size) => `, ${size.name}=${page.view.names[size.name]}`).join("");
   const without = (text, pattern) => sizes.reduce((all, size) => all.replace(pattern(size.name), ""), text);
-  const command = without(page.found.command, (name) => new RegExp(` --${name.replaceAll("_", "-")} \\S+`)) + flags;
-  const python = without(page.found.python, (name) => new RegExp(`, ${name}=[^,)]+`)).replace(/\)$/, `${named})`);
+  const command = without(page.step.command, (name) => new RegExp(` --${name.replaceAll("_", "-")} \\S+`)) + flags;
+  const python = without(page.step.python, (name) => new RegExp(`, ${name}=('[^']*'|[^,)]+)`)).replace(/\)$/, `${keywords})`);
   return { command, python };
 }
 
@@ -191,7 +191,7 @@ function drawFooter() {
       element(
         "p",
         {},
-        `learncost ${page.found.version}. ${page.found.said.counted[0].toUpperCase()}${page.found.said.counted.slice(1)}; sizes: ${page.found.said.source}. Counts are exact; time and energy are predicted, not measured.`,
+        `learncost ${page.step.version}. ${page.step.said.counted[0].toUpperCase()}${page.step.said.counted.slice(1)}; sizes: ${page.step.said.source}. Counts are exact; time and energy are predicted, not measured.`,
       ),
     );
 }

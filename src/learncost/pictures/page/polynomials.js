@@ -13,45 +13,45 @@ function value(tree, names) {
   }
   const [sign, ...operands] = tree;
   if (sign === "if") return value(operands[value(operands[0], names) ? 1 : 2], names);
-  const own = operands.map((operand) => value(operand, names));
-  const [one, two] = own;
+  const values = operands.map((operand) => value(operand, names));
+  const [left, right] = values;
   switch (sign) {
     case "+":
-      return one + two;
+      return left + right;
     case "-":
-      return one - two;
+      return left - right;
     case "*":
-      return one * two;
+      return left * right;
     case "/":
-      if (one % two)
+      if (left % right)
         throw new NotWhole(
-          `${said(operands[0])} ${grouped(one)} is not a multiple of ${said(operands[1])} ${grouped(two)}`,
+          `${said(operands[0])} ${grouped(left)} is not a multiple of ${said(operands[1])} ${grouped(right)}`,
         );
-      return one / two;
+      return left / right;
     case "//":
-      return one / two;
+      return left / right;
     case "%":
-      return one % two;
+      return left % right;
     case "min":
-      return own.reduce((least, next) => (next < least ? next : least));
+      return values.reduce((least, next) => (next < least ? next : least));
     case "max":
-      return own.reduce((most, next) => (next > most ? next : most));
+      return values.reduce((most, next) => (next > most ? next : most));
     case "==":
-      return one === two;
+      return left === right;
     case "!=":
-      return one !== two;
+      return left !== right;
     case "<":
-      return one < two;
+      return left < right;
     case "<=":
-      return one <= two;
+      return left <= right;
     case ">":
-      return one > two;
+      return left > right;
     case ">=":
-      return one >= two;
+      return left >= right;
     case "and":
-      return own.every(Boolean);
+      return values.every(Boolean);
     case "or":
-      return own.some(Boolean);
+      return values.some(Boolean);
   }
   throw new Error(`no operator is called ${sign}`);
 }
@@ -61,27 +61,27 @@ function said(tree) {
 }
 
 /** The sizes of a document with what is chosen in their place; what follows from others follows. Throws `NotWhole`. */
-function sizesWith(found, chosen) {
+function sizesWith(step, chosen) {
   const names = {};
-  for (const size of found.sizes) {
+  for (const size of step.sizes) {
     if (chosen[size.name] !== undefined) names[size.name] = exact(chosen[size.name]);
     else names[size.name] = size.rule === null || size.rule === undefined ? exact(size.value) : value(size.rule, names);
   }
-  for (const size of found.sizes) {
+  for (const size of step.sizes) {
     if (names[size.name] < 1n) throw new NotWhole(`${size.name} must be at least 1`);
     if (size.most === null || size.most === undefined) continue;
     const most = value(size.most, names);
     if (most > 0n && names[size.name] > most)
       throw new NotWhole(
-        `${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${found.said.model} learns`,
+        `${size.name} ${grouped(names[size.name])} is longer than the ${grouped(most)} positions that ${step.said.model} learns`,
       );
   }
   return names;
 }
 
-function axesOf(found, names) {
+function axesOf(step, names) {
   const axes = {};
-  for (const [axis, tree] of Object.entries(found.axes)) axes[axis] = value(tree, names);
+  for (const [axis, tree] of Object.entries(step.axes)) axes[axis] = value(tree, names);
   return axes;
 }
 
@@ -89,9 +89,9 @@ function axesOf(found, names) {
 function sizeOf(axis, axes) {
   if (axis in axes) return axes[axis];
   if (axis.startsWith("min(")) {
-    const [one, many] = axis.slice(4, -1).split(", ");
-    const product = many.split(" ").reduce((all, name) => all * sizeOf(name, axes), 1n);
-    const size = sizeOf(one, axes);
+    const [plain, factors] = axis.slice(4, -1).split(", ");
+    const product = factors.split(" ").reduce((all, name) => all * sizeOf(name, axes), 1n);
+    const size = sizeOf(plain, axes);
     return size < product ? size : product;
   }
   const parts = axis.match(/[+-]?[^+-]+/g);
@@ -101,17 +101,17 @@ function sizeOf(axis, axes) {
       0n,
     );
   const [name, over] = axis.replace(/'+$/, "").split("/");
-  const whole = /^\d+$/.test(name) ? BigInt(name) : axes[name];
-  if (!over) return whole;
-  if (whole % BigInt(over))
-    throw new NotWhole(`${name} is ${whole} and cannot be cut in segments of ${over}: ${over} must divide it`);
-  return whole / BigInt(over);
+  const dividend = /^\d+$/.test(name) ? BigInt(name) : axes[name];
+  if (!over) return dividend;
+  if (dividend % BigInt(over))
+    throw new NotWhole(`${name} is ${dividend} and cannot be cut in segments of ${over}: ${over} must divide it`);
+  return dividend / BigInt(over);
 }
 
-function monomialsAt(found, axes) {
-  const known = {};
-  const size = (axis) => (known[axis] ??= sizeOf(axis, axes));
-  return found.monomials.map((monomial) => monomial.reduce((all, axis) => all * size(axis), 1n));
+function monomialsAt(step, axes) {
+  const sizes = {};
+  const size = (axis) => (sizes[axis] ??= sizeOf(axis, axes));
+  return step.monomials.map((monomial) => monomial.reduce((all, axis) => all * size(axis), 1n));
 }
 
 /** A count where the monomials have these values. Throws `NotWhole` where a book halves what is odd. */

@@ -2,7 +2,7 @@
 "use strict";
 
 section("procedures", "procedures", (place) => {
-  if (!page.found.said.learns) return false;
+  if (!page.step.said.learns) return false;
   const rows = proceduresNow();
   if (rows.length < 2) return false;
   const base = rows.find((row) => row.name === "bp") ?? rows[0];
@@ -27,7 +27,7 @@ section("procedures", "procedures", (place) => {
     ...(peaks ? [element("th", {}, "memory at the peak")] : []),
   );
   const body = rows.map((row) => {
-    const here = row.name === page.found.said.procedure;
+    const here = row.name === page.step.said.procedure;
     const ratioText = row === base ? "1.00 × (base)" : ratio(row.flops, base.flops);
     return element(
       "tr",
@@ -61,20 +61,20 @@ section("procedures", "procedures", (place) => {
 
 /** The procedures at the sizes that are chosen: from the documents of each where they are there, else as they are. */
 function proceduresNow() {
-  const compared = page.found.compared?.procedures ?? [];
-  const documents = new Map(siblings().map((found) => [found.said.procedure, found]));
-  const rows = compared
-    .filter((own) => !page.view.changed || documents.has(own.name) || GIVEN.api)
-    .map((own) => {
-      const found = documents.get(own.name);
-      const view = found === page.found ? page.view : found ? viewTotals(found) : null;
+  const compared = page.step.compared?.procedures ?? [];
+  const documents = new Map(siblings().map((step) => [step.said.procedure, step]));
+  return compared
+    .filter((procedure) => !page.view.changed || documents.has(procedure.name) || GIVEN.api)
+    .map((procedure) => {
+      const step = documents.get(procedure.name);
+      const view = step === page.step ? page.view : step ? viewTotals(step) : null;
       if (!view)
         return {
-          name: own.name,
-          flops: exact(own.flops),
-          maccs: exact(own.maccs),
-          peak: own.peak === null ? null : exact(own.peak),
-          passes: own.passes.map((pass) => ({
+          name: procedure.name,
+          flops: exact(procedure.flops),
+          maccs: exact(procedure.maccs),
+          peak: procedure.peak === null ? null : exact(procedure.peak),
+          passes: procedure.passes.map((pass) => ({
             macro: pass.macro_operation,
             flops: exact(pass.flops),
             maccs: exact(pass.maccs),
@@ -88,20 +88,19 @@ function proceduresNow() {
         passes.set(line.macro, pass);
       }
       return {
-        name: own.name,
+        name: procedure.name,
         flops: view.totals.flops,
         maccs: view.totals.maccs,
         peak: view.peak,
         passes: [...passes.values()],
       };
     });
-  return rows;
 }
 
 /** Another document at the sizes that are chosen; null where it has no such sizes. */
-function viewTotals(found) {
+function viewTotals(step) {
   try {
-    return viewOf({ ...found, time: null }, chosenSizes(found, page.state));
+    return viewOf({ ...step, time: null }, chosenSizes(step, page.state));
   } catch (error) {
     if (error instanceof NotWhole) return null;
     throw error;
@@ -119,15 +118,15 @@ function passesBar(row, scale, width, ratioText) {
   let x = 0;
   svg.append(hatch());
   for (const pass of row.passes) {
-    const own = (Number(pass.flops) / scale) * width;
-    if (own < 0.4) continue;
-    svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, own - 1), height: 26, fill: colourOf(pass.macro) }));
+    const span = (Number(pass.flops) / scale) * width;
+    if (span < 0.4) continue;
+    svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, span - 1), height: 26, fill: colourOf(pass.macro) }));
     if (pass.macro === "recomputation")
-      svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, own - 1), height: 26, fill: "url(#hatch)" }));
+      svg.append(svgElement("rect", { x, y: 2, width: Math.max(0.5, span - 1), height: 26, fill: "url(#hatch)" }));
     const word = passName(pass.macro);
-    if (textWidth(word, 12) < own - 14)
+    if (textWidth(word, 12) < span - 14)
       svg.append(svgText(x + 7, 19, word, { class: "small", style: `fill: var(--on-${pass.macro})` }));
-    x += own;
+    x += span;
   }
   svg.append(
     svgText(x + 8, 13, si(row.flops), { class: "strong" }),
@@ -138,7 +137,7 @@ function passesBar(row, scale, width, ratioText) {
 
 function peakBar(row, top, width) {
   if (row.peak === null) return element("span", { class: "wait" }, "not known here");
-  const own = (Number(row.peak) / top) * width;
+  const span = (Number(row.peak) / top) * width;
   const svg = svgElement("svg", {
     viewBox: `0 0 ${width + 80} 30`,
     height: 30,
@@ -147,8 +146,8 @@ function peakBar(row, top, width) {
     "aria-label": `${bytes(row.peak)} at the peak`,
   });
   svg.append(
-    svgElement("rect", { x: 0, y: 9, width: own, height: 12, fill: "var(--neutral-3)" }),
-    svgText(own + 8, 20, bytes(row.peak), { class: "strong" }),
+    svgElement("rect", { x: 0, y: 9, width: span, height: 12, fill: "var(--neutral-3)" }),
+    svgText(span + 8, 20, bytes(row.peak), { class: "strong" }),
   );
   return svg;
 }

@@ -8,21 +8,21 @@ const LIMITS = {
 };
 
 section("time", "time", (place) => {
-  const { found, view } = page,
+  const { step, view } = page,
     { timed } = view;
   if (!timed) return false;
   const order = Object.keys(LIMITS)
     .filter((name) => timed.limits[name] > 0)
-    .sort((one, two) => timed.limits[two] - timed.limits[one]);
+    .sort((left, right) => timed.limits[right] - timed.limits[left]);
   const all = order.reduce((sum, name) => sum + timed.limits[name], 0);
   const finding = order
     .map(
       (name, at) =>
         `${share(timed.limits[name], all)} of the time`.replace(" of the time", at ? "" : " of the time") +
-        ` ${at ? "it" : `the ${found.said.device}`} ${LIMITS[name][2]}`,
+        ` ${at ? "it" : `the ${step.said.device}`} ${LIMITS[name][2]}`,
     )
     .join(", ");
-  const roof = roofOf(found.time.rates),
+  const roof = roofOf(step.time.rates),
     points = pointsNow(view, timed);
   const places = [element("div"), element("div")];
   place.replaceChildren(
@@ -34,7 +34,7 @@ section("time", "time", (place) => {
     element(
       "p",
       { class: "caption" },
-      `Predicted, not measured: ${seconds(view.totals.seconds)} lies between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${found.said.device_source[0].toUpperCase()}${found.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
+      `Predicted, not measured: ${seconds(view.totals.seconds)} lies between ${between(view.totals.low, view.totals.high).replace("–", " and ")}. ${step.said.device_source[0].toUpperCase()}${step.said.device_source.slice(1)}. Lines that run inside another’s kernel have no point of their own.`,
     ),
     asTable(
       ["layer", "line", "pass", "FLOPs a byte", "FLOP/s", "time", "limit"],
@@ -89,17 +89,17 @@ function drawLimits(place, timed, order, all) {
     );
   let x = 0;
   order.forEach((name, at) => {
-    const own = (timed.limits[name] / all) * width,
+    const span = (timed.limits[name] / all) * width,
       text = [
         `${LIMITS[name][0]} ${share(timed.limits[name], all)}`,
         `${LIMITS[name][1]} ${share(timed.limits[name], all)}`,
         LIMITS[name][1],
-      ].find((one) => textWidth(one, 13) < own - 14);
+      ].find((label) => textWidth(label, 13) < span - 14);
     svg.append(
-      svgElement("rect", { x, y: 0, width: Math.max(1, own - 1), height: 26, fill: `var(--neutral-${3 - at})` }),
+      svgElement("rect", { x, y: 0, width: Math.max(1, span - 1), height: 26, fill: `var(--neutral-${3 - at})` }),
     );
     if (text) svg.append(svgText(x + 8, 18, text));
-    x += own;
+    x += span;
   });
   place.replaceChildren(svg);
   place.style.marginBottom = "12px";
@@ -107,17 +107,17 @@ function drawLimits(place, timed, order, all) {
 
 /** Points that lie within five pixels of each other, as one with wedges by pass. */
 function merged(points, x, y, radius) {
-  const found = [];
-  for (const point of [...points].sort((one, two) => two.seconds - one.seconds)) {
-    const near = found.find(
-      (own) => Math.hypot(own.x - x(point.x), own.y - y(point.y)) < Math.max(5, 0.6 * radius(own.seconds)),
+  const circles = [];
+  for (const point of [...points].sort((left, right) => right.seconds - left.seconds)) {
+    const near = circles.find(
+      (circle) => Math.hypot(circle.x - x(point.x), circle.y - y(point.y)) < Math.max(5, 0.6 * radius(circle.seconds)),
     );
     if (near) {
       near.seconds += point.seconds;
       near.parts.push(point);
-    } else found.push({ x: x(point.x), y: y(point.y), seconds: point.seconds, parts: [point] });
+    } else circles.push({ x: x(point.x), y: y(point.y), seconds: point.seconds, parts: [point] });
   }
-  return found.map((own) => ({ ...own, radius: Math.max(2.5, radius(own.seconds)) }));
+  return circles.map((circle) => ({ ...circle, radius: Math.max(2.5, radius(circle.seconds)) }));
 }
 
 function drawRoof(place, points, roof) {
@@ -178,7 +178,7 @@ function drawRoof(place, points, roof) {
     svgText(x(roof.ridge) + 5, height - bottom - 6, `ridge ${digits(roof.ridge)}`, { class: "faint small" }),
   );
   svg.append(
-    svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.found.said.dtype}`, {
+    svgText(width - right, y(roof.peak) - 28, `arithmetic ${si(roof.peak, "FLOP/s")}, ${page.step.said.dtype}`, {
       class: "faint small",
       "text-anchor": "end",
     }),
@@ -197,9 +197,9 @@ function drawRoof(place, points, roof) {
     svgText(width - right, height - 8, "FLOPs for each byte moved →", { class: "axis", "text-anchor": "end" }),
   );
   const most = Math.max(...drawn.map((point) => point.seconds)),
-    radius = (own) => Math.sqrt(own / most) * (narrow ? 12 : 17);
+    radius = (amount) => Math.sqrt(amount / most) * (narrow ? 12 : 17);
   const circles = merged(drawn, x, y, radius);
-  for (const own of circles) svg.append(pie(own));
+  for (const circle of circles) svg.append(pie(circle));
   placeLabels(svg, circles, {
     left,
     right: width - right,
@@ -229,17 +229,17 @@ function drawRoof(place, points, roof) {
   );
 }
 
-function pie(own) {
+function pie(circle) {
   const parts = new Map();
-  for (const part of own.parts) parts.set(part.macro, (parts.get(part.macro) ?? 0) + part.seconds);
-  const group = svgElement("g", {}, svgElement("title", {}, labelOf(own)));
+  for (const part of circle.parts) parts.set(part.macro, (parts.get(part.macro) ?? 0) + part.seconds);
+  const group = svgElement("g", {}, svgElement("title", {}, labelOf(circle)));
   if (parts.size === 1)
     return (
       group.append(
         svgElement("circle", {
-          cx: own.x,
-          cy: own.y,
-          r: own.radius,
+          cx: circle.x,
+          cy: circle.y,
+          r: circle.radius,
           fill: colourOf([...parts.keys()][0]),
           stroke: "var(--page)",
         }),
@@ -248,11 +248,11 @@ function pie(own) {
     );
   let from = -Math.PI / 2;
   for (const [macro, seconds] of parts) {
-    const to = from + (seconds / own.seconds) * 2 * Math.PI,
-      point = (angle) => `${own.x + own.radius * Math.cos(angle)},${own.y + own.radius * Math.sin(angle)}`;
+    const to = from + (seconds / circle.seconds) * 2 * Math.PI,
+      point = (angle) => `${circle.x + circle.radius * Math.cos(angle)},${circle.y + circle.radius * Math.sin(angle)}`;
     group.append(
       svgElement("path", {
-        d: `M${own.x},${own.y} L${point(from)} A${own.radius},${own.radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to - 1e-6)} Z`,
+        d: `M${circle.x},${circle.y} L${point(from)} A${circle.radius},${circle.radius} 0 ${to - from > Math.PI ? 1 : 0} 1 ${point(to - 1e-6)} Z`,
         fill: colourOf(macro),
         stroke: "var(--page)",
         "stroke-width": 0.7,
@@ -263,9 +263,9 @@ function pie(own) {
   return group;
 }
 
-function labelOf(own) {
-  const layers = [...new Set(own.parts.map((part) => part.layer))];
-  return `${layers.slice(0, 2).join(", ")}${layers.length > 2 ? " …" : ""}${own.parts.length > 1 ? ` · ${own.parts.length} kernels` : ` ${own.parts[0].line}`}`.replace(
+function labelOf(circle) {
+  const layers = [...new Set(circle.parts.map((part) => part.layer))];
+  return `${layers.slice(0, 2).join(", ")}${layers.length > 2 ? " …" : ""}${circle.parts.length > 1 ? ` · ${circle.parts.length} kernels` : ` ${circle.parts[0].line}`}`.replace(
     " …",
     ` and ${layers.length - 2} more`,
   );
@@ -273,18 +273,18 @@ function labelOf(own) {
 
 /** Labels in seven positions, the longest times first: none over the roof, another label or another dot. */
 function placeLabels(svg, circles, room) {
-  const taken = circles.map((own) => ({
-    x: own.x - own.radius,
-    y: own.y - own.radius,
-    width: 2 * own.radius,
-    height: 2 * own.radius,
+  const boxes = circles.map((circle) => ({
+    x: circle.x - circle.radius,
+    y: circle.y - circle.radius,
+    width: 2 * circle.radius,
+    height: 2 * circle.radius,
   }));
   let placed = 0;
-  for (const own of circles) {
+  for (const circle of circles) {
     if (placed >= room.most) return;
-    const text = labelOf(own),
+    const text = labelOf(circle),
       width = textWidth(text, 13),
-      r = own.radius + 5;
+      r = circle.radius + 5;
     const places = [
       [r, -8],
       [-r - width, -8],
@@ -293,7 +293,7 @@ function placeLabels(svg, circles, room) {
       [r, r - 10],
       [-r - width, r - 10],
       [r, -r - 10],
-    ].map(([dx, dy]) => ({ x: own.x + dx, y: own.y + dy, width, height: 16 }));
+    ].map(([dx, dy]) => ({ x: circle.x + dx, y: circle.y + dy, width, height: 16 }));
     const free = places.find(
       (box) =>
         box.x > room.left &&
@@ -301,7 +301,7 @@ function placeLabels(svg, circles, room) {
         box.y > room.top &&
         box.y + 16 < room.bottom - 16 &&
         box.y > room.roof(box.x) + 4 &&
-        taken.every(
+        boxes.every(
           (other) =>
             box.x + box.width < other.x ||
             other.x + other.width < box.x ||
@@ -310,7 +310,7 @@ function placeLabels(svg, circles, room) {
         ),
     );
     if (!free) continue;
-    taken.push(free);
+    boxes.push(free);
     placed += 1;
     svg.append(svgText(free.x, free.y + 13, text));
   }

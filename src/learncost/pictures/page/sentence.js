@@ -3,40 +3,39 @@
 
 function optionsOf(key) {
   const choices = choicesOf(key);
-  if (choices) return choices.map((one) => one.name);
-  const model = caseName(page.found, "model");
-  const found = GIVEN.documents.filter((one) => key !== "procedure" || caseName(one, "model") === model);
-  return [...new Map(found.map((one) => [caseName(one, key), one])).keys()];
+  if (choices) return choices.map((choice) => choice.name);
+  const model = caseName(page.step, "model");
+  const documents = GIVEN.documents.filter((step) => key !== "procedure" || caseName(step, "model") === model);
+  return [...new Map(documents.map((step) => [caseName(step, key), step])).keys()];
 }
 
 function titleOf(procedure) {
   return (
     GIVEN.procedures[procedure] ??
-    choicesOf("procedure")?.find((one) => one.name === procedure)?.title ??
+    choicesOf("procedure")?.find((choice) => choice.name === procedure)?.title ??
     procedure
   ).split(":")[0];
 }
 
 /** A choice among several; where there is one, its name. */
-function chooser(key, name, current, titles = (one) => one) {
+function chooser(key, name, current, titles = (option) => option) {
   const options = optionsOf(key);
   if (options.length < 2) return element("b", {}, titles(current));
   if (GIVEN.api && key === "model") return modelPicker(current, options, name);
   if (!options.includes(current)) options.unshift(current);
-  const made = element(
+  return element(
     "select",
     {
       "aria-label": name,
       "data-control": key,
       onchange: (event) => choose({ [key]: event.target.value, at: page.state.at }),
     },
-    ...options.map((one) => element("option", { value: one, selected: one === current }, titles(one))),
+    ...options.map((option) => element("option", { value: option, selected: option === current }, titles(option))),
   );
-  return made;
 }
 
 function modelPicker(current, options, name) {
-  const list = element("datalist", { id: "models" }, ...options.map((one) => element("option", { value: one })));
+  const list = element("datalist", { id: "models" }, ...options.map((option) => element("option", { value: option })));
   const input = element("input", {
     type: "text",
     value: current,
@@ -54,7 +53,7 @@ function modelPicker(current, options, name) {
 
 /** A size of the step as a field in the sentence. */
 function sizeField(name, label) {
-  const size = page.found.sizes.find((one) => one.name === name),
+  const size = page.step.sizes.find((candidate) => candidate.name === name),
     now = grouped(page.view.names[name]);
   if (!size.changes && !GIVEN.api) return element("b", {}, now);
   return element("input", {
@@ -82,15 +81,15 @@ function stepField(event, name) {
   if (next >= 1n) choose({ [name]: String(next) }, true);
 }
 
-const plural = (count, one, many = `${one}s`) => (count === 1n ? one : many);
+const plural = (count, singular, many = `${singular}s`) => (count === 1n ? singular : many);
 
 function drawSentence() {
-  const { found, view } = page,
+  const { step, view } = page,
     { totals, names } = view,
-    said = found.said;
+    said = step.said;
   const inside = [],
     put = (...parts) => inside.push(...parts);
-  const model = chooser("model", "Model", caseName(found, "model"));
+  const model = chooser("model", "Model", caseName(step, "model"));
   const batch = sizeField("batch_size", "Sequences in a step"),
     sequences = ` ${plural(names.batch_size, "sequence")}`;
   if (said.procedure === "decode") {
@@ -112,9 +111,9 @@ function drawSentence() {
     ];
     if (said.two_sided && names.target_len !== undefined)
       tokens.push(" and ", sizeField("target_len", "Tokens in a sequence of the decoder"));
-    const one = said.learns ? "One training step of " : "One pass of ";
+    const opening = said.learns ? "One training step of " : "One pass of ";
     put(
-      one,
+      opening,
       model,
       " on ",
       batch,
@@ -128,7 +127,7 @@ function drawSentence() {
   }
   const facts = [["takes ", element("b", { id: "flops" }, `${words(totals.flops)} FLOPs`)]];
   if (totals.bytes) facts.push(["moves ", element("b", { id: "bytes" }, bytes(totals.bytes))]);
-  if (found.memory?.peak)
+  if (step.memory?.peak)
     facts.push([
       "holds ",
       element(
@@ -154,29 +153,29 @@ function drawSentence() {
   if (!totals.seconds && choicesOf("on")) put(", on ", deviceField(said));
   put(".");
   const place = document.getElementById("sentence"),
-    held = document.activeElement?.dataset?.control;
+    focused = document.activeElement?.dataset?.control;
   place.replaceChildren(...inside);
-  if (held) place.querySelector(`[data-control="${held}"]`)?.focus({ preventScroll: true });
+  if (focused) place.querySelector(`[data-control="${focused}"]`)?.focus({ preventScroll: true });
   document.getElementById("exactly").replaceChildren(...exactly());
   document.title = `${said.model}: what a step costs · learncost`;
 }
 
 function deviceField(said) {
-  const options = (choicesOf("on") ?? []).map((one) => one.name);
+  const options = (choicesOf("on") ?? []).map((choice) => choice.name);
   if (!options.length) return element("b", {}, said.device);
   const current = page.state.on === "none" ? "" : (said.device ?? page.state.on ?? "");
   return element(
     "select",
     { "aria-label": "Device", "data-control": "on", onchange: (event) => choose({ on: event.target.value || "none" }) },
     element("option", { value: "" }, said.device ? "no device" : "no device yet"),
-    ...options.map((one) => element("option", { value: one, selected: one === current }, one)),
+    ...options.map((option) => element("option", { value: option, selected: option === current }, option)),
   );
 }
 
 /** The exact numbers, and what they count. */
 function exactly() {
-  const { found, view } = page,
-    said = found.said,
+  const { step, view } = page,
+    said = step.said,
     { totals } = view;
   const strong = (text) => element("strong", {}, text);
   const parts = [
@@ -190,10 +189,10 @@ function exactly() {
   parts.push(said.learns ? `Optimizer ${said.optimizer}, ${said.dtype}.` : `In ${said.dtype}.`);
   if (said.plan) parts.push(` Plan: ${said.plan}.`);
   if (said.trained !== "all") parts.push(` What learns: ${said.trained}.`);
-  const bars = found.conventions?.bars ?? [],
-    own = bars.find((bar) => bar.price_book === said.price_book);
+  const bars = step.conventions?.bars ?? [],
+    chosen = bars.find((bar) => bar.price_book === said.price_book);
   const others =
-    own && said.procedure === "bp" ? bars.filter((bar) => bar !== own).map((bar) => bar.ratio / own.ratio) : [];
+    chosen && said.procedure === "bp" ? bars.filter((bar) => bar !== chosen).map((bar) => bar.ratio / chosen.ratio) : [];
   if (others.length)
     parts.push(
       ` Other price books say ${digits(Math.min(...others))} to ${digits(Math.max(...others))} times as many: `,

@@ -3,19 +3,19 @@
 "use strict";
 
 const GIVEN = JSON.parse(document.getElementById("data").textContent);
-GIVEN.documents.forEach(whole);
+GIVEN.documents.forEach(withShared);
 
 /** A document with what it shares with an earlier one in its place. */
-function whole(found) {
+function withShared(step) {
   for (const name of ["conventions", "growth", "compared", "tables", "rates"])
-    if (found[name]?.same !== undefined) found[name] = GIVEN.documents[found[name].same][name];
-  if (found.rates && found.time) found.time.rates = found.rates;
+    if (step[name]?.same !== undefined) step[name] = GIVEN.documents[step[name].same][name];
+  if (step.rates && step.time) step.time.rates = step.rates;
 }
 
 const VIEW_KEYS = { show: "flops", order: "pass", at: null, to: null, grow: "seq_len" };
 const CASES = ["model", "procedure"];
 
-const page = { state: {}, found: null, view: null, root: null, fixed: null, said: "" };
+const page = { state: {}, step: null, view: null, root: null, fixed: null, said: "" };
 
 /** In the explorer: what there is to choose from, by the name of what takes it. */
 function choicesOf(name) {
@@ -38,8 +38,8 @@ function stateOf(hash) {
 function knownKeys() {
   const keys = new Set((GIVEN.fields?.flags ?? []).map((flag) => flag.name));
   for (const size of choicesOf("sizes") ?? []) keys.add(size.name);
-  for (const found of GIVEN.documents) for (const size of found.sizes) keys.add(size.name);
-  for (const size of page.found?.sizes ?? []) keys.add(size.name);
+  for (const step of GIVEN.documents) for (const size of step.sizes) keys.add(size.name);
+  for (const size of page.step?.sizes ?? []) keys.add(size.name);
   return keys;
 }
 
@@ -47,14 +47,14 @@ function knownKeys() {
 function addressOf(state) {
   const first = GIVEN.documents[0],
     usual = { ...VIEW_KEYS, model: caseName(first, "model"), procedure: first.said.procedure, on: first.said.device };
-  const own = Object.entries(state).filter(
-    ([key, own]) => own !== undefined && own !== null && String(own) !== String(usual[key]),
+  const settings = Object.entries(state).filter(
+    ([key, setting]) => setting !== undefined && setting !== null && String(setting) !== String(usual[key]),
   );
-  return own.length ? `#${new URLSearchParams(own)}` : location.pathname + location.search;
+  return settings.length ? `#${new URLSearchParams(settings)}` : location.pathname + location.search;
 }
 
-function caseName(found, key) {
-  return key === "model" ? found.asked.model : found.said.procedure;
+function caseName(step, key) {
+  return key === "model" ? step.asked.model : step.said.procedure;
 }
 
 /** Something else is chosen. While a value is dragged the history keeps one entry. */
@@ -62,19 +62,19 @@ function choose(changes, dragging = false) {
   const state = { ...page.state, ...changes };
   for (const key of Object.keys(state))
     if (state[key] === null || state[key] === undefined || state[key] === "") delete state[key];
-  if ("model" in changes && changes.model !== caseName(page.found, "model"))
-    for (const key of sizeKeys(page.found)) if (!(key in changes)) delete state[key];
+  if ("model" in changes && changes.model !== caseName(page.step, "model"))
+    for (const key of sizeKeys(page.step)) if (!(key in changes)) delete state[key];
   page.state = state;
   history[dragging ? "replaceState" : "pushState"](null, "", addressOf(state));
   schedule();
 }
 
-function sizeKeys(found) {
-  return found.sizes.map((size) => size.name);
+function sizeKeys(step) {
+  return step.sizes.map((size) => size.name);
 }
 
 let scheduled = false,
-  asked = 0;
+  questions = 0;
 
 /** Draw once for many changes, the last of which counts. */
 function schedule() {
@@ -89,16 +89,16 @@ function schedule() {
 /** The document that a state asks for, among those inside of the page. */
 function documentOf(state) {
   if (GIVEN.api) return page.current;
-  const matches = (found, key) => state[key] === undefined || caseName(found, key) === state[key];
-  const documents = GIVEN.documents.filter((found) => CASES.every((key) => matches(found, key)));
+  const matches = (step, key) => state[key] === undefined || caseName(step, key) === state[key];
+  const documents = GIVEN.documents.filter((step) => CASES.every((key) => matches(step, key)));
   if (documents.length) return documents[0];
-  return GIVEN.documents.find((found) => matches(found, "model")) ?? GIVEN.documents[0];
+  return GIVEN.documents.find((step) => matches(step, "model")) ?? GIVEN.documents[0];
 }
 
 /** The sizes that a state puts in the place of a document's own. Throws what is wrong with one. */
-function chosenSizes(found, state) {
+function chosenSizes(step, state) {
   const chosen = {};
-  for (const size of found.sizes) {
+  for (const size of step.sizes) {
     if (state[size.name] === undefined || state[size.name] === null) continue;
     const text = String(state[size.name]).replace(/[,\s_]/g, "");
     if (!/^\d{1,13}$/.test(text) || BigInt(text) < 1n || BigInt(text) > 10n ** 12n)
@@ -127,13 +127,13 @@ function queryOf(state) {
   const query = new URLSearchParams(),
     first = GIVEN.first ?? GIVEN.documents[0].asked;
   // A device goes with what runs: it is asked for with another price book only where somebody chose it.
-  const asked = {
+  const settings = {
     model: first.model,
     on: state.price_book && state.price_book !== "run" ? null : (first.on ?? null),
     ...state,
   };
-  for (const [key, own] of Object.entries(asked))
-    if (!(key in VIEW_KEYS) && own !== null && own !== "none") query.set(key, String(own));
+  for (const [key, setting] of Object.entries(settings))
+    if (!(key in VIEW_KEYS) && setting !== null && setting !== "none") query.set(key, String(setting));
   if (page.config && query.get("model") === "config.json") query.delete("model");
   else page.config = null;
   return query;
@@ -141,14 +141,14 @@ function queryOf(state) {
 
 /** In the explorer: ask the server for what is chosen; a late answer to an earlier question is dropped. */
 async function ask(state, undo = null) {
-  const number = ++asked,
+  const number = ++questions,
     key = queryKey(state),
     query = queryOf(state);
   document.body.classList.add("asking");
   try {
     const answer = await fetch(`${GIVEN.api}?${query}`, page.config ? { method: "POST", body: page.config } : {});
-    const found = await answer.json();
-    if (number !== asked) return;
+    const content = await answer.json();
+    if (number !== questions) return;
     page.answered = key;
     if (!answer.ok) {
       undo?.();
@@ -157,19 +157,19 @@ async function ask(state, undo = null) {
         page.answered = queryKey(page.state);
         history.replaceState(null, "", addressOf(page.state));
       } else page.state = {};
-      page.refused = found.error ?? `The server said ${answer.status}.`;
+      page.refused = content.error ?? `The server said ${answer.status}.`;
       return render();
     }
     page.refused = null;
     page.good = { ...state };
-    whole(found);
-    page.current = found;
+    withShared(content);
+    page.current = content;
     if (undo) history.pushState(null, "", addressOf(page.state));
     render();
   } catch (error) {
-    if (number === asked) problem(`The server does not answer: ${error.message}`);
+    if (number === questions) problem(`The server does not answer: ${error.message}`);
   } finally {
-    if (number === asked) document.body.classList.remove("asking");
+    if (number === questions) document.body.classList.remove("asking");
   }
 }
 

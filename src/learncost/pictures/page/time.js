@@ -26,9 +26,9 @@ function onCurve(curve, place) {
 
 /** Seconds of one product of matrices m × k and k × n. */
 function productSeconds(grid, m, n, k) {
-  const own = [m, n, k].map((size) => Math.max(size, grid.sizes[0])),
+  const lengths = [m, n, k].map((size) => Math.max(size, grid.sizes[0])),
     several = grid.sizes.length;
-  const places = own.map((size) => placeIn(grid.sizes, size));
+  const places = lengths.map((size) => placeIn(grid.sizes, size));
   let logarithm = 0;
   for (let corner = 0; corner < 8; corner += 1) {
     let weight = 1,
@@ -41,7 +41,7 @@ function productSeconds(grid, m, n, k) {
     }
     if (weight) logarithm += weight * Math.log(grid.rates[index]);
   }
-  return (2 * own[0] * own[1] * own[2]) / Math.exp(logarithm);
+  return (2 * lengths[0] * lengths[1] * lengths[2]) / Math.exp(logarithm);
 }
 
 /** A work at sizes: what it computes and moves in one turn, how often it runs, and the line that it stands at. */
@@ -84,7 +84,7 @@ function workAt(work, monomials) {
     together,
     turns: Number(countAt(work.repeat, monomials)),
     macro: work.macro,
-    sum: [...moved.values()].reduce((all, own) => all + own, 0),
+    sum: [...moved.values()].reduce((all, amount) => all + amount, 0),
   };
 }
 
@@ -116,25 +116,25 @@ function touchedAgo(works) {
     turns = null;
   return works.map((work) => {
     if (work.turns !== turns) [body, turns] = [body + 1, work.turns];
-    const found = new Map();
+    const ago = new Map();
     for (const name of work.moved.keys()) {
-      const seen = last.get(name);
-      found.set(name, seen && seen[0] === body ? Math.min(step, now - seen[1] + work.sum) : step);
+      const earlier = last.get(name);
+      ago.set(name, earlier && earlier[0] === body ? Math.min(step, now - earlier[1] + work.sum) : step);
     }
     now += work.sum;
     for (const name of work.moved.keys()) last.set(name, [body, now]);
-    return found;
+    return ago;
   });
 }
 
 function newBytes(works, from) {
   const gradients = works
     .filter((work) => work.macro === "weight_update")
-    .reduce((all, work) => all + work.turns * work.made.reduce((sum, own) => sum + own, 0), 0);
+    .reduce((all, work) => all + work.turns * work.made.reduce((sum, amount) => sum + amount, 0), 0);
   return works.map((work) => {
     if (work.macro === "optimizer_step") return 0;
     const several = work.macro === "weight_update" && gradients > from;
-    return work.made.filter((own) => several || own > from).reduce((all, own) => all + own, 0);
+    return work.made.filter((amount) => several || amount > from).reduce((all, amount) => all + amount, 0);
   });
 }
 
@@ -161,7 +161,7 @@ function timesAt(time, axes) {
     }
     for (const [name, points] of work.points) compute += work.share * points * (rates.words[name] ?? 0);
     let memory = 0;
-    for (const [name, own] of work.moved) memory += own / onCurve(rates.bandwidth, ago[place].get(name));
+    for (const [name, amount] of work.moved) memory += amount / onCurve(rates.bandwidth, ago[place].get(name));
     const launch =
       work.macro === "optimizer_step"
         ? rates.optimizer
@@ -173,16 +173,16 @@ function timesAt(time, axes) {
       memory: work.turns * memory + work.turns * fresh[place] * rates.fresh,
       launch: work.turns * launch,
     };
-    const own = Math.max(parts.compute, work.turns * memory) + work.turns * fresh[place] * rates.fresh + parts.launch;
+    const spent = Math.max(parts.compute, work.turns * memory) + work.turns * fresh[place] * rates.fresh + parts.launch;
     const limit = Object.keys(parts).reduce((most, name) => (parts[name] > parts[most] ? name : most), "compute");
-    total += own;
-    limits[limit] += own;
-    lines[work.main] = (lines[work.main] ?? 0) + own;
+    total += spent;
+    limits[limit] += spent;
+    lines[work.main] = (lines[work.main] ?? 0) + spent;
     const point = points.get(work.main) ?? { line: work.main, seconds: 0, flops: 0, bytes: 0, limits: {} };
-    point.seconds += own;
+    point.seconds += spent;
     point.flops += work.share * Number(countAt(time.works[place].flops, monomials));
     point.bytes += work.turns * work.sum;
-    point.limits[limit] = (point.limits[limit] ?? 0) + own;
+    point.limits[limit] = (point.limits[limit] ?? 0) + spent;
     points.set(work.main, point);
     for (const { line } of time.works[place].lines) if (line !== work.main) inside[line] = work.main;
   });

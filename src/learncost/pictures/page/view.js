@@ -4,14 +4,14 @@
 const COUNTED = ["flops", "maccs", "bytes", "parameters"];
 
 /** The document at its own sizes or at others. Throws `NotWhole` for sizes that make no model. */
-function viewOf(found, chosen) {
-  const names = sizesWith(found, chosen);
-  const axes = axesOf(found, names);
-  const monomials = monomialsAt(found, axes);
-  const timed = found.time ? timesAt(found.time, axes) : null;
-  const changed = found.sizes.some((size) => names[size.name] !== exact(size.value));
-  const watts = found.time?.watts;
-  const lines = found.lines.map((line, place) => {
+function viewOf(step, chosen) {
+  const names = sizesWith(step, chosen);
+  const axes = axesOf(step, names);
+  const monomials = monomialsAt(step, axes);
+  const timed = step.time ? timesAt(step.time, axes) : null;
+  const changed = step.sizes.some((size) => names[size.name] !== exact(size.value));
+  const watts = step.time?.watts;
+  const lines = step.lines.map((line, place) => {
     const values = {};
     for (const name of COUNTED) {
       const formula = line.formulas?.[name];
@@ -23,12 +23,12 @@ function viewOf(found, chosen) {
   });
   const totals = {};
   for (const name of COUNTED) totals[name] = lines.reduce((all, line) => all + line.values[name], 0n);
-  totals.seconds = timed ? timed.total : found.totals.seconds;
-  totals.low = timed ? timed.total * found.time.low : found.totals.low;
-  totals.high = timed ? timed.total * found.time.high : found.totals.high;
-  totals.joules = watts ? totals.seconds * watts[1] : found.totals.joules;
+  totals.seconds = timed ? timed.total : step.totals.seconds;
+  totals.low = timed ? timed.total * step.time.low : step.totals.low;
+  totals.high = timed ? timed.total * step.time.high : step.totals.high;
+  totals.joules = watts ? totals.seconds * watts[1] : step.totals.joules;
   return {
-    found,
+    step,
     names,
     axes,
     monomials,
@@ -36,7 +36,7 @@ function viewOf(found, chosen) {
     totals,
     timed,
     changed,
-    peak: found.memory ? peakAt(found.memory, axes, changed) : null,
+    peak: step.memory ? peakAt(step.memory, axes, changed) : null,
   };
 }
 
@@ -45,16 +45,16 @@ function peakAt(memory, axes, changed) {
   if (memory.peak === undefined) return null;
   if (!changed) return exact(memory.peak);
   const turns = memory.turns.map((axis) => axes[axis]);
-  const own = memory.levels.find((level) =>
+  const chosen = memory.levels.find((level) =>
     level.turns.every((turn, place) =>
       turn === null ? turns[place] > BigInt(memory.few) : turns[place] === BigInt(turn),
     ),
   );
-  if (!own) return null;
+  if (!chosen) return null;
   const monomials = monomialsAt(memory, axes);
   const beside = countAt(memory.beside, monomials);
   return (
-    own.counts.map((count) => countAt(count, monomials)).reduce((most, level) => (level > most ? level : most), 0n) +
+    chosen.counts.map((count) => countAt(count, monomials)).reduce((most, level) => (level > most ? level : most), 0n) +
     beside
   );
 }
@@ -83,10 +83,10 @@ const SHORT = {
 
 /** The step as a tree by passes or by layers first: each node has a key, a name, its value in a quantity, its parts. */
 function treeOf(view, quantity, order) {
-  const twoSided = view.found.said.two_sided;
+  const twoSided = view.step.said.two_sided;
   const root = {
     key: "",
-    name: view.found.said.learns ? "one step" : "one pass",
+    name: view.step.said.learns ? "one step" : "one pass",
     depth: 0,
     parts: new Map(),
     lines: [],
@@ -148,11 +148,11 @@ function treeOf(view, quantity, order) {
     node.parts.forEach(measured);
     node.value = node.lines.reduce((all, line) => all + line.values[quantity], QUANTITIES[quantity].exact ? 0n : 0);
     if (node.depth > 0 || order === "layer")
-      node.parts.sort((one, two) => (two.value > one.value ? 1 : two.value < one.value ? -1 : 0));
+      node.parts.sort((left, right) => (right.value > left.value ? 1 : right.value < left.value ? -1 : 0));
   };
   measured(root);
   if (order !== "layer")
-    root.parts.sort((one, two) => view.found.macros.indexOf(one.macro) - view.found.macros.indexOf(two.macro));
+    root.parts.sort((left, right) => view.step.macros.indexOf(left.macro) - view.step.macros.indexOf(right.macro));
   return root;
 }
 
@@ -172,9 +172,9 @@ function firstShown(root, quantity) {
   const walk = (node) => (node.line ? lines.push(node) : node.parts.forEach(walk));
   walk(root);
   const scores = lines.filter((node) => node.line.equation === "3" && node.line.macro === "forward");
-  const named = lines.filter(
+  const scoresByName = lines.filter(
     (node) => node.line.line === "R" && node.line.macro === "forward" && /attention/.test(node.line.layer),
   );
-  const among = [scores, named, lines].find((several) => several.some((node) => node.value));
+  const among = [scores, scoresByName, lines].find((several) => several.some((node) => node.value));
   return (among ?? lines).reduce((most, node) => (node.value > most.value ? node : most), (among ?? lines)[0]);
 }

@@ -12,8 +12,8 @@ from learncost.ledger.question import flags_of
 from learncost.models.wording import shown
 from learncost.pictures.document import as_json, document
 from learncost.pictures.page import page
-from learncost.pictures.serve.asked import arguments
 from learncost.pictures.serve.choices import fields
+from learncost.pictures.serve.query import arguments
 from learncost.pictures.serve.replies import API, JSON, NONCE, Answer, Pairs, refusal
 from learncost.pictures.trace import trace
 
@@ -27,26 +27,26 @@ def _page(watches: bool) -> bytes:
     return page([document(**FIRST)], more, NONCE).encode()
 
 
-def answer(what: str, pairs: Pairs, config: str = "") -> Answer:
+def answer(route: str, pairs: Pairs, config: str = "") -> Answer:
     """The answer to a request.
 
-    what    document; export, whose form is `as`; fields, what may be asked for; page, or page that watches runs
+    route   document; export, whose form is `as`; fields, what may be asked for; page, or page that watches runs
     pairs   of the address
     config  the text of a config.json that came along
     """
     try:
-        if what.startswith("page"):
-            return Answer(200, "text/html; charset=utf-8", _page(what != "page"))
-        if what == "fields":
+        if route.startswith("page"):
+            return Answer(200, "text/html; charset=utf-8", _page(route != "page"))
+        if route == "fields":
             return Answer(200, JSON, json.dumps(fields(document)).encode())
-        if what == "document":
+        if route == "document":
             return Answer(200, JSON, as_json(document(**_arguments(pairs, config))).encode())
         forms = [value for name, value in pairs if name == "as"]
         if len(forms) != 1 or forms[0] not in EXPORTS:
             raise InputError(f"as must be one of {', '.join(EXPORTS)}, not {shown(', '.join(forms))}")
-        given = _arguments([pair for pair in pairs if pair[0] != "as"], config)
+        keywords = _arguments([pair for pair in pairs if pair[0] != "as"], config)
         kind, make = EXPORTS[forms[0]]
-        return Answer(200, kind, make(given), f"learncost.{forms[0]}")
+        return Answer(200, kind, make(keywords), f"learncost.{forms[0]}")
     except InputError as error:
         return refusal(400, str(error))
     except MemoryError:
@@ -57,22 +57,22 @@ def answer(what: str, pairs: Pairs, config: str = "") -> Answer:
 
 def _arguments(pairs: Pairs, config: str) -> dict[str, Any]:
     """The arguments of the question. Raises `InputError` for what only others take, which is no size either."""
-    given = arguments(pairs, config)
-    known = {flag.name for flag in flags_of(document)}
-    if strange := [flag.name for flag in flags_of(cost) if flag.name in given and flag.name not in known]:
+    keywords = arguments(pairs, config)
+    names = {flag.name for flag in flags_of(document)}
+    if strange := [flag.name for flag in flags_of(cost) if flag.name in keywords and flag.name not in names]:
         raise InputError(f"{strange[0]} is nothing that is asked for here; GET /api/fields has all that is")
-    return given
+    return keywords
 
 
 def _cost(format: str) -> Callable[[Mapping[str, Any]], bytes]:
-    return lambda given: (cost(**given).show(format).rstrip("\n") + "\n").encode()
+    return lambda keywords: (cost(**keywords).show(format).rstrip("\n") + "\n").encode()
 
 
 def _trace(ending: str) -> Callable[[Mapping[str, Any]], bytes]:
-    def make(given: Mapping[str, Any]) -> bytes:
-        if given.get("price_book", "run") != "run":
+    def make(keywords: Mapping[str, Any]) -> bytes:
+        if keywords.get("price_book", "run") != "run":
             raise InputError("a trace is of what runs: leave price_book out")
-        return trace(**{name: value for name, value in given.items() if name != "price_book"}).to_bytes(ending)
+        return trace(**{name: value for name, value in keywords.items() if name != "price_book"}).to_bytes(ending)
 
     return make
 

@@ -63,8 +63,8 @@ def application(port: int, run: Path | None = None, answers: Answers | None = No
 
 async def _not_there(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = {404: "there is nothing at this address", 405: "this address takes another method"}
-    message = said.get(error.status_code, error.detail)
+    messages = {404: "there is nothing at this address", 405: "this address takes another method"}
+    message = messages.get(error.status_code, error.detail)
     return JSONResponse({"error": message}, error.status_code, headers=error.headers)
 
 
@@ -72,11 +72,11 @@ async def _bad(_: Request, error: Exception) -> Response:
     return _response(refusal(400, str(error)))
 
 
-def _response(found: Answer) -> Response:
-    headers = {"content-type": found.kind}
-    if found.name:
-        headers["content-disposition"] = f'attachment; filename="{found.name}"'
-    return Response(found.content, found.status, headers)
+def _response(answer: Answer) -> Response:
+    headers = {"content-type": answer.kind}
+    if answer.name:
+        headers["content-disposition"] = f'attachment; filename="{answer.name}"'
+    return Response(answer.content, answer.status, headers)
 
 
 def _html(content: bytes) -> Response:
@@ -95,8 +95,8 @@ class _Views:
 
     async def explorer(self, _: Request) -> Response:
         """The page, which begins with a document and asks for others."""
-        found = await self.answers.answer(self.page, ())
-        return _html(found.content) if found.status == 200 else _response(found)
+        answer = await self.answers.answer(self.page, ())
+        return _html(answer.content) if answer.status == 200 else _response(answer)
 
     async def document(self, request: Request) -> Response:
         """All that a page shows of a step."""
@@ -106,9 +106,9 @@ class _Views:
         """A step as a file."""
         return await self._answer("export", request)
 
-    async def _answer(self, what: str, request: Request) -> Response:
+    async def _answer(self, route: str, request: Request) -> Response:
         config = (await request.body()).decode() if request.method == "POST" else ""
-        return _response(await self.answers.answer(what, request.query_params.multi_items(), config))
+        return _response(await self.answers.answer(route, request.query_params.multi_items(), config))
 
     async def fields(self, _: Request) -> Response:
         """What may be asked for."""
@@ -121,7 +121,7 @@ class _Views:
 
     async def runs(self, request: Request) -> Response:
         """What is watched: all trainings and contests of the folder, with what is new of them."""
-        return JSONResponse(self._watched().seen(request.query_params.get("since", "")))
+        return JSONResponse(self._watched().state(request.query_params.get("since", "")))
 
     def _watched(self) -> Runs:
         if self.watched is None:

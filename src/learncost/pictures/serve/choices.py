@@ -40,17 +40,24 @@ def fields(question: Callable[..., Any]) -> dict[str, Any]:
 
 def choices() -> Mapping[str, list[Choice]]:
     """What there is, by the name of the flag that takes it."""
-    models = [{"name": own.name, "title": own.title, "also": list(own.aliases)} for own in presets()]
+    models = [{"name": preset.name, "title": preset.title, "also": list(preset.aliases)} for preset in presets()]
     generic = [{"name": name, "title": f"generic {name}: give all sizes", "also": []} for name in GENERIC]
-    known = {**LEARNING, **INFERENCE}
-    precisions = [{"name": own.name, "title": own.title, "also": list(own.also)} for own in PRECISIONS.values()]
+    procedures = {**LEARNING, **INFERENCE}
+    precisions = [
+        {"name": precision.name, "title": precision.title, "also": list(precision.also)}
+        for precision in PRECISIONS.values()
+    ]
     return {
         "model": models + generic,
-        "procedure": [{"name": own.name, "title": own.title} for own in known.values()],
-        "price_book": [{"name": own.name, "title": own.title} for own in every().values()],
-        "on": [{"name": own.name, "title": own.source, "also": list(own.names)} for own in devices().values()],
+        "procedure": [{"name": procedure.name, "title": procedure.title} for procedure in procedures.values()],
+        "price_book": [{"name": book.name, "title": book.title} for book in every().values()],
+        "on": [
+            {"name": device.name, "title": device.source, "also": list(device.names)} for device in devices().values()
+        ],
         "precision": precisions,
-        "plan": [{"name": own.spelling, "title": own.title} for own in PLANS.values()],
-        "optimizer": [{"name": name, "title": own.source} for name, own in STATES.items()],
-        "sizes": [{"name": own.name, "title": own.meaning, "symbol": own.symbol} for own in (*RUN_SIZES, *MODEL_SIZES)],
+        "plan": [{"name": plan.spelling, "title": plan.title} for plan in PLANS.values()],
+        "optimizer": [{"name": name, "title": state.source} for name, state in STATES.items()],
+        "sizes": [
+            {"name": size.name, "title": size.meaning, "symbol": size.symbol} for size in (*RUN_SIZES, *MODEL_SIZES)
+        ],
     }

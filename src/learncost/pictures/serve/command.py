@@ -47,15 +47,15 @@ def serve(*, port: int | str = PORT, run: str | None = None) -> None:
     for name in ("starlette", "uvicorn"):
         if find_spec(name) is None:
             raise InputError(f"serve needs {name}: pip install 'learncost[serve]'")
-    with _listening(number) as own:
-        number = own.getsockname()[1]
+    with _listening(number) as listener:
+        number = listener.getsockname()[1]
         import uvicorn
 
         from learncost.pictures.serve.app import application
 
         address = f"http://{HOST}:{number}"
-        told = f"{address}/run watches {run}, {address} explores costs" if run else address
-        print(f"learncost serve: {told}. Ctrl-C ends it.", file=sys.stderr, flush=True)
+        notice = f"{address}/run watches {run}, {address} explores costs" if run else address
+        print(f"learncost serve: {notice}. Ctrl-C ends it.", file=sys.stderr, flush=True)
         settings = uvicorn.Config(
             application(number, folder),
             log_level="warning",
@@ -71,19 +71,19 @@ def serve(*, port: int | str = PORT, run: str | None = None) -> None:
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=2**15,
         )
-        uvicorn.Server(settings).run(sockets=[own])
+        uvicorn.Server(settings).run(sockets=[listener])
 
 
 def _listening(port: int) -> socket.socket:
     """A socket at the port. Raises `InputError` where it is taken."""
-    own = socket.socket()
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        own.bind((HOST, port))
-        own.listen(128)
+        listener.bind((HOST, port))
+        listener.listen(128)
     except OSError as error:
-        own.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise InputError(f"port {port} is taken: give --port another one, or --port 0 for any") from None
         raise InputError(f"port {port} cannot be used: {error.strerror}") from None
-    return own
+    return listener

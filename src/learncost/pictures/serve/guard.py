@@ -57,10 +57,10 @@ class Guard:
             status, message = refused
             await _refuse(send, status, message)
             return
-        given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def once() -> Message:
-            return given.pop() if given else await receive()
+            return messages.pop() if messages else await receive()
 
         async def safely(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -90,7 +90,7 @@ class Guard:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for own, value in scope["headers"] if own.lower() == name]
+    return [value.decode("latin-1") for header, value in scope["headers"] if header.lower() == name]
 
 
 async def _body(receive: Receive) -> tuple[bytes, tuple[int, str] | None]:

@@ -35,7 +35,7 @@ OFTEN = 20_000
 class Answers(Protocol):
     """Who answers."""
 
-    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         """The answer to a request."""
 
     async def close(self) -> None:
@@ -45,10 +45,10 @@ class Answers(Protocol):
 class Here:
     """Answers in this very process, without limits."""
 
-    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         from learncost.pictures.serve.answers import answer  # with all that counts
 
-        return answer(what, pairs, config)
+        return answer(route, pairs, config)
 
     async def close(self) -> None:
         """There is nothing to end."""
@@ -66,23 +66,23 @@ class Kept:
     def __len__(self) -> int:
         return len(self._known)
 
-    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         """The answer to a request, from before where there is one, and the same one for all who ask at once."""
-        key = blake2b(json.dumps([what, sorted(pairs), config]).encode(), digest_size=16).digest()
-        if (found := self._known.get(key)) is not None:
+        key = blake2b(json.dumps([route, sorted(pairs), config]).encode(), digest_size=16).digest()
+        if (answer := self._known.get(key)) is not None:
             self._known.move_to_end(key)
-            return found
+            return answer
         if (coming := self._coming.get(key)) is None:
-            coming = self._coming[key] = asyncio.create_task(self.others.answer(what, pairs, config))
+            coming = self._coming[key] = asyncio.create_task(self.others.answer(route, pairs, config))
             coming.add_done_callback(lambda _: self._coming.pop(key, None))
-        found = await asyncio.shield(coming)  # who asked may go, others may wait for it
-        if found.status == 200 and len(found.content) <= self.most and key not in self._known:
-            self._known[key] = found
-            self.bytes += len(found.content)
+        answer = await asyncio.shield(coming)  # who asked may go, others may wait for it
+        if answer.status == 200 and len(answer.content) <= self.most and key not in self._known:
+            self._known[key] = answer
+            self.bytes += len(answer.content)
             while self.bytes > self.most:
                 _, old = self._known.popitem(last=False)
                 self.bytes -= len(old.content)
-        return found
+        return answer
 
     async def close(self) -> None:
         """Nor are the others asked."""
@@ -106,7 +106,7 @@ class Pool:
         """Begin before anybody asks."""
         await asyncio.gather(*(worker.start() for worker in self._workers))
 
-    async def answer(self, what: str, pairs: Pairs, config: str = "") -> Answer:
+    async def answer(self, route: str, pairs: Pairs, config: str = "") -> Answer:
         """The answer to a request; a refusal where it takes too long, or where too many wait."""
         if self._waiting >= WAITING:
             return refusal(503, "too many requests at once: ask again in a moment")
@@ -116,7 +116,7 @@ class Pool:
         finally:
             self._waiting -= 1
         try:
-            return await self._within(worker, worker.ask(what, pairs, config))
+            return await self._within(worker, worker.ask(route, pairs, config))
         except TimeoutError:
             await worker.end()
             return refusal(422, f"this takes more than {self.seconds:g} seconds to count: take smaller sizes")
@@ -175,13 +175,13 @@ class _Worker:
             self._answered = 0
         return self._process
 
-    async def ask(self, what: str, pairs: Pairs, config: str) -> Answer:
+    async def ask(self, route: str, pairs: Pairs, config: str) -> Answer:
         if self._answered >= OFTEN:
             await self.end()
         process = await self.start()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([what, list(pairs), config]).encode() + b"\n")
+        process.stdin.write(json.dumps([route, list(pairs), config]).encode() + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
         if not line:

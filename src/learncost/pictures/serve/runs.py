@@ -58,7 +58,7 @@ class _Curves:
         self.last = dict(row)
 
     def to_dict(self) -> dict[str, Any]:
-        kept = thinned(self.loss)
+        places = thinned(self.loss)
         columns: dict[str, Sequence[Any]] = {
             "step": self.step,
             "loss": self.loss,
@@ -66,8 +66,8 @@ class _Curves:
             "speed": self.speed,
             "memory": self.memory,
         }
-        found = {name: [column[place] for place in kept] for name, column in columns.items()}
-        return {**found, "validation": self.validation}
+        curves = {name: [column[place] for place in places] for name, column in columns.items()}
+        return {**curves, "validation": self.validation}
 
 
 def thinned(values: Sequence[float | None], most: int = POINTS) -> list[int]:
@@ -75,15 +75,15 @@ def thinned(values: Sequence[float | None], most: int = POINTS) -> list[int]:
     if len(values) <= most:
         return list(range(len(values)))
     size = -(-2 * (len(values) - 1) // (most - 1))
-    kept: set[int] = {len(values) - 1}
+    chosen: set[int] = {len(values) - 1}
     for first in range(0, len(values), size):
         places = [place for place in range(first, min(first + size, len(values))) if values[place] is not None]
         if places:
-            kept |= {
+            chosen |= {
                 min(places, key=lambda place: values[place] or 0),
                 max(places, key=lambda place: values[place] or 0),
             }
-    return sorted(kept)
+    return sorted(chosen)
 
 
 def _number(value: object) -> float | None:
@@ -120,9 +120,9 @@ class _Training:
                 content = file.read(min(size - self.read, LARGEST))
         except OSError:
             return
-        whole = content[: content.rfind(b"\n") + 1]
-        self.read += len(whole)
-        for line in whole.splitlines():
+        lines = content[: content.rfind(b"\n") + 1]
+        self.read += len(lines)
+        for line in lines.splitlines():
             try:
                 row = json.loads(line)
                 if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -167,11 +167,11 @@ class _Contest:
     def look(self) -> None:
         """Read it anew where it has changed."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return
-        if self.version != (found.st_size, found.st_mtime_ns):
-            self.version, self.content = (found.st_size, found.st_mtime_ns), _json(self.path)
+        if self.version != (status.st_size, status.st_mtime_ns):
+            self.version, self.content = (status.st_size, status.st_mtime_ns), _json(self.path)
 
     def curves(self) -> Iterator[dict[str, Any]]:
         """A curve for each training of each entrant."""
@@ -184,12 +184,12 @@ class _Contest:
                 after = training.get("after") or {}
                 if "loss" in after:
                     curves.validation.append({"step": len(losses), **after})
-                mode, named = result.get("mode"), _text(result.get("procedure"))
+                mode, procedure = result.get("mode"), _text(result.get("procedure"))
                 yield {
-                    "name": f"{self.path.stem}: {named}{f' {mode}' if mode else ''}, seed {training.get('seed')}",
+                    "name": f"{self.path.stem}: {procedure}{f' {mode}' if mode else ''}, seed {training.get('seed')}",
                     "kind": "contest",
                     "model": _text(self.content.get("problem")),
-                    "procedure": named,
+                    "procedure": procedure,
                     "optimizer": _text(self.content.get("optimizer")),
                     "engine": "numpy",
                     "batch_size": result.get("batch_size"),
@@ -230,27 +230,27 @@ class Runs:
             if path.suffix == ".json" and path.name not in (OPTIONS, CONFIG) and _size(path) <= LARGEST // 4
         ]
         latest = sorted([*trainings, *contests], key=_time)[-SEVERAL:]
-        for path in [own for own in self.known if own not in latest]:
+        for path in [gone for gone in self.known if gone not in latest]:
             del self.known[path]
         for path in latest:
             if path not in self.known:
                 self.known[path] = _Training(path, self.flops) if path in trainings else _Contest(path)
 
-    def seen(self, since: str = "") -> dict[str, Any]:
+    def state(self, since: str = "") -> dict[str, Any]:
         """All that is known of them; nothing where it is what was known before, at the version `since`."""
         self._find()
-        for one in self.known.values():
-            one.look()
-        state = [(str(path), one.version) for path, one in sorted(self.known.items())]
-        version = blake2b(repr(state).encode(), digest_size=8).hexdigest()
+        for file in self.known.values():
+            file.look()
+        versions = [(str(path), file.version) for path, file in sorted(self.known.items())]
+        version = blake2b(repr(versions).encode(), digest_size=8).hexdigest()
         if version == since:
             return {"version": version, "same": True}
         runs: list[dict[str, Any]] = []
-        for path, one in sorted(self.known.items()):
-            if isinstance(one, _Training):
-                runs.append({**one.to_dict(), "changed": _time(path)})
-            elif one.content.keys() >= CONTEST:
-                runs += ({**own, "changed": _time(path)} for own in one.curves())
+        for path, file in sorted(self.known.items()):
+            if isinstance(file, _Training):
+                runs.append({**file.to_dict(), "changed": _time(path)})
+            elif file.content.keys() >= CONTEST:
+                runs += ({**curve, "changed": _time(path)} for curve in file.curves())
         return {"version": version, "folder": self.folder.name, "runs": runs}
 
 
@@ -260,13 +260,13 @@ def flops_of_step(path: Path, options: Mapping[str, Any]) -> int | None:
     from learncost.ledger.cost import cost
 
     names = ("procedure", "optimizer", "dropout", "train", "train_layers", "lora", "lora_rank", "lora_alpha", "plan")
-    given: dict[str, Any] = {name: options[name] for name in names if options.get(name) is not None}
+    keywords: dict[str, Any] = {name: options[name] for name in names if options.get(name) is not None}
     batch = (options.get("batch_size") or 1) * (options.get("accumulate") or 1)
     lengths: dict[str, Any] = {name: options.get(name) for name in ("seq_len", "target_len")}
     fewer: tuple[dict[str, Any], ...] = (lengths, {"seq_len": lengths["seq_len"]}, {})
-    for own in fewer:  # what is fixed, or not there, may not be given
+    for some in fewer:  # what is fixed, or not there, may not be given
         try:
-            return int(cost(str(path / CONFIG), batch_size=batch, **given, **own).total.flops)
+            return int(cost(str(path / CONFIG), batch_size=batch, **keywords, **some).total.flops)
         except (InputError, TypeError):
             continue
     return None
@@ -294,10 +294,10 @@ def _json(path: Path) -> dict[str, Any]:
     """The object of a file; nothing where there is none, or where it is being written."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(LARGEST))
+            content = json.loads(file.read(LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _sample(path: Path) -> dict[str, Any] | None:
@@ -311,11 +311,11 @@ def _sample(path: Path) -> dict[str, Any] | None:
             text = file.read(8 * SAMPLE).decode("utf-8", "replace")
     except OSError:
         return None
-    _, found, last = text.rpartition("--- step ")
-    number, _, own = last.partition("\n")
-    if not found or not number.strip().isdecimal():
+    _, marker, last = text.rpartition("--- step ")
+    number, _, sample = last.partition("\n")
+    if not marker or not number.strip().isdecimal():
         return None
-    return {"step": int(number), "text": own.strip("\n")[:SAMPLE]}
+    return {"step": int(number), "text": sample.strip("\n")[:SAMPLE]}
 
 
 def run_page(nonce: str) -> str:

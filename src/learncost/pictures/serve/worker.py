@@ -22,10 +22,10 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     from learncost.pictures.serve.answers import answer
 
     for line in requests:
-        what, pairs, config = json.loads(line)
-        found = answer(what, [(name, value) for name, value in pairs], config)
-        head = {"status": found.status, "kind": found.kind, "name": found.name, "length": len(found.content)}
-        answers.write(json.dumps(head).encode() + b"\n" + found.content)
+        route, pairs, config = json.loads(line)
+        reply = answer(route, [(name, value) for name, value in pairs], config)
+        head = {"status": reply.status, "kind": reply.kind, "name": reply.name, "length": len(reply.content)}
+        answers.write(json.dumps(head).encode() + b"\n" + reply.content)
         answers.flush()
 
 

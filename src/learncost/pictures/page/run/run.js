@@ -11,26 +11,26 @@ const byId = (name) => document.getElementById(name);
 /** An element with its text, which is never read as HTML. */
 function element(name, text = "", attributes = {}) {
   const svg = ["svg", "line", "circle"].includes(name);
-  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
-  if (text !== "") made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  if (text !== "") node.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  return node;
 }
 
 /** What a run is called: its procedure where that tells it from the others, else its own name. */
 function label(run) {
-  const named = NAMES[run.procedure] ?? (run.procedure || "training");
-  if (view.runs.every((own) => own === run || own.procedure !== run.procedure)) return named;
+  const name = NAMES[run.procedure] ?? (run.procedure || "training");
+  if (view.runs.every((other) => other === run || other.procedure !== run.procedure)) return name;
   return run.name.replace(/^[^:]*: /, "");
 }
 
 /** Runs of one model are compared; which, is a choice. The one that was written to last comes first. */
 function models() {
-  const known = [...new Set(view.all.map((run) => run.model))], place = byId("models");
-  if (!known.includes(view.model)) view.model = view.all.reduce((one, two) => (two.changed > one.changed ? two : one), view.all[0])?.model ?? null;
+  const names = [...new Set(view.all.map((run) => run.model))], place = byId("models");
+  if (!names.includes(view.model)) view.model = view.all.reduce((latest, run) => (run.changed > latest.changed ? run : latest), view.all[0])?.model ?? null;
   view.runs = view.all.filter((run) => run.model === view.model);
-  place.hidden = known.length < 2;
-  segments(byId("model"), Object.fromEntries(known.map((name) => [name, name])), view.model, (name) => { view.model = name; });
+  place.hidden = names.length < 2;
+  segments(byId("model"), Object.fromEntries(names.map((name) => [name, name])), view.model, (name) => { view.model = name; });
 }
 
 /** A choice of one of several, as radios. */
@@ -41,18 +41,18 @@ function segments(place, names, chosen, choose) {
   const focused = place.contains(document.activeElement);
   place.replaceChildren();
   for (const [name, title] of Object.entries(names)) {
-    const own = element("label"), input = element("input", "", { type: "radio", name: place.id, value: name });
+    const option = element("label"), input = element("input", "", { type: "radio", name: place.id, value: name });
     input.checked = name === chosen;
     input.addEventListener("change", () => { choose(name); history.replaceState(null, "", `#${new URLSearchParams({ against: view.axis, of: view.model })}`); draw(); });
-    own.append(input, element("span", title));
-    place.append(own);
+    option.append(input, element("span", title));
+    place.append(option);
     if (input.checked && focused) input.focus();
   }
 }
 
 const look = (run) => LOOKS[view.runs.indexOf(run) % LOOKS.length];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const median = (values) => { const sorted = values.filter((own) => own !== null).sort((a, b) => a - b); return sorted.length ? sorted[sorted.length >> 1] : null; };
+const median = (values) => { const sorted = values.filter((value) => value !== null).sort((a, b) => a - b); return sorted.length ? sorted[sorted.length >> 1] : null; };
 const last = (values) => values[values.length - 1];
 
 /** A loss to a hundredth of its size, so that neighbours differ. */
@@ -68,14 +68,14 @@ function places(run) {
 
 /** The loss at a place, of the last step before it: its mean over nine steps. */
 function lossAt(run, place) {
-  const at = places(run).filter((own) => own <= place * (1 + 1e-12)).length;
-  const near = run.loss.slice(Math.max(0, at - 9), at).filter((own) => own !== null);
-  return near.length ? near.reduce((sum, own) => sum + own, 0) / near.length : null;
+  const at = places(run).filter((other) => other <= place * (1 + 1e-12)).length;
+  const near = run.loss.slice(Math.max(0, at - 9), at).filter((other) => other !== null);
+  return near.length ? near.reduce((sum, other) => sum + other, 0) / near.length : null;
 }
 
 function smoothed(values) {
-  return values.map((own, at) => {
-    if (own === null) return null;
+  return values.map((value, at) => {
+    if (value === null) return null;
     const near = values.slice(Math.max(0, at - 4), at + 5).filter((other) => other !== null);
     return near.reduce((sum, other) => sum + other, 0) / near.length;
   });
@@ -105,7 +105,7 @@ function sentence() {
     const ends = begun.map((run) => last(places(run))), least = Math.min(...ends);
     const amount = { flops: `${words(least)} FLOPs`, step: `${grouped(least)} steps`, seconds: seconds(least) }[view.axis];
     say("With the same "); say(amount, true); say(" ");
-    const ranked = begun.map((run) => [lossAt(run, least), run]).sort((one, two) => (one[0] ?? Infinity) - (two[0] ?? Infinity)).slice(0, 6);
+    const ranked = begun.map((run) => [lossAt(run, least), run]).sort((left, right) => (left[0] ?? Infinity) - (right[0] ?? Infinity)).slice(0, 6);
     ranked.forEach(([value, run], at) => {
       say(at ? `, ${label(run)} ` : `${label(run)} reaches a loss of `); say(loss(value), true);
     });
@@ -121,14 +121,14 @@ function tiles() {
   const place = byId("tiles"), begun = view.runs.filter((run) => run.step.length);
   place.replaceChildren();
   if (!begun.length) return;
-  const best = begun.reduce((one, two) => ((last(two.validation)?.loss ?? Infinity) < (last(one.validation)?.loss ?? Infinity) ? two : one));
-  const checked = last(best.validation), speed = median(best.speed), named = label(best);
+  const best = begun.reduce((least, run) => ((last(run.validation)?.loss ?? Infinity) < (last(least.validation)?.loss ?? Infinity) ? run : least));
+  const checked = last(best.validation), speed = median(best.speed), name = label(best);
   const done = best.flops_per_step ? BigInt(best.flops_per_step) * BigInt(best.done) : null;
   const beside = checked ? [checked.bits_per_byte && `${digits(checked.bits_per_byte)} bits a byte`, checked.accuracy !== undefined && `${digits(100 * checked.accuracy)} % right`].filter(Boolean) : [];
   const rows = [
-    checked ? ["loss, validation", loss(checked.loss), [...beside, named].join(" · ")] : ["loss, last step", loss(last(best.loss)), named],
-    speed ? [`${best.unit} a second`, grouped(Math.round(speed)), `median, ${named}`] : ["seconds a step", seconds(last(best.seconds) / best.done), named],
-    done === null ? ["steps so far", grouped(best.done), best.steps ? `of ${grouped(best.steps)}` : named] : ["FLOPs so far", si(done), `${si(BigInt(best.flops_per_step))} a step, exact`],
+    checked ? ["loss, validation", loss(checked.loss), [...beside, name].join(" · ")] : ["loss, last step", loss(last(best.loss)), name],
+    speed ? [`${best.unit} a second`, grouped(Math.round(speed)), `median, ${name}`] : ["seconds a step", seconds(last(best.seconds) / best.done), name],
+    done === null ? ["steps so far", grouped(best.done), best.steps ? `of ${grouped(best.steps)}` : name] : ["FLOPs so far", si(done), `${si(BigInt(best.flops_per_step))} a step, exact`],
     ["learning rate", power(best.learning_rate), `step ${grouped(best.done)}${best.steps ? ` of ${grouped(best.steps)}` : ""}`],
   ];
   for (const [name, value, more] of rows) {
@@ -142,38 +142,38 @@ function tiles() {
 
 function axes() {
   const begun = view.runs.filter((run) => run.step.length);
-  const known = Object.keys(AXES).filter((name) => name !== "flops" || begun.every((run) => run.flops_per_step));
-  if (!known.includes(view.axis)) view.axis = known[0];
-  segments(byId("axis"), Object.fromEntries(known.map((name) => [name, AXES[name]])), view.axis, (name) => { view.axis = name; });
+  const available = Object.keys(AXES).filter((name) => name !== "flops" || begun.every((run) => run.flops_per_step));
+  if (!available.includes(view.axis)) view.axis = available[0];
+  segments(byId("axis"), Object.fromEntries(available.map((name) => [name, AXES[name]])), view.axis, (name) => { view.axis = name; });
 }
 
 /** The name of each run at the end of its line, where there is room. */
-function ends(own) {
-  const ctx = own.ctx, ratio = devicePixelRatio || 1, taken = [];
+function ends(plot) {
+  const ctx = plot.ctx, ratio = devicePixelRatio || 1, spans = [];
   ctx.save();
   ctx.font = `${13 * ratio}px ${colour("--sans")}`;
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
-  own.series.forEach((series, at) => {
+  plot.series.forEach((series, at) => {
     if (!at || at % 2) return;
-    const values = own.data[at];
+    const values = plot.data[at];
     let place = values.length - 1;
     while (place >= 0 && (values[place] === null || values[place] === undefined)) place -= 1;
     if (place < 0) return;
-    const x = own.valToPos(own.data[0][place], "x", true), width = ctx.measureText(series.label).width;
-    let y = Math.max(own.bbox.top + 8 * ratio, own.valToPos(values[place], "y", true));
-    const right = x + 8 * ratio + width <= own.bbox.left + own.bbox.width + (own.width < 560 ? 8 : 130) * ratio;
+    const x = plot.valToPos(plot.data[0][place], "x", true), width = ctx.measureText(series.label).width;
+    let y = Math.max(plot.bbox.top + 8 * ratio, plot.valToPos(values[place], "y", true));
+    const right = x + 8 * ratio + width <= plot.bbox.left + plot.bbox.width + (plot.width < 560 ? 8 : 130) * ratio;
     const left = right ? x + 8 * ratio : x - width - 2 * ratio;
     if (!right) y -= 12 * ratio;
-    for (let turn = 0; turn < 20 && taken.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); turn += 1) y += (turn % 2 ? 1 : -1) * (turn + 1) * 8 * ratio;
-    if (y > own.bbox.top + own.bbox.height) return;
-    taken.push([left, left + width, y]);
+    for (let turn = 0; turn < 20 && spans.some(([l, r, t]) => left < r && left + width > l && Math.abs(t - y) < 15 * ratio); turn += 1) y += (turn % 2 ? 1 : -1) * (turn + 1) * 8 * ratio;
+    if (y > plot.bbox.top + plot.bbox.height) return;
+    spans.push([left, left + width, y]);
     ctx.strokeStyle = colour("--page");
     ctx.lineWidth = 4 * ratio;
     ctx.lineJoin = "round";
     ctx.setLineDash([]);
     ctx.strokeText(series.label, left, y);
-    ctx.fillStyle = series.stroke(own, at);
+    ctx.fillStyle = series.stroke(plot, at);
     ctx.fillText(series.label, left, y);
   });
   ctx.restore();
@@ -183,9 +183,9 @@ function chart() {
   const begun = view.runs.filter((run) => run.step.length), place = byId("loss-chart");
   byId("loss").hidden = !begun.length;
   if (!begun.length) return;
-  const starts = begun.map((run) => run.loss.find((own) => own !== null)).filter((own) => own !== undefined);
-  const most = Math.max(...starts) * 1.02, tops = begun.map((run) => Math.max(...run.loss.filter((own) => own !== null)));
-  const lows = begun.map((run) => Math.min(...run.loss.filter((own) => own !== null)));
+  const starts = begun.map((run) => run.loss.find((value) => value !== null)).filter((value) => value !== undefined);
+  const most = Math.max(...starts) * 1.02, tops = begun.map((run) => Math.max(...run.loss.filter((value) => value !== null)));
+  const lows = begun.map((run) => Math.min(...run.loss.filter((value) => value !== null)));
   const low = Math.min(...lows), room = Math.max(most - low, 1e-6);
   const cut = begun.filter((_, at) => tops[at] > most * 1.001);
   byId("loss-lead").textContent = "Cross-entropy in nats for each answer, smoothed over nine steps; each step is a faint line behind.";
@@ -196,7 +196,7 @@ function chart() {
     const [name, dash] = look(run), stroke = colour(name);
     return [
       { label: label(run), stroke: stroke + "55", width: 1, spanGaps: true, points: { show: false }, legend: { show: false } },
-      { label: label(run), stroke, width: 2, dash, spanGaps: true, points: { show: false }, value: (_, own) => (own === null || own === undefined ? "–" : loss(own)) },
+      { label: label(run), stroke, width: 2, dash, spanGaps: true, points: { show: false }, value: (_, amount) => (amount === null || amount === undefined ? "–" : loss(amount)) },
     ];
   });
   const key = JSON.stringify([view.axis, begun.map(label), place.clientWidth, colour("--ink")]);
@@ -210,43 +210,43 @@ function chart() {
   view.key = key;
   place.replaceChildren();
   const axis = { stroke: colour("--faint"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: `13px ${colour("--sans")}` };
-  const value = { flops: (own) => si(own), seconds: (own) => (own ? seconds(own) : "0"), step: (own) => grouped(BigInt(Math.round(own))) }[view.axis];
+  const value = { flops: (amount) => si(amount), seconds: (amount) => (amount ? seconds(amount) : "0"), step: (amount) => grouped(BigInt(Math.round(amount))) }[view.axis];
   const height = place.clientWidth < 560 ? 240 : 300;
   view.chart = new uPlot({
     width: place.clientWidth, height,
     scales: { x: { time: false }, y: { range: () => view.range } },
-    axes: [{ ...axis, values: (_, ticks) => ticks.map(value), space: 70 }, { ...axis, values: (_, ticks) => ticks.map((own) => own.toString()), size: 44 }],
+    axes: [{ ...axis, values: (_, ticks) => ticks.map(value), space: 70 }, { ...axis, values: (_, ticks) => ticks.map((amount) => amount.toString()), size: 44 }],
     padding: [8, place.clientWidth < 560 ? 8 : 130, 0, 0],
-    series: [{ label: AXES[view.axis], value: (_, own) => (own === null || own === undefined ? "–" : value(own)) }, ...series],
+    series: [{ label: AXES[view.axis], value: (_, amount) => (amount === null || amount === undefined ? "–" : value(amount)) }, ...series],
     legend: { show: true, live: true, markers: { width: 2, fill: () => "transparent", dash: (_, at) => (series[at - 1]?.dash?.length ? "dashed" : "solid") } },
     cursor: { drag: { x: false, y: false } },
-    hooks: { draw: [ends], ready: [(own) => own.root.querySelectorAll(".u-series").forEach((row, at) => { if (at && at % 2) row.classList.add("hidden"); })] },
+    hooks: { draw: [ends], ready: [(plot) => plot.root.querySelectorAll(".u-series").forEach((row, at) => { if (at && at % 2) row.classList.add("hidden"); })] },
   }, data, place);
   place.style.height = "auto";
 }
 
 function table() {
-  const made = element("table", "", { class: "table" }), head = element("tr");
+  const content = element("table", "", { class: "table" }), head = element("tr");
   for (const name of ["run", "procedure", "step", "loss", "validation", "seconds", "FLOPs", "predicted bytes", "measured bytes"]) head.append(element("th", name, { scope: "col" }));
-  made.append(element("thead"), element("tbody"));
-  made.tHead.append(head);
+  content.append(element("thead"), element("tbody"));
+  content.tHead.append(head);
   for (const run of view.runs) {
     const row = element("tr"), flops = run.flops_per_step ? grouped(BigInt(run.flops_per_step) * BigInt(run.done)) : "";
     const cells = [run.name, run.procedure, grouped(run.done), run.step.length ? String(last(run.loss)) : "", last(run.validation)?.loss ?? "", run.seconds.length ? last(run.seconds).toFixed(2) : "", flops, run.predicted ? grouped(run.predicted) : "", run.measured ? grouped(run.measured) : ""];
     for (const cell of cells) row.append(element("td", String(cell)));
-    made.tBodies[0].append(row);
+    content.tBodies[0].append(row);
   }
-  byId("loss-table").replaceChildren(made);
+  byId("loss-table").replaceChildren(content);
 }
 
 // Speed and memory: a strip for each run.
 
 function strip(name, value, spoken) {
-  const made = element("div", "", { class: "strip" }), head = element("div", "", { class: "head" });
+  const box = element("div", "", { class: "strip" }), head = element("div", "", { class: "head" });
   head.append(element("span", name), element("b", value));
   const svg = element("svg", "", { viewBox: "0 0 1000 16", preserveAspectRatio: "none", role: "img", "aria-label": spoken });
-  made.append(head, svg);
-  return [made, svg];
+  box.append(head, svg);
+  return [box, svg];
 }
 
 function speeds() {
@@ -256,39 +256,39 @@ function speeds() {
   if (!begun.length) return;
   const units = [...new Set(begun.map((run) => run.unit))];
   byId("speed-title").textContent = `${units.length === 1 ? units[0][0].toUpperCase() + units[0].slice(1) : "Tokens or examples"} a second`;
-  const most = Math.max(...begun.flatMap((run) => run.speed.filter((own) => own !== null)));
+  const most = Math.max(...begun.flatMap((run) => run.speed.filter((speed) => speed !== null)));
   for (const run of begun) {
-    const middle = median(run.speed), [made, svg] = strip(label(run), grouped(Math.round(middle)), `${label(run)}: median ${grouped(Math.round(middle))} ${run.unit} a second`);
+    const middle = median(run.speed), [box, svg] = strip(label(run), grouped(Math.round(middle)), `${label(run)}: median ${grouped(Math.round(middle))} ${run.unit} a second`);
     const every = Math.max(1, Math.ceil(run.speed.length / 300));
-    run.speed.forEach((own, at) => { if (own !== null && at % every === 0) svg.append(line(own / most, "tick")); });
+    run.speed.forEach((speed, at) => { if (speed !== null && at % every === 0) svg.append(line(speed / most, "tick")); });
     svg.append(line(middle / most, "median"));
-    place.append(made);
+    place.append(box);
   }
 }
 
 const line = (share, name) => element("line", "", { x1: 1000 * share, x2: 1000 * share, y1: 1, y2: 15, class: name, "vector-effect": "non-scaling-stroke" });
 
 function memories() {
-  const place = byId("memory-chart"), known = view.runs.filter((run) => run.predicted || run.measured);
+  const place = byId("memory-chart"), runs = view.runs.filter((run) => run.predicted || run.measured);
   place.replaceChildren();
-  byId("memory").hidden = !known.length;
-  const all = known.flatMap((run) => [run.predicted, run.measured]).filter(Boolean);
+  byId("memory").hidden = !runs.length;
+  const all = runs.flatMap((run) => [run.predicted, run.measured]).filter(Boolean);
   const least = Math.log(Math.min(...all) / 1.5), most = Math.log(Math.max(...all) * 1.5), at = (value) => (Math.log(value) - least) / (most - least);
-  for (const run of known) {
-    const told = [run.predicted && `${bytes(run.predicted)} predicted`, run.measured && `${bytes(run.measured)} measured`].filter(Boolean).join(", ");
-    const [made, svg] = strip(label(run), told, `${label(run)}: ${told}`);
+  for (const run of runs) {
+    const text = [run.predicted && `${bytes(run.predicted)} predicted`, run.measured && `${bytes(run.measured)} measured`].filter(Boolean).join(", ");
+    const [box, svg] = strip(label(run), text, `${label(run)}: ${text}`);
     const mark = (value, name) => svg.append(element("line", "", { x1: 1000 * at(value), x2: 1000 * at(value), y1: name === "tick" ? 4 : 1, y2: name === "tick" ? 12 : 15, class: name, "vector-effect": "non-scaling-stroke" }));
     if (run.predicted && run.measured) svg.append(element("line", "", { x1: 1000 * at(run.predicted), x2: 1000 * at(run.measured), y1: 8, y2: 8, class: "span", "vector-effect": "non-scaling-stroke" }));
     if (run.predicted) mark(run.predicted, "hollow");
     if (run.measured) mark(run.measured, "median");
-    place.append(made);
+    place.append(box);
   }
-  if (known.length) place.append(element("p", `Blue: predicted. Black or white: measured. From ${bytes(Math.round(Math.exp(least)))} to ${bytes(Math.round(Math.exp(most)))}.`, { class: "caption" }));
+  if (runs.length) place.append(element("p", `Blue: predicted. Black or white: measured. From ${bytes(Math.round(Math.exp(least)))} to ${bytes(Math.round(Math.exp(most)))}.`, { class: "caption" }));
   byId("beside").hidden = byId("speed").hidden && byId("memory").hidden;
 }
 
 function samples() {
-  const written = view.runs.filter((run) => run.sample), best = written.reduce((one, two) => ((last(two.validation)?.loss ?? Infinity) < (last(one.validation)?.loss ?? Infinity) ? two : one), written[0]);
+  const written = view.runs.filter((run) => run.sample), best = written.reduce((least, run) => ((last(run.validation)?.loss ?? Infinity) < (last(least.validation)?.loss ?? Infinity) ? run : least), written[0]);
   byId("sample").hidden = !best;
   if (!best) return;
   byId("sample-title").textContent = `What ${label(best)} writes now`;
@@ -310,13 +310,13 @@ function draw() {
 
 async function ask() {
   try {
-    const answer = await fetch(`/api/runs?since=${encodeURIComponent(view.version)}`), found = await answer.json();
-    if (!answer.ok) throw new Error(found.error ?? answer.status);
+    const answer = await fetch(`/api/runs?since=${encodeURIComponent(view.version)}`), content = await answer.json();
+    if (!answer.ok) throw new Error(content.error ?? answer.status);
     problem("");
-    if (!found.same) {
-      view.version = found.version;
-      view.all = found.runs;
-      byId("footer").textContent = `Folder ${found.folder}. The numbers are those of metrics.jsonl, and of the file of a contest.`;
+    if (!content.same) {
+      view.version = content.version;
+      view.all = content.runs;
+      byId("footer").textContent = `Folder ${content.folder}. The numbers are those of metrics.jsonl, and of the file of a contest.`;
       draw();
       document.documentElement.dataset.ready = "yes";
     }
@@ -331,9 +331,9 @@ function problem(text) {
   if (byId("problem").textContent !== text) byId("problem").textContent = text;
 }
 
-const asked = new URLSearchParams(location.hash.slice(1));
-view.axis = asked.get("against");
-view.model = asked.get("of");
+const address = new URLSearchParams(location.hash.slice(1));
+view.axis = address.get("against");
+view.model = address.get("of");
 window.addEventListener("resize", () => { if (view.all.length) draw(); });
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 ask();

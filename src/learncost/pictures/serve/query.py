@@ -30,25 +30,25 @@ def arguments(pairs: Iterable[tuple[str, str]], config: str = "") -> dict[str, A
     config  the text of a config.json, which stands in for the model
     Raises `InputError` for a value that is given twice, and where a model or device is none that is known by name.
     """
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for number, (key, value) in enumerate(pairs):
         name = key.replace("-", "_").lower()
         if number >= MOST or len(key) > LONGEST or len(value) > LONGEST:
             raise InputError(f"at most {MOST} values of at most {LONGEST:,} characters are taken")
-        if name in found:
+        if name in keywords:
             raise InputError(f"{name} is given twice")
         if value:
-            found[name] = value
+            keywords[name] = value
     if config:
-        if found.get("model", CONFIG) != CONFIG:
+        if keywords.get("model", CONFIG) != CONFIG:
             raise InputError(f"the model is the {CONFIG} that came along: leave model out")
-        return {**found, "model": parse_json(config, CONFIG)}
-    if "model" not in found:
+        return {**keywords, "model": parse_json(config, CONFIG)}
+    if "model" not in keywords:
         raise InputError("model is missing: name a preset, or send a config.json")
-    found["model"] = known_model(found["model"])
-    if "on" in found:
-        found["on"] = device_name(found["on"])
-    return found
+    keywords["model"] = known_model(keywords["model"])
+    if "on" in keywords:
+        keywords["on"] = device_name(keywords["on"])
+    return keywords
 
 
 def known_model(name: str) -> str:
@@ -63,6 +63,6 @@ def device_name(name: str) -> str:
     """The name of a published device, or of this machine. Raises `InputError`."""
     if name.lower() == HERE:
         return HERE
-    if found := known_device(name):
-        return found.name
+    if device := known_device(name):
+        return device.name
     raise InputError(f"no device is called {shown(name)}{nearest(name, devices()) or '; GET /api/fields has all'}")

@@ -15,6 +15,7 @@ from learncost.contest.images import mlp, vit
 from learncost.contest.trial import Outcome, search
 from learncost.engines.core import Prepared
 from learncost.training.data.examples import Examples
+from sampling import sampled
 
 KINDS = ("mlp", "vit", "text")
 
@@ -22,7 +23,7 @@ KINDS = ("mlp", "vit", "text")
 # The same beginning, and who equals whom.
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, 2))
 def test_all_begin_alike_and_twins_stay_alike(kind):
     """Recomputation changes no number of backpropagation, MEMPEPITA none of PEPITA: losses are equal bit for bit."""
     held_contest = held(kind, "steps:4", rates=(0.01,), seeds=(0, 1), batch_size=6)

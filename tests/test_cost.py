@@ -373,3 +373,9 @@ def test_a_book_of_ones_own():
     assert ledger.total == lc.cost("gpt2", price_book="matmul").total
     assert ledger.price_book == "mine"
     assert "price book: mine." in str(ledger)
+
+
+def test_every_row_has_the_name_of_a_layer():
+    """ALBERT's blocks share their weights: what adds the gradients of its turns is no layer's."""
+    assert {row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows} >= {"shared_weights", "attention"}
+    assert all(row.layer for row in lc.cost("albert-base-v2", seq_len=8).rows)

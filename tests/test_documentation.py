@@ -74,6 +74,7 @@ def test_the_example_is_computed(pages: dict[str, str]) -> None:
     assert row.split("|")[4:-1] == [f" {expected} "] * len(heads)
 
 
+@pytest.mark.slow
 def test_a_second_run_writes_nothing(generate: ModuleType, folder: Path) -> None:
     dates = {path: path.stat().st_mtime_ns for path in folder.rglob("*.md")}
     (folder / "layers" / "gone.md").write_text("of a layer that is no more")

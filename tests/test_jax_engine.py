@@ -61,6 +61,7 @@ def test_thirty_steps_are_numpys(more):
             np.testing.assert_allclose(getattr(second, kind)[name], array, rtol=0, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.slow
 def test_llama_too():
     first, second = (engine(MODELS["llama"], options(engine=kind)) for kind in ("numpy", "jax"))
     for batch in batches(3):

@@ -352,7 +352,7 @@ def test_who_makes_a_value_says_what_it_is():
     assert roles["W.V"] == ("state", "W")
     assert roles["W.new"] == ("new", "W")
     assert roles["W.V.new"] == ("new", "W.V")
-    assert roles["lr"] == ("constant", "")
+    assert roles["lr"] == ("number", "lr")
     assert roles["H*"] == ("kept", "H")
     assert [role for role in roles.values() if role[0] == "part"] == [("part", "X.3")] * 3
     assert step.renewed == {"W": "W.new", "W.V": "W.V.new"}

@@ -15,6 +15,7 @@ import pytest
 
 import learncost as lc
 from browsing import Watched, chromium
+from sampling import sampled
 
 CONFIG = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 50, "n_positions": 16}
 SPEED = {"bp": 4000.0, "pepita": 5000.0, "mempepita": 6000.0}
@@ -79,8 +80,9 @@ def opened(browser: Any, address: str, **more: Any) -> Watched:
     return watched
 
 
-@pytest.mark.parametrize("width", [1440, 900, 390])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"), sampled([(1440, False), (390, True), (900, True), (900, False), (1440, True), (390, False)], 3)
+)
 def test_it_is_read_at_every_width_and_nothing_leaves_the_machine(
     browser: Any, address: str, width: int, dark: bool
 ) -> None:

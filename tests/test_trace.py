@@ -185,7 +185,7 @@ def parsed(content):
 
 
 @given(some.sampled_from(KINDS), some.booleans())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_perfetto_reads_what_the_json_says(kind, timed):
     model, more = kind
     trace, _ = traced(model, more | ({"on": ON} if timed else {}))

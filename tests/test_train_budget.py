@@ -39,6 +39,7 @@ def _run(text: Path, out: Path, budget: str | None, procedure: str = "bp") -> tu
     return json.loads((out / "training.json").read_text(encoding="utf-8"))["plan"], found.last.predicted
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept(text: Path, tmp_path: Path) -> None:
     plan, free = _run(text, tmp_path / "free", None)
     assert plan is None  # the engine's own

@@ -41,6 +41,7 @@ BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
 
 # What the layers are called in the ledger.
 _SHOWN = {
+    "": "shared_weights",  # no layer's: the gradients of weights that several turns of a repeat share are added
     "sinusoidal_positions": "positions",
     "token_types": "positions",
     "plain_norm": "norm",

@@ -188,8 +188,8 @@ def _autograd(table: Table, name: str, whose: str, autograd: Callable[..., tuple
     text, passed = worst(errors)
     if not passed:
         moved = _moved_by_rounding(derived, values, {**arrays, **seeds}, sizes)
-        text += f"; rounding what is given moves gradients by {moved:.1e}"
         passed = moved <= ILL_CONDITIONED and max(errors.values()) <= ROUNDINGS * moved
+        text += f"; rounding what is given moves gradients by {moved:.1e}" if passed else ""
     return Check(name, f"values and gradients with {whose}", text, passed)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import learncost as lc
@@ -253,12 +254,27 @@ ASKED_FOR: tuple[tuple[str, dict[str, Any]], ...] = (
         "gpt2",
         {"batch_size": 2, "optimizer": "sgd", "dropout": 0.1, "train": ["head", "biases"], "precision": "bf16-pure"},
     ),
-    ("gpt2", {"lora": "c_attn,c_proj", "lora_rank": 2, "lora_alpha": 4.0, "train_layers": "last 1", "dtype": "bf16"}),
+    (
+        "gpt2",
+        {
+            "lora": "c_attn,c_proj",
+            "lora_rank": np.int64(2),
+            "lora_alpha": 4.0,
+            "train_layers": "last 1",
+            "dtype": "bf16",
+        },
+    ),
     ("gpt2", {"procedure": "decode", "context": 5, "on": "A100-SXM-40GB"}),
     ("gpt2", {"plan": "fused", "tie_word_embeddings": False, "activation": "relu"}),
     (
         "t5-small",
-        {"procedure": "pepita", "price_book": "paper", "num_hidden_layers": None, "num_layers": 1, "target_len": "4"},
+        {
+            "procedure": "pepita",
+            "price_book": "paper",
+            "num_hidden_layers": None,
+            "num_layers": np.int64(1),
+            "target_len": "4",
+        },
     ),
 )
 

@@ -242,7 +242,7 @@ def test_models_of_other_kinds(
 ) -> None:
     if model != "mixtral-8x7b":  # what is the same for every procedure takes the longest, and is drawn of this one
         nothing: dict[str, Any] = {"growth": {}, "conventions": {}, "compared": {}}
-        monkeypatch.setattr("learncost.pictures.document._others", lambda *_: nothing)
+        monkeypatch.setattr("learncost.pictures.document.comparisons", lambda *_: nothing)
     path = tmp_path / "report.html"
     report(model, procedure=procedure, on=DEVICE, output=str(path), **given)
     watched = Watched(browser, 900)

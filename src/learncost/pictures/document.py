@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from learncost import __version__
 from learncost.books.book import book as find_book
 from learncost.books.errata import errata
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.ledger.compare import compare
-from learncost.ledger.conventions import YARDSTICK, Conventions, conventions
 from learncost.ledger.cost import cost
 from learncost.ledger.memory import Memory, memory
 from learncost.ledger.memory_step import Step
@@ -32,13 +29,11 @@ from learncost.ledger.show import convention, title
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model
 from learncost.models.sizes import CANONICAL, spelled
-from learncost.pictures.data.bridge import bridge
+from learncost.pictures.comparisons import LEARNING, comparisons
 from learncost.pictures.data.costs import CostLine, cost_lines, tables
 from learncost.pictures.data.curve import curve
-from learncost.pictures.data.growth import ALONG, growth
 from learncost.pictures.data.peaks import peaks
 from learncost.pictures.data.polynomials import Monomials
-from learncost.pictures.data.procedures import procedures, table_memories
 from learncost.pictures.data.sizes import sizes_of
 from learncost.pictures.data.times import times
 from learncost.procedures.optimizer import default_optimizer
@@ -46,8 +41,6 @@ from learncost.procedures.procedure import INFERENCE, MACRO_OPERATIONS
 from learncost.readings import write
 
 SCHEMA = 1
-
-_LEARNING = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
 
 
 @question()
@@ -92,7 +85,8 @@ def document(
     InputError
         As for `lc.cost`.
     """
-    arguments = {name: value for name, value in locals().items() if name != "sizes"}
+    arguments = _plain({name: value for name, value in locals().items() if name != "sizes"})
+    sizes = _plain(sizes)
     if procedure not in INFERENCE:
         arguments["optimizer"] = optimizer or default_optimizer(find_book(price_book))
     step = cost(**arguments, **sizes, by="equation")
@@ -109,7 +103,7 @@ def document(
         **controls.to_dict(),
         "time": times(step, lines) if step.timing else None,
         "memory": _memory(arguments, sizes, step),
-        **_others(arguments, sizes, step.dtype),
+        **comparisons(arguments, sizes, step.dtype),
         "macros": [name for name in MACRO_OPERATIONS if any(line.macro == name for line in lines)],
         "lines": rows,
         "tables": tables(lines),
@@ -121,9 +115,14 @@ def document(
     }
 
 
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of NumPy as Python's, which JSON has."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in arguments.items()}
+
+
 def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) -> dict[str, Any]:
     """The step's memory as the table says it, with the arrays at every line; why it is not known where it is not."""
-    names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *_LEARNING)
+    names = ("model", "procedure", "batch_size", "seq_len", "target_len", "optimizer", "dropout", "plan", *LEARNING)
     memory_arguments = {name: arguments[name] for name in names if arguments[name] is not None} | {
         "precision": step.dtype
     }
@@ -150,7 +149,7 @@ def _memory(arguments: Mapping[str, Any], sizes: Mapping[str, Any], step: Cost) 
 def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The peak as the largest of polynomials."""
     kind = precision_of(arguments["precision"])
-    adaptation = adaptation_of(*(arguments.get(name) for name in _LEARNING), kind=kind)
+    adaptation = adaptation_of(*(arguments.get(name) for name in LEARNING), kind=kind)
     run = prepare(
         arguments["model"],
         "run",
@@ -167,58 +166,6 @@ def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
         arguments.get("plan"),
     )
     return peaks(Step(run, arguments["procedure"], kind, arguments["optimizer"]))
-
-
-def _others(arguments: Mapping[str, Any], sizes: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """What is the same whatever procedure is looked at: all of them side by side, growth, conventions."""
-    same = {name: value for name, value in arguments.items() if name not in ("procedure", "on", "context", "dtype")}
-    same |= {"precision": dtype}
-    if isinstance(arguments["model"], Configuration):
-        return _beside(same, sizes)
-    return _remembered(json.dumps(same), json.dumps(sizes))
-
-
-@lru_cache(maxsize=16)
-def _remembered(arguments: str, sizes: str) -> dict[str, Any]:
-    return _beside(json.loads(arguments), json.loads(sizes))
-
-
-def _beside(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = {name: arguments[name] for name in ("batch_size", "seq_len", "target_len")}
-    learning = {name: arguments[name] for name in _LEARNING}
-    book, optimizer = arguments["price_book"], arguments["optimizer"]
-    result: dict[str, Any] = {"growth": {}}
-    try:
-        comparison = compare(arguments["model"], None, book, **lengths, **learning, optimizer=optimizer, **sizes)
-        of_memory = {name: value for name, value in arguments.items() if name != "price_book" and value is not None}
-        memories = table_memories(comparison.procedures, {**of_memory, **sizes})
-        result["compared"] = procedures(comparison, memories).to_dict()
-        for along in ALONG:
-            with suppress(InputError):
-                grown = growth(comparison, along, price_book=book)
-                result["growth"][along] = replace(grown, polynomials={}).to_dict() | {"finding": grown.finding}
-    except InputError as error:
-        result["compared"] = {"refused": str(error)}
-    try:
-        result["conventions"] = _conventions(conventions(arguments["model"], **lengths, **sizes))
-    except InputError as error:
-        result["conventions"] = {"refused": str(error)}
-    return result
-
-
-def _conventions(answer: Conventions) -> dict[str, Any]:
-    """The numbers of all books, and the way to each of them from that of matrix products."""
-    names = [
-        convention.book.name
-        for convention in answer.conventions
-        if convention.counts is not None and convention.book.name != YARDSTICK
-    ]
-    bridges = {name: bridge(answer, YARDSTICK, name) for name in names}
-    first = next(iter(bridges.values())).to_dict() if bridges else {}
-    parts = ("items", "drawn", "reach")
-    ways = {name: {part: way.to_dict()[part] for part in parts} for name, way in bridges.items()}
-    findings = {name: way.finding for name, way in bridges.items()}
-    return {"bars": first.get("bars", []), "refused_books": first.get("refused", {}), "to": ways, "findings": findings}
 
 
 def _pooled(line: dict[str, Any], formulas: dict[str, int]) -> dict[str, Any]:
@@ -241,7 +188,7 @@ def _lengths(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> set[str]
 
 def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable[[Mapping[str, int]], Model]:
     """The same model with other sizes. Raises `InputError` where there is none."""
-    learning = (arguments[name] for name in _LEARNING)
+    learning = (arguments[name] for name in LEARNING)
     adaptation = adaptation_of(*learning)
     names = () if arguments["procedure"] in INFERENCE else (arguments["procedure"],)
 

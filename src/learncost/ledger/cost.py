@@ -114,7 +114,7 @@ def cost(
         rates = attained(on, kind.values if kind else None, "kernels" if plan else "operators")
     type_name = kind.name if kind else (rates.dtype if rates else "") or "fp32"
     if procedure in INFERENCE:
-        from learncost.ledger.inference import cost_of_inference  # imported where it is needed: start-up counts
+        from learncost.ledger.inference import cost_of_inference, served  # imported where it is needed: start-up counts
 
         check_choice("by", by, BY)
         if adapted is not None:
@@ -123,10 +123,9 @@ def cost(
             raise InputError(f"a plan rewrites a training step; {procedure} is none")
         training = {"tokens": tokens, "optimizer": optimizer, "dropout": dropout}
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
-        served = cost_of_inference(
-            model, INFERENCE[procedure], price_book, lengths, training, type_name, by, sizes, rates
-        )
-        return replace(served, dtype=type_name)
+        inference = INFERENCE[procedure]
+        priced = served(model, inference, price_book, lengths, training, type_name, sizes, rates)
+        return replace(cost_of_inference(priced, inference, by), dtype=type_name)
     run = prepare(
         model,
         price_book,

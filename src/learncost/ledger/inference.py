@@ -41,19 +41,8 @@ class Served:
     timed: Timing | None
 
 
-def cost_of_inference(
-    model: str | Configuration,
-    procedure: Procedure,
-    price_book: str | Book,
-    lengths: Mapping[str, Any],
-    training: Mapping[str, Any],
-    dtype: str,
-    by: str,
-    sizes: Mapping[str, Any],
-    on: Rates | None = None,
-) -> Cost:
-    """The exact cost of a prompt, or of one step of decoding; what it is given is as for `served`."""
-    priced = served(model, procedure, price_book, lengths, training, dtype, sizes, on)
+def cost_of_inference(priced: Served, procedure: Procedure, by: str) -> Cost:
+    """The exact cost of a prompt, or of one step of decoding."""
     run, book, dtype = priced.run, priced.run.book.name, priced.run.dtype
     ledger_of_pass = ledger(run.model, procedure, priced.rows, priced.axes, by, dtype, None, "", book, priced.timed)
     cache = _cache(priced.tables, priced.held, priced.context, dtype)

@@ -4,6 +4,7 @@ import pytest
 
 import fuzz_tables
 import learncost as lc
+from learncost.equation.table import walk
 
 MIXED = "a line is a product or a sum, not both"
 
@@ -325,3 +326,63 @@ def test_what_has_the_name_of_a_gradient_is_told_where_one_is_derived():
         lc.derive(layer)
     by_hand = lc.layer("backward(X dY; W) -> dX dW\n dX[a] = dY[b] W[a b]\n dW[a b] = X[a] dY[b]")
     assert lc.run(by_hand, {"X": [2.0], "dY": [3.0], "W": [[5.0]]})["dW"].tolist() == [[6.0]]
+
+
+ORIGINS = """imported(X; 0.weight h.each.attn.c_attn.weight g) -> Y
+  sizes: d=4 f=6
+  sizes: n_layer=3
+  frozen: 0.weight
+  unread: 12
+  H[B M d'] = X[B M d] 0.weight[d' d] @ 0 linear (3)
+  repeat n_layer carry H shared g:
+    A[B M f] = H[B M d] h.each.attn.c_attn.weight[d f] where M != 0 @ transformer.h.*.attn.c_attn addmm
+    U[B M d] = A[B M f] h.each.attn.c_attn.weight[d f]
+    H[B M d] = rms_norm(U; g) @ transformer.h.*.ln
+  Y[B M d] = tanh(H[B M d]) @ ."""
+
+
+def test_a_line_says_the_module_and_the_operator_that_it_is_of_and_derived_ones_have_them():
+    imported = lc.layer(ORIGINS)
+    assert (imported.sizes, imported.frozen, imported.unread) == ({"d": 4, "f": 6, "n_layer": 3}, ("0.weight",), 12)
+    assert lc.layer(str(imported)) == imported  # what is written keeps all of it
+    derived = lc.derive(imported)
+    origins = {line.name: (line.tag.module, line.tag.operator) for line, _ in walk(derived.step.lines)}
+    assert origins["H"] == ("0", "linear")
+    assert origins["Y"] == (".", "")
+    assert origins["A"] == origins["dH"] == ("transformer.h.*.attn.c_attn", "addmm")
+    assert origins["dU"] == ("transformer.h.*.ln", "")
+    assert origins["dh.each.attn.c_attn.weight"] == ("transformer.h.*.attn.c_attn", "")  # two parts, added
+    assert "d0.weight" not in origins  # frozen: but where it is asked for
+    assert [line.name for line in lc.derive(imported, ["0.weight"]).update.lines] == ["d0.weight"]
+
+
+INNER = """inner(X; W) -> Y
+  H[B M f] = X[B M d] W[d f] @ fc linear
+  Y[B M f] = tanh(H[B M f]) @ ."""
+
+
+def test_the_path_of_a_call_stands_before_those_of_its_lines():
+    outer = lc.layer("outer(X; V) -> Y\n  Y[B M f] = inner(X; V) @ net.*.mlp", {"inner": lc.layer(INNER)})
+    tags = [(line.tag.module, line.tag.operator) for line, _ in walk(outer.table.lines)]
+    assert tags == [("net.*.mlp.fc", "linear"), ("net.*.mlp", "")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sizes: q=3", "`sizes:` names q, which is the size of no axis, count or window of t; there are B, M, d"),
+        ("sizes: d=0", "a size is a name and a whole number from 1 to 1,000,000,000,000"),
+        ("sizes: d", "as in `sizes: d=768 f=3072`, not 'd'"),
+        ("sizes: d=5, d=6", "d is 5 already"),
+        ("frozen: h", "`frozen:` names h, which is no weight of t; there are g"),
+        ("unread: some", "a whole number, as in `unread: 4096`"),
+        ("U[B M d] = tanh(X[B M d]) @ a b c", "the module that it is of and what computes it there"),
+        ("U[B M d] = tanh(X[B M d]) @", "the module that it is of and what computes it there"),
+        ("U[B M d] = rms_norm(X; g) @ a linear", "the lines of rms_norm say themselves what computes them: write @ a"),
+    ],
+)
+def test_what_is_stated_of_a_layer_or_a_line_is_checked(line, message):
+    with pytest.raises(lc.NotationError) as caught:
+        lc.layer(f"t(X; g) -> Y\n  {line}\n  Y[B M d] = X[B M d] g[d]")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

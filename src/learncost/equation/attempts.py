@@ -60,6 +60,10 @@ ATTEMPTS: tuple[tuple[str, Advice], ...] = (
     (r"\beinsum\b", "a product needs no word: write its factors side by side, Y[M f] = X[M d] W[d f]"),
     (r"\*\*", _SQUARE),
     (
+        r"\s@\s*(?:[\w.*:/-]+\s+){2,}[\w.*:/-]+\s*$|\s@\s*$",
+        "a line ends in the module that it is of and what computes it there: @ encoder.*.fc1 linear",
+    ),
+    (
         r"[@⊗⊙·×]|\*(?!\*)|\b(?:matmul|mm|bmm|dot|mul|multiply|linear)\b\s*\(",
         "factors stand side by side without a sign between them: Y[M f] = X[M d] W[d f]",
     ),

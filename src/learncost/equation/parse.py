@@ -11,13 +11,15 @@ from learncost.equation.affine import Affine, Part, total
 from learncost.equation.errors import NotationError, advice, header_advice, in_two_lines
 from learncost.equation.table import Carry, Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
 
+_NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b))|(?P<name>[^\W\d][\w.]*'*)|(?P<mark><=|[^\w\s]))"
+    rf"\s*(?:(?P<name>(?!inf\b){_NAME}'*)|(?P<number>-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b))|(?P<mark><=|[^\w\s]))"
 )
+_ORIGIN = re.compile(r"\s@\s+([^\s()\[\]{}=,;]+)(?:\s+([^\W\d][\w.:]*))?\s*$")
 _EQUATION = re.compile(r"\s\(([\d][\d, ()\-]*)\)\s*$")
 _HEADER = re.compile(r"^\s*([^\W\d]\w*)\s*\(([^;()]*)(?:;([^()]*))?\)\s*->\s*(.+?)\s*$")
 _REPEAT = re.compile(
-    r"^repeat\s+(\w+)(\s+backwards)?\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
+    r"^repeat\s+(\w+)(\s+backwards)?\s+carry\s+([\w\s,]+?)(?:\s+each\s+([\w\s,.=]+?))?(?:\s+keep\s+([\w\s,=]+?))?"
     r"(?:\s+shared\s+([\w\s,.]+?))?\s*:$"
 )
 _WHERE = re.compile(r"\swhere\s")
@@ -51,6 +53,7 @@ class Call:
     axes: tuple[tuple[str, str], ...]
     where: tuple[Condition, ...]
     text: str
+    module: str = ""
 
     @property
     def is_own(self) -> bool:
@@ -117,10 +120,14 @@ def _pairs(names: str | None, text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     for item in split_names(re.sub(r"\s*=\s*", "=", names or "")):
         new, _, old = item.partition("=")
-        if not new.isidentifier() or not old.isidentifier():
+        if not new.isidentifier() or not _is_name(old):
             raise NotationError("`each` and `keep` take pairs, as in `each x=X keep Y=y`", text)
         pairs.append((new, old))
     return tuple(pairs)
+
+
+def _is_name(text: str) -> bool:
+    return bool(re.fullmatch(_NAME, text)) and f"_{text.replace('.', '_')}".isidentifier()
 
 
 def parse_header(text: str) -> Header:
@@ -132,7 +139,7 @@ def parse_header(text: str) -> Header:
     name, *groups = match.groups()
     inputs, weights, outputs = (split_names(group) for group in groups)
     for item in (*inputs, *weights, *outputs):
-        if not item.replace(".", "_").isidentifier():
+        if not _is_name(item):
             raise NotationError(f"{item!r} is no name: letters, digits and _ are{header_advice(text)}", text)
     if not outputs:
         raise NotationError("the header names no output behind ->", text)
@@ -184,22 +191,31 @@ def _indent(line: str) -> int:
 
 def parse_line(text: str) -> Line | Call:
     """One line: a product, a sum, a word, or a call."""
-    equation = ""
-    body = text
-    if match := _EQUATION.search(body):
-        equation = match.group(1)
-        body = body[: match.start()]
+    body, equation = _ending(text, _EQUATION)
+    body, module, operator = _ending(body, _ORIGIN)
+    if module and not equation:
+        body, equation = _ending(body, _EQUATION)
     body, *conditions = _WHERE.split(body)
     where = tuple(_condition(c, text) for c in conditions)
     left, line = _read(body, where, text)
-    tag = Tag(equation=equation)
+    tag = Tag(equation=equation, module=module, operator=operator)
+    if isinstance(line, Call) and operator:
+        raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
     if isinstance(line, Line):
         if len(left) > 1 and not isinstance(line, Word):
             raise NotationError("several names on the left stand only before a word or a call", text)
         if not all(isinstance(term, Term) for term in left):
             raise NotationError("a name must stand on the left", text)
         return replace(line, tag=tag)
-    return line
+    return replace(line, module=module)
+
+
+def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    """A line without what stands at its end, and the groups of that; empty ones where nothing does."""
+    match = pattern.search(text)
+    if match is None:
+        return (text, *("" for _ in range(pattern.groups)))
+    return (text[: match.start()], *(group or "" for group in match.groups()))
 
 
 def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | Call]:
@@ -213,7 +229,7 @@ def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term
         if not reader.done:
             raise _RefusedError(f"{reader.peek!r} is not expected")
     except _RefusedError as refused:
-        raise NotationError(f"{refused}{refused.advice or advice(body)}", text) from None
+        raise NotationError(f"{refused}{refused.advice or advice(body) or advice(text)}", text) from None
     return left, line
 
 
@@ -290,7 +306,7 @@ class _Reader:
     def name(self) -> str:
         if self.kind() != "name":
             raise _RefusedError(f"expected a name{f' before {self.peek!r}' if self.peek else ' at the end'}")
-        if not self.value().rstrip("'").replace(".", "_").isidentifier():
+        if not _is_name(self.value().rstrip("'")):
             raise _RefusedError(f"{self.value()!r} is no name: letters, digits and _ are")
         self.position += 1
         return self.tokens[self.position - 1][1]

@@ -222,6 +222,8 @@ class Tag:
     cached: int | None = None  # of a value that decoding keeps: the place of the keys' positions among its axes
     kernel: Kernel | None = None  # which lines it runs with
     types: tuple[str, ...] = ()  # of a line that makes a weight: those of its codes, of its scales, of what it makes
+    module: str = ""  # the path of the module whose line it is, with * for the number of a block; "." is the whole
+    operator: str = ""  # what computes it there, such as linear
 
 
 @dataclass(frozen=True)

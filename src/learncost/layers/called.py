@@ -46,6 +46,11 @@ def expanded(table: Table, call: Call, axes_of_names: Axes) -> Expanded:
     return Expanded(lines, tuple(weights.values()), tuple(masks.values()), roles, added)
 
 
+def within(path: str, inner: str) -> str:
+    """The path of a module inside of another one; "" is said of none, "." is the outer one itself."""
+    return path if inner in ("", ".") else inner if path in ("", ".") else f"{path}.{inner}"
+
+
 def own_equations(equations: Mapping[str, str], table: Table, call: Call) -> dict[str, str]:
     """The numbers of printed equations that derived lines of a layer equal, where its lines become the caller's own."""
     names = dict(zip(table.inputs, call.arguments, strict=False))  # masks come behind the inputs
@@ -81,7 +86,8 @@ class _Moved:
         self.restricted.update(where)
         tag = replace(line.tag, binding=binding)
         if self.call.is_own and line.tag.layer == self.title:  # as if it stood in the caller
-            tag = Tag(equation=line.tag.equation)
+            tag = Tag(equation=line.tag.equation, operator=line.tag.operator)
+        tag = replace(tag, module=within(self.call.module, line.tag.module))
         return replace(moved, where=(*moved.where, *where), tag=tag)
 
     def block(self, repeat: Repeat, names: Mapping[str, str]) -> Block:

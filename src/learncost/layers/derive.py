@@ -101,7 +101,8 @@ def derive(
     layer
         The layer, or its table.
     wanted
-        Inputs and weights whose gradients are wanted; by default all but indices and constants.
+        Inputs and weights whose gradients are wanted; by default all but indices, constants and what a layer
+        says is frozen.
     jacobian
         Whether softmax and normalization go through their explicit Jacobians, as the paper prices them, in place of the
         closed form.
@@ -128,7 +129,8 @@ def derive(
     """
     table = layer.table if isinstance(layer, Layer) else layer
     possible = [n for n in (*table.inputs, *table.weights) if n not in table.indices and n not in table.constants]
-    chosen = possible if wanted is None else list(wanted)
+    frozen = layer.frozen if isinstance(layer, Layer) else ()
+    chosen = [name for name in possible if name not in frozen] if wanted is None else list(wanted)
     for name in chosen:
         if name not in possible:
             raise InputError(f"no gradient of {name!r}: the table has {', '.join(possible)}")

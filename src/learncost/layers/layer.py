@@ -16,6 +16,7 @@ from learncost.equation.parse import Call, Header, Parsed, parse_header, parse_l
 from learncost.equation.roles import check as check_roles
 from learncost.equation.roles import role, spelled
 from learncost.equation.scope import Axes, Expanded, bind
+from learncost.equation.stated import Stated
 from learncost.equation.table import (
     Line,
     Literal,
@@ -57,6 +58,12 @@ class Layer(Displayed):
         The text of its remarks: the publication.
     cache
         Values that decoding keeps for every position of a key.
+    sizes
+        The sizes that it fixes, of axes, counts and windows; the others are given where it is priced or run.
+    frozen
+        Weights that do not learn.
+    unread
+        How many parameters are stored with it that no line reads.
 
     Examples
     --------
@@ -74,6 +81,9 @@ class Layer(Displayed):
     text: str = ""
     source: str = ""
     cache: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    unread: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -87,7 +97,9 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     Remarks begin with % and become the layer's source. A line `gradients: dX (31), dW (33)` gives the numbers of
     printed equations to derived lines, and `cache: K V` the values that decoding keeps. Of inputs, `constants: S` names
     those that have no gradient, `targets: index of v` those that are read at places of an axis, `share: share of
-    targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`).
+    targets` what each target counts in the loss, -1/count where there is one (`learncost.equation.roles`). Of the
+    whole, `sizes: d=768 f=3072` fixes sizes, `frozen: W` names weights that do not learn, and `unread: 4096` says how
+    many parameters no line reads.
 
     Parameters
     ----------
@@ -126,19 +138,24 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     equations: dict[str, str] = {}
     roles: dict[str, Value] = {}
     cache: list[str] = []
+    stated = Stated()
+    said: list[str] = []
     lines: list[str] = []
     for line in text.removeprefix("\ufeff").splitlines():
         if line.strip().startswith("%"):
             remarks.append(line.strip().lstrip("% "))
         elif line.strip().startswith("gradients:"):
             equations |= _equations(line)
+            said.append(line)
         elif value_role := role(line):
             roles |= value_role
+            said.append(line)
         elif line.strip().startswith("cache:"):
             cache += split_names(line.partition(":")[2])
-        elif line.strip().startswith(ALSO):
-            continue
-        elif line.strip():
+            said.append(line)
+        elif stated.take(line):
+            said.append(line)
+        elif line.strip() and not line.strip().startswith(ALSO):
             lines.append(line)
     header = parse_header(lines[0] if lines else "")
     parsed = defined(header, parse_lines(lines[1:]), layers or {}, spelled(roles, header), equations)
@@ -146,7 +163,16 @@ def layer(text: str, layers: Mapping[str, Layer] | None = None) -> Layer:
     for name in cache:
         if name not in lefts or KEYS not in parsed.table.axes.get(name, ()):
             raise NotationError(f"the cache keeps {name}, which {header.name} does not make along {KEYS}", lines[0])
-    return replace(parsed, text="\n".join(lines), source=" ".join(remarks), cache=(*parsed.cache, *cache))
+    stated.check(parsed.table)
+    return replace(
+        parsed,
+        text="\n".join([*lines[:1], *said, *lines[1:]]),
+        source=" ".join(remarks),
+        cache=(*parsed.cache, *cache),
+        sizes=stated.sizes,
+        frozen=tuple(stated.frozen),
+        unread=stated.unread or 0,
+    )
 
 
 def defined(

@@ -164,7 +164,8 @@ class _Hole:
         loops = {axis for term in (*left, *right) for axis in term.loops}
         where = tuple(condition for condition in self.line.where if condition.axes <= loops)
         locals_ = tuple(term.name for term in right)
-        tag = Tag(self.line.tag.layer, local=left[0].name, locals=locals_, binding=self.line.tag.binding)
+        outer = self.line.tag
+        tag = Tag(outer.layer, local=left[0].name, locals=locals_, binding=outer.binding, module=outer.module)
         line = replace(line, left=left, right=right, where=where, tag=tag)
         if not isinstance(line, Word):
             return line

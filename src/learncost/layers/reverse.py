@@ -27,6 +27,11 @@ from learncost.layers.spelling import differentiable, operand, primed, spell
 from learncost.vocabulary import entry
 
 
+def merging(tag: Tag, macro: str) -> Tag:
+    """What is said of a line that adds parts of a gradient, of a value that a line of this tag reads or makes."""
+    return Tag(tag.layer, tag.block, macro, local="merge", binding=tag.binding, module=tag.module)
+
+
 @dataclass
 class Reverse:
     """One scope on its way backwards: the parts of the gradients, the lines made so far."""
@@ -86,7 +91,7 @@ class Reverse:
         axes = self.derived_values[total].axes
         macro = "weight_update" if name in self.reach.weights else "backward"
         tag = tag if tag.layer else self.readers.get(name, tag)
-        tag = Tag(layer=tag.layer, block=tag.block, macro=macro, binding=tag.binding, local="merge")
+        tag = merging(tag, macro)
         right = tuple(Term(part, axes) for part in terms)
         self.out.append(Sum((Term(total, axes),), right, (), tag, (1,) * len(right)))
         return total
@@ -305,7 +310,7 @@ class Reverse:
         zero = self._make(f"{part}:zero", name, "part")
         start, end = (inner._make(f"{part}:{sum}", name, "part") for sum in ("sum", "sum.2"))
         reader = inner.readers.get(name, Tag())
-        tag = Tag(reader.layer, reader.block, macro, local="merge", binding=reader.binding)
+        tag = merging(reader, macro)
         self._zeros(zero, tag)
         inner.out.append(Sum((Term(end, axes),), (Term(start, axes), Term(turn, axes)), (), tag, (1, 1)))
         return Carry(start, end, zero, part)

@@ -56,7 +56,7 @@ def with_biases(layer: Layer, biases: Mapping[str, str]) -> Layer:
         if bias.name not in weights:  # the weight may stand in several products
             weights.insert(weights.index(weight.name) + 1, bias.name)
         tag = Tag(line.tag.layer, equation=line.tag.equation, local=left.name, locals=(linear.name, bias.name))
-        tag = replace(tag, binding=line.tag.binding)
+        tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
         product = replace(line, left=(linear,), tag=replace(line.tag, local=linear.name))
         return product, Sum((left,), (linear, bias), line.where, tag, (1, 1))
 

@@ -160,7 +160,8 @@ def _out(weight: Term, left: Term) -> tuple[str, ...]:
 def _tag(line: Line, path: str, left: Term, right: tuple[Operand, ...]) -> Tag:
     """The path's lines are a layer of their own; `path` says whose line it is, and which."""
     binding = tuple((axis, axis) for axis in dict.fromkeys(a for t in (left, *right) for a in t.loops))
-    return Tag("lora", line.tag.block, local=path, locals=tuple(map(_local, right)), binding=binding)
+    locals_ = tuple(map(_local, right))
+    return Tag("lora", line.tag.block, local=path, locals=locals_, binding=binding, module=line.tag.module)
 
 
 def _local(term: Operand) -> str:

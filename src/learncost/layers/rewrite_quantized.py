@@ -219,7 +219,7 @@ class _Scope:
             return Term(name, value.axes)
 
         codes = read_of(quantized.codes, "codes")
-        tag = Tag(LAYER, line.tag.block, local=_local(inside))
+        tag = Tag(LAYER, line.tag.block, local=_local(inside), module=line.tag.module)
         dequantizing: list[Line] = []
         first = read_of(quantized.scales[0], quantized.scales[0].name.rpartition(".")[2])
         if quantized.second is None:

@@ -19,12 +19,12 @@ from learncost.equation.table import (
     Statement,
     Sum,
     Table,
-    Tag,
     Term,
     Word,
     defined,
 )
 from learncost.equation.value import Value
+from learncost.layers.reverse import merging
 from learncost.vocabulary import entry
 
 BATCH = "B"
@@ -143,7 +143,7 @@ class _Turns:
         """A total that the turns carry."""
         name = line.name
         start, end, zero = (f"{name}:{part}" for part in ("sum", "sum.2", "zero"))
-        tag = Tag(line.tag.layer, line.tag.block, line.tag.macro, local="merge", binding=line.tag.binding)
+        tag = merging(line.tag, line.tag.macro)
         self.before.append(Word((Term(zero, axes),), (), (), tag, word="zeros", gives=("Y",)))
         self.inside.append(Sum((Term(end, axes),), (Term(start, axes), Term(name, axes)), (), tag, (1, 1)))
         total = Value(axes, "part", self.table.values[name].of)

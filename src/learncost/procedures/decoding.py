@@ -163,7 +163,7 @@ class Decoding:
             self.seen[mask] = Value((TOKENS, key), "constant")
             right = (Term(mask, (tokens, key)), term, Literal(float("-inf")))
             tag = Tag(line.tag.layer, line.tag.block, local="seen", locals=("seen", line.tag.locals[0], ""))
-            tag = replace(tag, binding=line.tag.binding)
+            tag = replace(tag, binding=line.tag.binding, module=line.tag.module)
             yield Word((left,), right, (), tag, "select", (), "body", ("C", "X", "Z"), ("Y",))
             line = replace(line, right=(left, *line.right[1:]))
             self.settled.add(line.name)

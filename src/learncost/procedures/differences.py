@@ -314,6 +314,7 @@ class _Differences:
         left = Term(line.left[0].name, line.left[0].declared)  # whole, also where the line fills a part of it
         undivided, delta = Term(f"difference.{left.name}", left.axes), Term(f"delta.{left.name}", left.axes)
         tag = Tag(line.tag.layer, line.tag.block, "weight_update", local=f"{line.tag.local} - {line.tag.local}_mod")
+        tag = replace(tag, module=line.tag.module)
         standard, modulated = Term(left.name, left.axes), Term(self.mirror[left.name], left.axes)
         return [
             Sum((undivided,), (standard, modulated), (), tag, (1, -1)),

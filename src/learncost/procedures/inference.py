@@ -193,6 +193,7 @@ def _keeping(lines: Iterable[Statement], names: Container[str]) -> tuple[tuple[S
         if cache(line.name) in names:
             (left,) = line.left
             tag = Tag(line.tag.layer, line.tag.block, local=f"{line.tag.local}.cache", locals=(line.tag.local,))
+            tag = replace(tag, module=line.tag.module)
             result.append(Sum((Term(cache(line.name), left.axes),), (left,), (), tag, (1,)))
             cached[cache(line.name)] = Value(left.declared, "cache", line.name)
     return tuple(result), cached

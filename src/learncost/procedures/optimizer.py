@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from learncost.equation.errors import InputError, named_one
-from learncost.equation.table import Table, Tag, Term, Word
+from learncost.equation.table import Table, Tag, Term, Word, walk
 from learncost.equation.value import Value
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.readings.price import Book
@@ -51,6 +51,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
     numbers = names_of_numbers(table, chosen.scalars, chosen.word)
     values = dict(table.values) | values_of_numbers(numbers)
     lines, states, results = [], [], []
+    modules = {name: line.tag.module for line, _ in reversed([*walk(table.lines)]) for name in line.reads}
     for weight, gradient in gradients.items():
         shape = table.axes[weight]
         operands = {"W": Term(weight, shape), "G": Term(gradient, shape)}
@@ -64,6 +65,7 @@ def with_optimizer(table: Table, gradients: Mapping[str, str], chosen: Optimizer
         results += [term.name for term in left]
         right = tuple(operands[name] for name in word.inputs)
         tag = Tag("optimizer", macro="optimizer_step", local=chosen.word, locals=word.inputs)
+        tag = replace(tag, module=modules.get(weight, ""))
         lines.append(Word(tuple(left), right, (), tag, chosen.word, (), "body", word.inputs, word.outputs))
     return replace(
         table,

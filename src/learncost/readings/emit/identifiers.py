@@ -16,7 +16,7 @@ def spelled(name: str) -> str:
     for mark, word in _MARKS.items():
         name = name.replace(mark, word)
     text = re.sub(r"\W+", "_", name.strip(".")) or "_"
-    return f"{text}_" if keyword.iskeyword(text) or text[0].isdigit() else text
+    return f"{text}_" if keyword.iskeyword(text) else f"_{text}" if text[0].isdigit() else text
 
 
 class Identifiers:

@@ -1,0 +1,105 @@
+"""What a layer states of the whole: `sizes: d=768 f=3072`, `frozen: W1 W2`, `unread: 4096`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from learncost.equation.affine import Affine
+from learncost.equation.count import base, summands
+from learncost.equation.errors import NotationError
+from learncost.equation.parse import split_names
+from learncost.equation.table import Literal, Operand, Read, Table, walk, windows
+
+LARGEST = 10**12  # sizes beyond this are slips of the keyboard
+
+_STATEMENT = re.compile(r"^\s*(sizes|frozen|unread)\s*:(.*)$")
+_SIZE = re.compile(r"([^\W\d]\w*)=(\d[\d_]*)")
+
+
+@dataclass
+class Stated:
+    """What lines state of the whole layer.
+
+    sizes   of its axes, counts and windows: those that it fixes
+    frozen  weights that do not learn
+    unread  how many parameters are stored with it that no line reads; None: nothing is said
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
+    unread: int | None = None
+
+    def take(self, line: str) -> bool:
+        """Whether the line states such a thing, which is kept. Raises `NotationError`."""
+        match = _STATEMENT.match(line)
+        if match:
+            {"sizes": self._sizes, "frozen": self._frozen, "unread": self._unread}[match[1]](match[2], line)
+        return match is not None
+
+    def _sizes(self, text: str, line: str) -> None:
+        for item in split_names(re.sub(r"\s*=\s*", "=", text)):
+            match = _SIZE.fullmatch(item)
+            if match is None or not 1 <= int(match[2]) <= LARGEST:
+                problem = f"a size is a name and a whole number from 1 to {LARGEST:,}, as in `sizes: d=768 f=3072`"
+                raise NotationError(f"{problem}, not {item!r}", line)
+            if self.sizes.setdefault(match[1], int(match[2])) != int(match[2]):
+                raise NotationError(f"{match[1]} is {self.sizes[match[1]]} already", line)
+
+    def _frozen(self, text: str, line: str) -> None:
+        self.frozen += [name for name in split_names(text) if name not in self.frozen]
+
+    def _unread(self, text: str, line: str) -> None:
+        if not text.strip().isdecimal():
+            raise NotationError("how many parameters nothing reads is a whole number, as in `unread: 4096`", line)
+        if self.unread is not None:
+            raise NotationError("`unread:` stands twice", line)
+        self.unread = int(text)
+
+    def check(self, table: Table) -> None:
+        """Refuse what the table does not have: sizes of no axis, frozen names that are no weights."""
+        known = {"sizes": tuple(size_names(table)), "frozen": table.weights}
+        meant = {"sizes": "the size of no axis, count or window", "frozen": "no weight"}
+        for kind, given in {"sizes": [*self.sizes], "frozen": self.frozen}.items():
+            for name in given:
+                if name not in known[kind]:
+                    near = difflib.get_close_matches(name, known[kind], n=1)
+                    there = (
+                        f"the nearest is {near[0]}" if near else f"there are {', '.join(known[kind][:12]) or 'none'}"
+                    )
+                    raise NotationError(f"`{kind}:` names {name}, which is {meant[kind]} of {table.title}; {there}")
+
+
+def size_names(table: Table) -> dict[str, None]:
+    """The names of all sizes of a table, in the order in which its values and lines have them.
+
+    They are those of axes, counts of repeats, windows, and sizes that only numbers and places read.
+    """
+    names: dict[str, None] = {}
+    for name in (*table.inputs, *table.weights):
+        names |= dict.fromkeys(map(base, table.axes.get(name, ())))
+    for line, turns in walk(table.lines):
+        names |= dict.fromkeys(turns)
+        names |= dict.fromkeys(map(base, line.loops))
+        for term in (*line.left, *line.right):
+            names |= dict.fromkeys(_sizes_of(term))
+    for value in table.known.values():
+        names |= dict.fromkeys(map(base, value.axes))
+    names |= dict.fromkeys(windows(table.lines))
+    return {name: None for name in names if not name.isdigit()}
+
+
+def _sizes_of(operand: Operand | Affine) -> Iterator[str]:
+    """The sizes that a term reads: of the axes that it is declared with, of its numbers and places."""
+    if isinstance(operand, Literal):
+        for size in operand.sizes:
+            yield from (base(name) for _, name in summands(size))
+    elif isinstance(operand, Affine):
+        yield from map(base, operand.sizes)
+    else:
+        yield from map(base, operand.declared)
+        for axis in operand.axes:
+            if isinstance(axis, Read):
+                yield from _sizes_of(axis.at)

@@ -16,7 +16,7 @@ from learncost.engines.weights import DEVIATION, generator, shape
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.precision import BLOCKS, precision_of
-from learncost.equation.table import Line, Repeat, Table
+from learncost.equation.table import Line, Repeat, Table, check_derived
 from learncost.equation.value import Same
 from learncost.layers.lower import lower
 from learncost.models.model import Model
@@ -101,6 +101,7 @@ class Core(Displayed):
 
     def _step_table(self, model: Model) -> Table:
         """The table of one step, which is what `cost` prices; clipping, and weight decay outside AdamW, add lines."""
+        check_derived(model.table.lines, "nothing trains it")
         table = step(model, self.settings.procedure, self.settings.optimizer, mode=self.settings.mode)
         table = with_clipping(table) if self.settings.clip else table
         return with_weight_decay(table) if self.settings.weight_decay else table

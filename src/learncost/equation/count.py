@@ -24,6 +24,7 @@ def base(axis: str) -> str:
     return axis.rstrip("'")
 
 
+_FACTOR = re.compile(r"(?:(\d+)(?:/([1-9]\d*))?|([^\W\d]\w*)(?:\^([1-9]\d?))?)(?=\s|$)")
 _SUMMAND = re.compile(r"([+-]?)([^+-]+)")
 
 
@@ -72,6 +73,25 @@ class Count:
     def of(axes: Iterable[str], coefficient: Coefficient = 1) -> Count:
         """The number of points of the axes, times a coefficient. Axes written as digits are numbers."""
         return _of(tuple(axes), coefficient)
+
+    @staticmethod
+    def parse(text: str) -> Count:
+        """The polynomial that a text writes as `str` does: `9 B M d e + 2 B^2 - 1`. Raises `InputError`."""
+        from fractions import Fraction  # only where one is read
+
+        count, signed = ZERO, text.strip() if text.strip()[:1] in ("+", "-") else f"+ {text.strip()}"
+        terms = re.findall(r"([+-])([^+-]*)", signed)
+        for sign, term in terms:
+            factors = _FACTOR.findall(term)
+            if not factors or _FACTOR.sub("", term).strip():
+                raise InputError(f"{text!r} is no polynomial of sizes, such as 9 B M d e + 2 B^2")
+            number, names = Fraction(1), list[str]()
+            for whole, over, name, power in factors:
+                number *= Fraction(int(whole), int(over or 1)) if whole else 1
+                names += [name] * int(power or 1) if name else []
+            number = -number if sign == "-" else number
+            count += Count.of(names, int(number) if number.denominator == 1 else number)
+        return count
 
     def __add__(self, other: Count) -> Count:
         if not self.terms:

@@ -8,8 +8,22 @@ from dataclasses import dataclass, replace
 from math import isinf
 
 from learncost.equation.affine import Affine, Part, total
-from learncost.equation.errors import NotationError, advice, header_advice, in_two_lines
-from learncost.equation.table import Carry, Condition, Line, Literal, Operand, Product, Read, Sum, Tag, Term, Word
+from learncost.equation.count import Count
+from learncost.equation.errors import InputError, NotationError, advice, header_advice, in_two_lines
+from learncost.equation.table import (
+    Carry,
+    Condition,
+    Line,
+    Literal,
+    Opaque,
+    Operand,
+    Product,
+    Read,
+    Sum,
+    Tag,
+    Term,
+    Word,
+)
 
 _NAME = r"(?:(?:\d+\.)+(?![eE]\d))?[^\W\d][\w.]*"  # parts of a path may be numbers, as in 0.weight
 _TOKEN = re.compile(
@@ -25,6 +39,9 @@ _REPEAT = re.compile(
 _WHERE = re.compile(r"\swhere\s")
 _SIDE = r"([^\W\d]\w*'*|\d+)"
 _CONDITION = re.compile(rf"{_SIDE}\s*(<=|>=|!=|<|>|=)\s*{_SIDE}(?:\s*<\s*{_SIDE}\s*\+\s*{_SIDE})?")
+_OPAQUE = re.compile(
+    r"(=\s*opaque\s*\([^()]*\))(?:\s+forward\s+(.+?))?(?:\s+backward\s+(.+?))?(?:\s+source\s+\"([^\"]*)\")?\s*$"
+)
 _TURNED = {">": "<", ">=": "<="}
 
 
@@ -195,9 +212,14 @@ def parse_line(text: str) -> Line | Call:
     body, module, operator = _ending(body, _ORIGIN)
     if module and not equation:
         body, equation = _ending(body, _EQUATION)
+    opaque = None
+    if match := _OPAQUE.search(body):
+        body, opaque = body[: match.end(1)], _opaque_cost(match, text)
     body, *conditions = _WHERE.split(body)
     where = tuple(_condition(c, text) for c in conditions)
     left, line = _read(body, where, text)
+    if isinstance(line, Word):
+        line = replace(line, opaque=opaque)
     tag = Tag(equation=equation, module=module, operator=operator)
     if isinstance(line, Call) and operator:
         raise NotationError(f"the lines of {line.layer} say themselves what computes them: write @ {module}", text)
@@ -216,6 +238,16 @@ def _ending(text: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
     if match is None:
         return (text, *("" for _ in range(pattern.groups)))
     return (text[: match.start()], *(group or "" for group in match.groups()))
+
+
+def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
+    """What a line that is not derived says of its cost."""
+    _, forward, backward, source = match.groups()
+    try:
+        flops = [None if part is None else str(Count.parse(part)) for part in (forward, backward)]
+    except InputError as error:
+        raise NotationError(str(error), text) from None
+    return Opaque(*flops, source or "")
 
 
 def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | Call]:

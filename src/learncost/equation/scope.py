@@ -104,6 +104,9 @@ def _check_names(header: Header, lines: Iterable[Statement]) -> None:
     for line, _ in every:
         sizes_read = (size for term in _operands(line) if not isinstance(term, Term) for size in term.sizes)
         sizes = {base(summand) for size in sizes_read for _, summand in summands(size) if not summand.isdigit()}
+        if isinstance(line, Word) and line.opaque:
+            flops = (line.opaque.flops(part) for part in ("body", "gradient"))
+            sizes |= {size for count in flops if count for size in count.sizes}
         if unknown := sorted(sizes - {*axes, *counts}):
             near = difflib.get_close_matches(unknown[0], axes, n=1) or [*axes][:1]
             hint = f"; write the size of one, such as #{near[0]}" if near else ""

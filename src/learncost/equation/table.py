@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from learncost.equation.affine import Affine
-from learncost.equation.count import base, size_of, summands
+from learncost.equation.count import Count, base, size_of, summands
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
 from learncost.equation.sides import Sides, sides
@@ -226,6 +226,35 @@ class Tag:
     operator: str = ""  # what computes it there, such as linear
 
 
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What is said of the cost of a line that is not derived: FLOPs as polynomials in sizes, and by whom.
+
+    forward, backward   of one turn, as `Count.parse` reads them; None: nobody knows
+    """
+
+    forward: str | None = None
+    backward: str | None = None
+    source: str = ""
+
+    def flops(self, part: str) -> Count | None:
+        """The FLOPs of a word's part; None where they are not known."""
+        text = self.forward if part == "body" else self.backward
+        return None if text is None else Count.parse(text)
+
+    def renamed(self, axes: Mapping[str, str]) -> Opaque:
+        names = {base(old): base(new) for old, new in axes.items()}
+        forward, backward = (
+            None if text is None else str(Count.parse(text).rename(names)) for text in (self.forward, self.backward)
+        )
+        return Opaque(forward, backward, self.source)
+
+    def __str__(self) -> str:
+        known = {"forward": self.forward, "backward": self.backward}
+        text = "".join(f" {name} {flops}" for name, flops in known.items() if flops is not None)
+        return f'{text} source "{self.source}"' if self.source else text
+
+
 @dataclass(frozen=True)
 class Line:
     """What the three kinds of line share. `left` has several terms only before a word."""
@@ -299,7 +328,8 @@ class Word(Line):
     """`P[B h M N] = softmax[N](S[B h M N])`: a word of the vocabulary, with the axes it acts on.
 
     `part` says which of the word's tables this line is: its body, its gradient, or its explicit Jacobian; `given` and
-    `gives` are the names in that table of the operands and of the results.
+    `gives` are the names in that table of the operands and of the results. `opaque` is there where the line is not
+    derived, but the word `opaque`: what is said of its cost.
     """
 
     word: str = ""
@@ -307,6 +337,7 @@ class Word(Line):
     part: str = "body"
     given: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
+    opaque: Opaque | None = None
 
     @cached_property
     def others(self) -> tuple[str, ...]:
@@ -322,12 +353,14 @@ class Word(Line):
     def renamed(self, names: Mapping[str, str], axes: Mapping[str, str] = {}) -> Word:
         line = super().renamed(names, axes)
         assert isinstance(line, Word)
-        return replace(line, axes=tuple(axes.get(a, a) for a in self.axes))
+        opaque = self.opaque.renamed(axes) if self.opaque and axes else self.opaque
+        return replace(line, axes=tuple(axes.get(a, a) for a in self.axes), opaque=opaque)
 
     def __str__(self) -> str:
         word = {"gradient": f"{self.word}'", "jacobian": f"jacobian {self.word}"}.get(self.part, self.word)
         acts = f"[{' '.join(self.axes)}]" if self.axes else ""
-        return f"{' '.join(map(str, self.left))} = {word}{acts}({', '.join(map(str, self.right))}){self._suffix()}"
+        right = f"{word}{acts}({', '.join(map(str, self.right))}){self.opaque or ''}"
+        return f"{' '.join(map(str, self.left))} = {right}{self._suffix()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +477,18 @@ def alias(line: Line) -> bool:
     if isinstance(line, Word):
         return line.word == "append"
     return isinstance(line, Sum) and len(line.right) == 1 and line.signs == (1,)
+
+
+def not_derived(lines: Iterable[Statement]) -> tuple[Word, ...]:
+    """The lines that have a cost and no meaning: they cannot be run."""
+    return tuple(line for line, _ in walk(lines) if isinstance(line, Word) and line.opaque is not None)
+
+
+def check_derived(lines: Iterable[Statement], doing: str) -> None:
+    """Refuse to do something with lines of which one is not derived, and say which. Raises `InputError`."""
+    for line in not_derived(lines):
+        where = f" in {line.tag.module}" if line.tag.module else ""
+        raise InputError(f"{line.tag.operator or line.word}{where} is not derived, so {doing}, in line: {line}")
 
 
 def defined(lines: Iterable[Statement]) -> frozenset[str]:

@@ -31,7 +31,7 @@ def shape(line: Line) -> Hashable:
     """What the counts of a line that stands alone depend on: everything but its names and its tag."""
     particulars: tuple[Hashable, ...] = ()
     if isinstance(line, Word):
-        particulars = (line.word, line.part, line.axes, line.given, line.gives)
+        particulars = (line.word, line.part, line.axes, line.given, line.gives, line.opaque)
     elif isinstance(line, Sum):
         particulars = line.signs
     # The axes of indices, and a term or literal that is read twice, are a part of what is lowered.

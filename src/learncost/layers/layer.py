@@ -20,6 +20,7 @@ from learncost.equation.stated import Stated
 from learncost.equation.table import (
     Line,
     Literal,
+    Opaque,
     Repeat,
     Statement,
     Table,
@@ -283,6 +284,8 @@ def _check_word(line: Line) -> Line:
         raise NotationError(f"{error}{advice(str(line)) if 'nearest' not in str(error) else ''}", str(line)) from None
     if word.kind == "constant" and word.name in ("append", "join"):
         raise NotationError(f"{word.name} stands in tables that are derived; a layer has no use for it", str(line))
+    if word.kind == "opaque":
+        return _opaque(line)
     missing = len(word.inputs) - len(line.right)
     if missing < 0 or missing > len(word.defaults):
         problem = f"{word.name} takes {len(word.inputs)} operands, not {len(line.right)}"
@@ -322,6 +325,17 @@ def _check_word(line: Line) -> Line:
     tag = replace(line.tag, locals=(*line.tag.locals, *("" for _ in defaults)))
     right_terms = (*line.right, *defaults)
     return replace(line, word=canonical(line.word), right=right_terms, given=word.inputs, gives=word.outputs, tag=tag)
+
+
+def _opaque(line: Word) -> Word:
+    """A line that is not derived: whatever it reads and gives."""
+    if line.axes or line.where:
+        raise NotationError("opaque takes neither axes nor a `where`: nobody knows what it does", str(line))
+    if any(isinstance(term, Literal) or term.indexed for term in (*line.left, *line.right)):
+        raise NotationError("opaque takes whole values, no numbers and no reads at a place", str(line))
+    given = tuple(f"X{number}" for number, _ in enumerate(line.right, 1))
+    gives = tuple(f"Y{number}" for number, _ in enumerate(line.left, 1))
+    return replace(line, given=given, gives=gives, opaque=line.opaque or Opaque())
 
 
 def _inline(line: Word, word: Entry) -> Line:

@@ -337,6 +337,9 @@ class _Lowering:
     # Words.
 
     def word(self, line: Word) -> None:
+        if line.opaque:
+            self.emit(line)
+            return
         word = entry(line.word) if line.word != "inside" else None
         if word and word.empty and line.part == "body" and _may_be_empty(line):
             word, line = entry(word.empty), replace(line, word=word.empty)

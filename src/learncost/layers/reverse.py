@@ -107,7 +107,9 @@ class Reverse:
                 continue
             gradients = {t.name: self.finish(t.name, line.tag) for t in line.left if self.reach.wants(t.name)}
             targets = [i for i in differentiable(line) if self.reach.wants(operand(line, i).name)]
-            if isinstance(line, Word):
+            if isinstance(line, Word) and line.opaque:
+                self._opaque(line, gradients, targets)
+            elif isinstance(line, Word):
                 self._word(line, gradients, targets)
             else:
                 name = gradients[line.name]
@@ -190,6 +192,28 @@ class Reverse:
         self._emit(derived, line, targets[0])
         for i, product in spread:
             self._emit(product, line, i)
+
+    def _opaque(self, line: Word, gradients: Mapping[str, str | None], targets: list[int]) -> None:
+        """All gradients of a line that is not derived in one line, which reads what the line read."""
+        if not targets:
+            return
+        known = [
+            (f"d{name}", Term(gradient, term.axes))
+            for name, term in zip(line.gives, line.left, strict=True)
+            if (gradient := gradients.get(term.name))
+        ]
+        left = tuple(Term(self.part(operand(line, i).name), operand(line, i).axes) for i in targets)
+        derived = replace(
+            line,
+            left=left,
+            right=(*(term for _, term in known), *line.right),
+            part="gradient",
+            given=(*(name for name, _ in known), *line.given),
+            gives=tuple(f"d{line.given[i]}" for i in targets),
+            tag=Tag(),
+        )
+        values = [i for i in targets if operand(line, i).name not in self.reach.weights]
+        self._emit(derived, line, next(iter(values), targets[0]))
 
     def _through_jacobian(self, line: Word, bindings: Mapping[str, Operand], i: int) -> None:
         """J[_ n n'], priced as its own line, then dX[_ n'] = dY[_ n] J[_ n n']."""

@@ -20,8 +20,8 @@ def differentiable(line: Line) -> list[int]:
     """Which operands on the right can have a gradient."""
     terms = [i for i, term in enumerate(line.right) if isinstance(term, Term)]
     if isinstance(line, Word):
-        if line.part != "body":
-            return []
+        if line.part != "body" or line.opaque:
+            return terms if line.part == "body" else []
         gradients = {term.name for line in entry(line.word).gradient for term in line.left}
         return [i for i in terms if f"d{line.given[i]}" in gradients]
     return terms

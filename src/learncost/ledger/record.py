@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from learncost.ledger.sheet import Drawn
 
 if TYPE_CHECKING:
+    from learncost.ledger.not_derived import NotDerived
     from learncost.ledger.timing import RowTime, Timing
     from learncost.models.model import Model
     from learncost.readings.price import Price
@@ -32,6 +33,8 @@ class LedgerRow:
     kind: str = ""
     outside_paper: bool = False
     time: RowTime | None = None  # on a device, where one is given
+    not_derived: bool = False  # whether a line of it has a cost and no meaning
+    unknown: bool = False  # whether nobody knows what one of its lines costs: it costs that much at least
 
     @property
     def seconds(self) -> float | None:
@@ -58,6 +61,8 @@ class LedgerRow:
         row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
         if self.time is not None:
             row |= self.time.to_dict()
+        row |= {"not_derived": True} if self.not_derived else {}
+        row |= {"at_least": True} if self.unknown else {}
         return row | ({"outside_paper": True} if self.outside_paper else {})
 
 
@@ -209,6 +214,18 @@ class Cost(Drawn):
     built: Model | None = field(default=None, compare=False)
 
     @property
+    def not_derived(self) -> tuple[NotDerived, ...]:
+        """The operations that are not derived: their cost is stated, or nobody knows it."""
+        from learncost.ledger.not_derived import not_derived_of
+
+        return not_derived_of(self.priced.rows, self.priced.sizes) if self.priced else ()
+
+    @property
+    def at_least(self) -> bool:
+        """Whether nobody knows what a part of it costs: the totals are then lower bounds."""
+        return any(row.unknown for row in self.rows)
+
+    @property
     def _figure(self) -> str:
         return self.figures[1 if self.timing is not None and self.by == "equation" else 0]
 
@@ -248,6 +265,9 @@ class Cost(Drawn):
             },
             "rows": [row.to_dict() for row in self.rows],
         }
+        if operations := self.not_derived:
+            result["at_least"] = self.at_least
+            result["not_derived"] = [operation.to_dict() for operation in operations]
         if self.plan:
             result["plan"] = self.plan
         if self.timing is not None:

@@ -321,6 +321,8 @@ def _rows(price: Price, by: str, passes: Mapping[str, int], timed: Timing | None
             equation=fields_of_row.get("equation", ""),
             kind=fields_of_row.get("kind", ""),
             outside_paper=any(row.outside_paper for row in part.rows),
+            not_derived=any(row.opaque for row in rows),
+            unknown=any(row.unknown for row in rows),
             time=(timed.of_lines if by == "equation" else timed.of)(rows) if timed else None,
         )
         result.append(row)

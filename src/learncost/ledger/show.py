@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learncost.books.book import BOOKS, every
+from learncost.ledger.not_derived import notes as notes_of
 from learncost.ledger.sheet import WIDTH, Row, Sheet, joules_of, number, rounded, seconds_of, size_of
+from learncost.readings.price import NOT_DERIVED
 
 if TYPE_CHECKING:
     from learncost.ledger.record import Cache, Cost, LedgerRow
@@ -25,7 +27,10 @@ def tables(cost: Cost) -> tuple[Sheet, ...]:
 
 def records(cost: Cost) -> list[dict[str, Any]]:
     """The ledger's rows; counts are whole numbers."""
-    return [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
+    rows = [row.to_dict() | {"outside_paper": row.outside_paper} for row in cost.rows]
+    if not any(row.not_derived for row in cost.rows):
+        return rows
+    return [{"not_derived": False, "at_least": False} | row for row in rows]
 
 
 def sheets(cost: Cost, width: int = WIDTH) -> tuple[Sheet]:
@@ -80,10 +85,11 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
     def add(name: str, parts: Iterable[LedgerRow], depth: int, style: str = "") -> None:
         rows_again = tuple(parts)
         maccs, flops, moved = (sum(getattr(row, field) for row in rows_again) for field in ("maccs", "flops", "bytes"))
-        share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops else ""
+        share = f"{100 * flops / cost.total.flops:.1f} %" if cost.total.flops and not cost.at_least else ""
         extra = {"bytes": size_of(moved), "share": share} | _timed_cells(cost, rows_again)
-        star = "*" if depth and any(row.outside_paper for row in rows_again) else ""
-        cells = (f"{name}{star}", written(maccs), written(flops), *(extra[column] for column in more))
+        at_least = AT_LEAST if any(row.unknown for row in rows_again) else ""
+        counts = (f"{at_least}{written(count)}" for count in (maccs, flops))
+        cells = (f"{name}{_marks(rows_again) if depth else ''}", *counts, *(extra[column] for column in more))
         rows.append(Row(cells, style, depth))
 
     for macro, (passes, _) in cost.macro_operations.items():
@@ -99,13 +105,23 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
                     number_of = f" ({line.equation})" if line.equation not in ("", line.line) else ""
                     add(f"{line.line}{number_of}", (line,), 2)
         elif cost.by != "macro-operation":
-            kinds = ("linear", "attention", "elementwise", "")
+            kinds = ("linear", "attention", "elementwise", NOT_DERIVED, "")
             for row in sorted(parts, key=lambda row: kinds.index(row.kind)):
                 add(row.kind or _layer(row, two_sided), (row,), 1)
     add("total", cost.rows, 0, "bold")
     columns = ("", "MACCs", "FLOPs", *more)
     left = frozenset({0, columns.index("bound")} if "bound" in columns else {0})
     return Sheet(title(cost), columns, tuple(rows), _notes(cost, "bytes" in more, written is rounded), left)
+
+
+AT_LEAST = ">= "
+"""Before a number with something in it that nobody knows."""
+
+
+def _marks(rows: Sequence[LedgerRow]) -> str:
+    """The signs that the notes explain."""
+    dagger = "†" if any(row.not_derived for row in rows) else ""
+    return dagger + ("*" if any(row.outside_paper for row in rows) else "")
 
 
 def _layer(row: LedgerRow, two_sided: bool) -> str:
@@ -172,6 +188,7 @@ def _notes(cost: Cost, moved: bool, is_rounded: bool) -> tuple[str, ...]:
         notes.append("Rounded to fit; --format json has every digit.")
     if any(row.outside_paper for row in cost.rows):
         notes.append("* has lines that the publication does not have, priced as they run.")
+    notes.extend(notes_of(cost.not_derived))
     notes.append(f"{cost.parameters:,} parameters{active(cost)}{learning(cost)}. Counted: {cost.counted}.")
     optimizer = "" if cost.cache else f" Optimizer: {cost.optimizer}."
     notes.append(f"{convention(cost.price_book)}.{optimizer}")
@@ -238,14 +255,17 @@ def _flat(cost: Cost) -> Sheet:
     for row in cost.rows:
         values = [getattr(row, field) for field in fields]
         texts = ["" if value is None else str(value) for value in values]
-        star = "*" if row.outside_paper else ""
-        texts[0] = words(texts[0]) + star
+        texts[0] = words(texts[0]) + _marks((row,))
         more = _timed_cells(cost, (row,))
-        cells = (*map(number, (row.maccs, row.flops, row.bytes)), *(more[name] for name in timed))
+        at_least = AT_LEAST if row.unknown else ""
+        counts = (f"{at_least}{number(count)}" for count in (row.maccs, row.flops))
+        cells = (*counts, number(row.bytes), *(more[name] for name in timed))
         rows.append(Row((*texts, *cells)))
     blank = ("",) * (len(fields) - 1)
     moved, more = sum(row.bytes for row in cost.rows), _timed_cells(cost, cost.rows)
-    cells = (*map(number, (cost.total.maccs, cost.total.flops, moved)), *(more[name] for name in timed))
+    at_least = AT_LEAST if cost.at_least else ""
+    totals = (f"{at_least}{number(count)}" for count in (cost.total.maccs, cost.total.flops))
+    cells = (*totals, number(moved), *(more[name] for name in timed))
     rows.append(Row(("total", *blank, *cells), "bold"))
     left = frozenset(place for place, field in enumerate(fields) if field != "repeat")
     columns = (*map(words, fields), "MACCs", "FLOPs", "bytes", *timed)

@@ -12,7 +12,7 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.count import shape_of
-from learncost.equation.table import Line, Read, Table, Term, Word, alias, walk
+from learncost.equation.table import Line, Read, Table, Term, Word, alias, check_derived, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower
@@ -60,6 +60,7 @@ def check_layer(layer: Layer | Table, meaning: Meaning | None = None) -> Report:
     """
     table = layer.table if isinstance(layer, Layer) else layer
     name = layer.name if isinstance(layer, Layer) else table.title or "table"
+    check_derived(table.lines, "nothing proves it")
     return Report(f"proof of {name}", tuple(survived(name, checks(table, name, meaning))))
 
 

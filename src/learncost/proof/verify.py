@@ -10,7 +10,7 @@ import numpy as np
 
 from learncost.books.book import price
 from learncost.equation.errors import InputError
-from learncost.equation.table import Product, Table, Term, walk
+from learncost.equation.table import Product, Table, Term, check_derived, walk
 from learncost.layers.derive import Derived, derive
 from learncost.layers.layer import Layer, shipped, shipped_layer
 from learncost.models.argument import GENERIC, layer_or_model
@@ -140,6 +140,7 @@ def verify_table(
     larger: float = LARGER,
 ) -> Iterator[Check]:
     """All comparisons for one table; a `required` foreign implementation that is missing is a failure."""
+    check_derived(table.lines, "nothing proves it")
     if meaning is None and required:
         yield Check(name, "values with a foreign implementation", "there is none in learncost.proof.references", False)
     yield from survived(name, checks(table, name, meaning, smallest=smallest, larger=larger))

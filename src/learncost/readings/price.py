@@ -21,6 +21,7 @@ from learncost.equation.table import (
     Axis,
     Line,
     Literal,
+    Opaque,
     Operand,
     Product,
     Read,
@@ -37,6 +38,9 @@ from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
 from learncost.layers.products import Scores, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
 from learncost.vocabulary import entry
+
+NOT_DERIVED = "not derived"
+"""The kind of a line that has a cost and no meaning."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,16 @@ class Row:
     def text(self) -> str:
         """The line as text."""
         return str(self.source)
+
+    @property
+    def opaque(self) -> Opaque | None:
+        """What is said of the cost of a line that is not derived; of any other None."""
+        return self.source.opaque if isinstance(self.source, Word) else None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody knows what it costs: a total with it is at least that much."""
+        return bool(self.opaque and isinstance(self.source, Word) and self.opaque.flops(self.source.part) is None)
 
 
 @dataclass(frozen=True)
@@ -263,8 +277,12 @@ def _with_counts(table: Table, line: Line, counts: _Counts, form: str | None = N
 def kind(line: Line, table: Table, form: str | None = None) -> str:
     """linear: matrix products with a weight or for one, look-ups of a weight; attention: other matrix products.
 
+    What is not derived is a kind of its own.
+
     form   what `_form` says of the line, where it is known
     """
+    if isinstance(line, Word) and line.opaque:
+        return NOT_DERIVED
     form = _form(line) if form is None else form
     if not form:
         return "elementwise"
@@ -399,6 +417,8 @@ def executed(line: Line) -> tuple[Count, Count]:
     if isinstance(line, Sum):
         return ZERO, points if len(line.right) > 1 else ZERO
     assert isinstance(line, Word)
+    if line.opaque:
+        return ZERO, line.opaque.flops(line.part) or ZERO
     if line.word == "inside" or entry(line.word).kind in ("constant", "move"):
         return ZERO, ZERO
     return ZERO, points
@@ -423,7 +443,8 @@ def _matrix(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ..
             maccs = charge(line, maccs)
         if book.again and scores.again(line, kind(line, table) == "attention"):
             maccs = maccs * 2
-        rows.append(_row(table, line, turns, maccs, maccs * 2))
+        opaque = line.opaque.flops(line.part) if isinstance(line, Word) and line.opaque else None
+        rows.append(_row(table, line, turns, maccs, opaque or maccs * 2))
     return tuple(rows)
 
 

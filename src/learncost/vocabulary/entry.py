@@ -176,11 +176,15 @@ def canonical(name: str) -> str:
 
 def entry(name: str) -> Entry:
     """The entry of a word; an unknown one is refused with the nearest known."""
-    word = _entries.get(canonical(name))
+    word = OPAQUE if name == OPAQUE.name else _entries.get(canonical(name))
     if word is None:
         near = difflib.get_close_matches(plain(name), [*_entries, *_aliases], n=1)
         raise InputError(f"no word is called {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
     return word
+
+
+OPAQUE = Entry("opaque", (), (), kind="opaque", source="what is not derived: a line has a cost and no meaning")
+"""No word like others, so it is not among them: any operands, any results, nothing to run."""
 
 
 def entries() -> tuple[Entry, ...]:

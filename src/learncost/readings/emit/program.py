@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.equation.table import Line, Repeat, Statement, Table, walk, windows
+from learncost.equation.table import Line, Repeat, Statement, Table, check_derived, walk, windows
 from learncost.layers.lower import lower
 from learncost.layers.spelling import condition_names
 from learncost.readings.emit import function
@@ -116,6 +116,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         table = self.table
+        check_derived(table.lines, "no program computes it")
         self.lowered = lower(table, whole=True)
         self.steps = frozenset(name for name, value in self.lowered.known.items() if value.role == "step")
         words = [word.name for word in entries() if word.body and not word.inline]

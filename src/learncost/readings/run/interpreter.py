@@ -14,6 +14,7 @@ from learncost.equation.table import (
     Repeat,
     Statement,
     Table,
+    check_derived,
     walk,
     windows,
 )
@@ -169,6 +170,7 @@ def infer_sizes(table: Table, arrays: Mapping[str, Array], sizes: Mapping[str, i
 
 def execute(table: Table, values: MutableMapping[str, Array], sizes: Sizes, watch: Watch | None = None) -> None:
     """Run the lines of a table in normal form; `values` receives every name, `watch` is told of every line that ran."""
+    check_derived(table.lines, "nothing runs it")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         _execute(table.lines, table.values, values, sizes, watch)
 

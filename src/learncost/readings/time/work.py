@@ -11,7 +11,7 @@ from typing import Protocol
 from learncost.equation.count import Count, size_of
 from learncost.equation.precision import BYTES
 from learncost.equation.sides import sides
-from learncost.equation.table import Line, Literal, Sum, Term, Word, alias, terms_of
+from learncost.equation.table import Line, Literal, Sum, Term, Word, alias, check_derived, terms_of
 from learncost.layers.lower import lower_line
 from learncost.layers.products import direct
 from learncost.schedule.groups import groups, in_kernels, in_operators, is_bias, is_matrix, leaving, of_norm
@@ -170,6 +170,7 @@ def works_axes(rows: Sequence[Priced], dtype: str, operators: bool, words: Itera
                only those of one kernel run at once
     words      those whose time is known as a whole; others count by the primitives of their bodies
     """
+    check_derived((row.source for row in rows if isinstance(row.source, Line)), "nobody knows how long it takes")
     word_names, width = frozenset(words), BYTES[dtype]
     several = list(_groups(rows, operators))
     names = leaving([[line for _, line in group] for group in several])

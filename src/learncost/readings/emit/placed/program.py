@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from learncost.equation.table import Table, Word
+from learncost.equation.table import Table, Word, check_derived
 from learncost.readings.emit.c import Function, source
 from learncost.readings.emit.expression import call as written_call
 from learncost.readings.emit.identifiers import Identifiers
@@ -93,6 +93,7 @@ def placed(table: Table, sizes: Mapping[str, int], dtype: str = "fp32", title: s
     dtype    fp32 or fp64; bf16: products and activations in bf16, weights and sums in fp32, see `precision`
     Raises `InputError` for a line that cannot be computed in place.
     """
+    check_derived(table.lines, "no program computes it")
     return _Writer(laid_out(table, sizes, dtype), title).program()
 
 

@@ -1,0 +1,148 @@
+"""Lines that are not derived: their cost is stated, or nobody knows it; nothing runs them."""
+
+import numpy as np
+import pytest
+
+import learncost as lc
+from learncost.equation.count import Count
+from learncost.ledger.run import ledger, rows_of
+from learncost.models.from_layer import from_layer
+from learncost.procedures.procedure import procedure
+
+LINES = """net(X targets share; W V) -> loss
+  targets: index of v
+  constants: share X
+  H[B M f] = {first}
+  Y[B M v] = {second}
+  P[B M v] = log_softmax[v](Y[B M v])
+  T[B M] = P[B M v=targets[B M]]
+  loss[] = T[B M] share[B M]
+"""
+FIRST, SECOND = "X[B M d] W[d f]", "H[B M f] V[f v]"
+STATED = 'opaque(H[B M f], V[f v]) forward 2 B M f v backward 4 B M f v source "a formula"'
+UNKNOWN = "opaque(H[B M f], V[f v])"
+SIZES = {"B": 2, "M": 3, "d": 5, "f": 7, "v": 11}
+
+
+def net(second: str) -> lc.Layer:
+    return lc.layer(LINES.format(first=FIRST, second=second))
+
+
+def cost(second: str, by: str = "layer") -> lc.Cost:
+    model = from_layer(net(second))
+    return ledger(
+        model, procedure("bp"), rows_of(model, "bp", "matmul", "sgd"), SIZES, by, "fp32", None, "sgd", "matmul"
+    )
+
+
+@pytest.mark.parametrize("book", ["run", "matmul", "flash", "paper"])
+def test_a_stated_cost_is_what_the_same_lines_cost(book):
+    derived, opaque = (lc.derive(net(second)).step for second in (SECOND, STATED))
+    assert lc.price(derived, SIZES, lc.book(book)).flops == lc.price(opaque, SIZES, lc.book(book)).flops
+
+
+def test_its_results_and_operands_are_kept_as_those_of_the_same_lines():
+    derived, opaque = (lc.live(net(second), SIZES) for second in (SECOND, STATED))
+    assert {held.name for held in opaque.kept} == {held.name for held in derived.kept}
+    assert opaque.kept_bytes == derived.kept_bytes
+
+
+def test_its_gradient_is_one_line_that_reads_its_operands():
+    text = str(lc.derive(net(UNKNOWN)).step)
+    assert "dH[B M f] dV[f v] = opaque'(dY[B M v], H[B M f], V[f v])" in text
+
+
+def test_a_constant_of_it_has_no_gradient():
+    layer = lc.layer("t(X c; W) -> Y\n constants: c\n Y[a] = opaque(X[a], c[b], W[d])\n")
+    assert "dX[a] dW[d] = opaque'(dY[a], X[a], c[b], W[d])" in str(lc.derive(layer).step)
+
+
+def test_a_call_renames_the_sizes_of_what_is_stated():
+    inner = lc.layer("inner(X; A) -> Y\n  Y[B d] = opaque(X[B d], A[d n]) forward 3 B d n^2 + 1\n")
+    outer = lc.layer("outer(X; A) -> Y\n  Y[B e] = inner(X; A, n = k)\n", {"inner": inner})
+    assert lc.price(outer, {}, lc.book("run")).flops == Count.parse("3 B e k^2 + 1")
+
+
+def test_it_costs_its_turns_in_a_repeat():
+    layer = lc.layer("deep(X; A) -> X\n  repeat n carry X:\n    X[a] = opaque(X[a], A[b]) forward 5 a b\n")
+    assert lc.price(layer, {"a": 3, "b": 7, "n": 4}, lc.book("run")).flops == 5 * 3 * 7 * 4
+
+
+def test_the_ledger_says_what_is_not_derived_and_who_states_its_cost():
+    answer = cost(STATED)
+    assert answer.total.flops == cost(SECOND).total.flops
+    (operation,) = answer.to_dict()["not_derived"]
+    assert operation["flops"] == {"forward": 2 * 2 * 3 * 7 * 11, "backward": 4 * 2 * 3 * 7 * 11}
+    assert operation["source"] == "a formula"
+    assert answer.to_dict()["at_least"] is False
+    assert "Not derived (†): opaque: 924 FLOPs in forward, 1,848 FLOPs in backward (a formula)" in " ".join(
+        str(answer).split()
+    )
+    assert ">=" not in str(answer)
+
+
+@pytest.mark.parametrize("by", ["layer", "equation", "kind", "macro-operation"])
+def test_totals_are_lower_bounds_where_nobody_knows_a_cost(by):
+    answer = cost(UNKNOWN, by)
+    total = next(line for line in str(answer).splitlines() if line.startswith("total"))
+    assert total.count(">= ") == 2  # MACCs and FLOPs; bytes are known
+    assert "%" not in total
+    assert answer.at_least
+    assert answer.to_dict()["at_least"] is True
+    assert answer.to_dict()["not_derived"][0]["flops"] == {"forward": None, "backward": None}
+    assert ">= " in answer.show("md")
+    assert "at_least" in answer.show("csv").splitlines()[0]
+    assert max(map(len, str(answer).splitlines())) <= 80
+
+
+def test_a_ledger_of_derived_lines_says_nothing_of_it():
+    assert "not_derived" not in cost(SECOND).to_dict()
+    assert "†" not in str(cost(SECOND))
+    assert "at_least" not in cost(SECOND).show("csv")
+
+
+def arrays() -> dict[str, np.ndarray]:
+    return {
+        "X": np.ones((2, 3, 5)),
+        "W": np.ones((5, 7)),
+        "V": np.ones((7, 11)),
+        "targets": np.zeros((2, 3), int),
+        "share": np.ones((2, 3)),
+    }
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda layer: lc.run(layer, arrays()),
+        lc.emit,
+        lc.verify,
+        lc.check_layer,
+        lambda layer: lc.LayerTraining(layer, {name: arrays()[name] for name in "WV"}),
+    ],
+)
+def test_nothing_runs_it(ask):
+    with pytest.raises(lc.InputError, match=r"opaque is not derived, so .* in line: Y\[B M v\] = opaque"):
+        ask(net(STATED))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Y[a] = opaque[a](X[a])", "opaque takes neither axes nor a `where`"),
+        ("Y[a] = opaque(X[a], 1[])", "opaque takes whole values"),
+        ("Y[a] = opaque(X[a]) forward 2 b", "#b is the size of no axis of t"),
+        ("Y[a] = opaque(X[a]) forward two a a!", "is no polynomial of sizes"),
+        ("Y[a] = opaque(X[a]) costs 2 a", "'costs' is not expected"),
+    ],
+)
+def test_what_is_written_wrong_is_refused(line, said):
+    with pytest.raises(lc.NotationError) as refused:
+        lc.layer(f"t(X) -> Y\n  {line}\n")
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["0", "1", "3 B^2 M + 2 M - 7", "-2 B", "1/2 M^2 + 1/2 M"])
+def test_a_polynomial_is_read_as_it_is_written(text):
+    assert str(Count.parse(text)) == text

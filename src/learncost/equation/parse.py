@@ -244,10 +244,10 @@ def _opaque_cost(match: re.Match[str], text: str) -> Opaque:
     """What a line that is not derived says of its cost."""
     _, forward, backward, source = match.groups()
     try:
-        flops = [None if part is None else str(Count.parse(part)) for part in (forward, backward)]
+        forward, backward = (None if part is None else str(Count.parse(part)) for part in (forward, backward))
     except InputError as error:
         raise NotationError(str(error), text) from None
-    return Opaque(*flops, source or "")
+    return Opaque(forward, backward, source or "")
 
 
 def _read(body: str, where: tuple[Condition, ...], text: str) -> tuple[list[Term], Line | Call]:

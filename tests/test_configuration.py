@@ -198,7 +198,7 @@ def test_spellings() -> None:
     assert resolve("Hidden-Size") == resolve("n_embd") == resolve("d_model") == resolve("dim") == "hidden_size"
     assert resolve("hidden_dim") == "intermediate_size"
     assert resolve("H") == "num_attention_heads"
-    assert len(CANONICAL) == sum(1 + len(size.spellings) for size in MODEL_SIZES) + 3 + 4, "a spelling stands twice"
+    assert len(CANONICAL) == sum(1 + len(size.spellings) for size in MODEL_SIZES) + 3 + 5, "a spelling stands twice"
     for wrong in ("m", "n", "hiden_size", ""):
         with pytest.raises(InputError, match="unknown size"):
             resolve(wrong)

@@ -235,7 +235,7 @@ def test_a_file_in_the_notation(more: list[str], tmp_path: Path, capsys: pytest.
     assert "mine" in out
     assert "comparisons passed" in out
     assert main(["cost", str(path)]) == 2
-    assert "is a layer, no model" in capsys.readouterr().err
+    assert "leaves B, d, e open: give --B N --d N --e N" in capsys.readouterr().err
 
 
 @compiled

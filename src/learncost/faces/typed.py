@@ -7,6 +7,7 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.ledger.question import Flag
+from learncost.models.argument import names_own_sizes
 from learncost.models.configuration import SETTINGS
 from learncost.models.families import FAMILIES
 from learncost.models.sizes import CANONICAL, spelled
@@ -21,6 +22,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
     by_spelling = {name: flag for flag in flags if flag.how == "flag" for name in flag.names}
     others = any(flag.how == "flags" for flag in flags)
     left, arguments, typed_values = list(words), list[str](), dict[str, Any]()
+    letters = others and any(map(names_own_sizes, left))  # a table's sizes, which are checked where it is read
     while left:
         word = left.pop(0)
         if word == "--":
@@ -32,7 +34,7 @@ def read(command: str, flags: Sequence[Flag], words: Iterable[str]) -> tuple[lis
         name, joined, text = word.partition("=")
         spelling = name.replace("_", "-").lower()
         flag = by_spelling.get(spelling) or by_spelling.get(spelling.replace("--no-", "--", 1))
-        if flag is None:
+        if flag is None and not (letters and name.startswith("--")):
             _check_size(name, (*by_spelling, "--help"), others)
         key = flag.name if flag else name.lstrip("-")
         if key in typed_values:

@@ -17,8 +17,8 @@ from learncost.ledger.record import Cost
 from learncost.ledger.run import Run, possible, prepare
 from learncost.ledger.sheet import Drawn
 from learncost.models.adaptation import adaptation
-from learncost.models.configuration import Configuration
-from learncost.models.families import FAMILIES, instead
+from learncost.models.configuration import Configuration, family_of
+from learncost.models.families import instead
 from learncost.procedures.procedure import several
 from learncost.readings.price import Book
 
@@ -156,7 +156,7 @@ def compare(
     model: str | Configuration,
     procedures: Iterable[str] | str | None = None,
     price_book: str | Book = "run",
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     tokens: int | str | None = None,
@@ -228,7 +228,7 @@ def compare(
     costs = {name: {procedure: run.cost(procedure, book) for procedure in names} for name, book in books.items()}
     configuration = run.model.configuration
     one_target = target_len is not None or any(name in sizes for name in ("M", "target_length"))
-    varied = _varied(run.model.two_sided, bool(FAMILIES[configuration.family].fixed), one_target)
+    varied = _varied(run.model.two_sided, bool(family_of(configuration).fixed), one_target)
     learned = configuration.sizes.get("max_position_embeddings") if configuration.positions == "learned" else None
     overtakings = tuple(_overtaking(run, books, names, varied, learned))
     return Comparison(run.book.name, costs, overtakings, varied, learned, left_out, run)

@@ -154,7 +154,7 @@ class Conventions(Drawn):
 @overload
 def conventions(
     model: str | Configuration,
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     mine: int | float | str | None = None,
@@ -170,7 +170,7 @@ def conventions(model: str | Configuration, *, memory: Literal[True], **more: An
 @question()
 def conventions(
     model: str | Configuration,
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     mine: int | float | str | None = None,
@@ -247,7 +247,7 @@ def _of_memory(model: Any, batch_size: Any, mine: Any, sizes: Mapping[str, Any])
 
     if mine is not None:
         raise InputError("--mine is a count of operations: leave --memory out")
-    if str(batch_size) != "1":
+    if str(batch_size or 1) != "1":
         raise InputError("--memory is of one sequence: leave --batch-size out")
     settings = {name: value for name, value in sizes.items() if value is not None}
     runs = () if settings else measured_of(model)

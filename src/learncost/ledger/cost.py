@@ -25,7 +25,7 @@ def cost(
     model: str | Configuration,
     procedure: str = "bp",
     price_book: str | Book = "run",
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     tokens: int | str | None = None,

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from learncost.equation.errors import InputError
-from learncost.models.configuration import Configuration, configure, in_order
+from learncost.layers.layer import Layer
+from learncost.models.argument import layer_given
+from learncost.models.configuration import Configuration, configure, family_of, in_order, size_meant
 from learncost.models.expression import evaluate, names, quotients
-from learncost.models.families import FAMILIES
 from learncost.models.files import LARGEST_FILE
 from learncost.models.sizes import CANONICAL, LARGEST, RUN_SIZES, check_size, spelled
+from learncost.models.tables import check_open
 from learncost.models.wording import shown
 
 if TYPE_CHECKING:
@@ -60,21 +62,24 @@ def grid_of(model: str, values: Mapping[str, Any], grid: bool, skip_invalid: boo
 
     `given` has sizes in any spelling, numbers or arrays of them, and settings. Raises `InputError`.
     """
-    settings = {spelling: value for spelling, value in values.items() if spelled(spelling) not in CANONICAL}
+    layer = layer_given(model)
+    settings = {s: value for s, value in values.items() if spelled(s) not in CANONICAL and layer is None}
     arrays = {spelling: _array(spelling, values[spelling]) for spelling in values if spelling not in settings}
-    read = _reader(model)
+    read = _reader(layer or model)
     first = {spelling: int(array[0]) for spelling, array in arrays.items()}
     model_sizes = {s: value for s, value in first.items() if CANONICAL.get(spelled(s)) not in _RUN}
     configuration = read({**settings, **model_sizes}, False)
-    spellings = FAMILIES[configuration.family].spellings
+    family = family_of(configuration)
+    if layer is not None:
+        check_open(layer, configuration.name, {size_meant(family, spelling) for spelling in first})
     by_name: dict[str, NDArray[np.int64]] = {}
     for spelling, array in arrays.items():
-        name = spellings.get(spelled(spelling), spelled(spelling))
-        name = CANONICAL.get(name, name)
+        name = size_meant(family, spelling)
         if name in by_name:
             raise InputError(f"{name} is given twice")
         by_name[name] = array
-    by_name.setdefault("batch_size", np.ones(1, dtype=np.int64))
+    if "batch_size" not in by_name:
+        by_name["batch_size"] = np.full(1, evaluate(family.batch, configuration.values), dtype=np.int64)
     columns = _together(by_name, grid)
     count = len(next(iter(columns.values())))
     columns, fixed = _complete(columns, configuration, count)
@@ -125,7 +130,7 @@ def _array(name: str, value: Any) -> NDArray[np.int64]:
 _Read = Callable[[Mapping[str, object], bool], Configuration]
 
 
-def _reader(model: str) -> _Read:
+def _reader(model: str | Layer) -> _Read:
     """`configure` for one model with any sizes, exact or rounded down; standard input is read once."""
     if model != "-":
         return lambda settings, exact: configure(model, settings, exact=exact)
@@ -167,7 +172,7 @@ def _complete(
     columns: dict[str, NDArray[np.int64]], configuration: Configuration, count: int
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, int]]:
     """Sizes that follow from given ones become columns; the others are fixed."""
-    family = FAMILIES[configuration.family]
+    family = family_of(configuration)
     fixed = {name: size for name, size in configuration.sizes.items() if name not in columns}
     for name in (name for name in in_order(family) if name in configuration.derived and name not in columns):
         value = evaluate(family.derived[name], {**configuration.values, **fixed, **columns}, exact=False)
@@ -194,7 +199,7 @@ _Wrong = tuple["NDArray[np.bool_]", Callable[[int], str]]
 
 def _constraints(configuration: Configuration, sizes: Mapping[str, Any]) -> Iterator[_Wrong]:
     """What a combination must satisfy: where it does not, and the sentence about configuration i."""
-    family = FAMILIES[configuration.family]
+    family = family_of(configuration)
 
     def at(value: Any, i: int) -> int:
         return int(value[i]) if isinstance(value, np.ndarray) else int(value)

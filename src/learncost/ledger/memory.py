@@ -169,7 +169,7 @@ _FIELDS = (
 def memory(
     model: str | Configuration,
     procedure: str = "bp",
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     optimizer: str | None = None,

@@ -19,9 +19,10 @@ from learncost.ledger.runner import TYPES
 from learncost.ledger.runners import TABLE, runners
 from learncost.ledger.sheet import WIDTH, Row, Sheet, Shown, number, size_of
 from learncost.models.configuration import Configuration
+from learncost.models.module import usual_module
 from learncost.procedures.optimizer import DEFAULT, state_of
 from learncost.procedures.procedure import LEARNING, PROCEDURES, several
-from learncost.schedule.autograd import USUAL_MODULE, module_named
+from learncost.schedule.autograd import module_named
 
 if TYPE_CHECKING:
     from learncost.ledger.memory_lengths import Lengths
@@ -288,7 +289,7 @@ def fit(
     question = Asked(
         model, bytes_of("ram", ram), None if flash is None else bytes_of("flash", flash), seq_len, target_len,
         state_of(optimizer or DEFAULT).name, either(dtype, precision).name, plan, engine,
-        module_named(module or USUAL_MODULE).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
+        module and module_named(module).name, (train, train_layers, lora, lora_rank, lora_alpha), sizes,
     )  # fmt: skip
     if engine:
         named_one("engine", engine, runners())
@@ -321,7 +322,8 @@ def fit(
     run = question.run(next(name for name in names if name in {row.procedure for row in rows}), "")
     length = run.axes["N"] if run.model.two_sided else run.axes["M"]
     model_name = run.model.configuration.name
-    ran = question.module if any(runners()[row.engine].module for row in rows) else ""
+    by_module = any(runners()[row.engine].module for row in rows)
+    ran = module_named(question.module or usual_module(run.model)).name if by_module else ""
     settings = question.dtype, question.optimizer, length, question.ram, question.flash, engine
     return Fit(model_name, *settings, tuple(rows), tuple(advice), ran)
 

@@ -15,6 +15,7 @@ from learncost.layers.names import scores
 from learncost.ledger.memory_types import INDEX
 from learncost.ledger.run import Run
 from learncost.models.model import Structure, run_sizes
+from learncost.models.module import usual_module
 from learncost.models.quantization import quantized_widths
 from learncost.models.wording import counted, shown
 from learncost.plans.plan import planned
@@ -24,7 +25,7 @@ from learncost.procedures.optimizer import state_of, without_gradients
 from learncost.procedures.procedure import PAPER, step, trained_by
 from learncost.procedures.procedure import procedure as find_procedure
 from learncost.readings.live import Live, levels, live, moments
-from learncost.schedule.autograd.module import USUAL_MODULE, module_named
+from learncost.schedule.autograd.module import module_named
 from learncost.schedule.calls import IN_KERNELS
 from learncost.schedule.lifetimes import FEW, Walked, every_turn
 
@@ -54,7 +55,7 @@ class Step:
         mode: str = PAPER,
         module: str = "",
     ) -> None:
-        self.module = module_named(module or USUAL_MODULE).name
+        self.module = module_named(module or usual_module(run.model)).name
         self.run, self.procedure, self.kind, self.in_flash = run, procedure, kind, in_flash
         self._given = run, procedure, kind, optimizer, accumulate, in_flash, budget, planner, mode, module
         self.mode = mode if find_procedure(procedure).modes else ""

@@ -31,7 +31,7 @@ _WITH_THE_WIDTH = re.compile(r"intermediate_size|ffn_dim|(attention|key_value)_h
 def rules(
     model: str | Configuration,
     tokens: int | str | None = None,
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     **sizes: Any,

@@ -186,7 +186,7 @@ def prepare(
             raise InputError(f"{', '.join(sizes)}: a Configuration already has its sizes")
         configuration = model
     else:
-        configuration = configure(model, sizes)
+        configuration = configure(model, sizes, lengths=lengths)
     built = build(replace(configuration, learned=None), dropout=probability > 0)
     learning, chosen = "all", adapted_by or configuration.learned
     if adapted_by is not None and configuration.learned is not None:
@@ -202,7 +202,7 @@ def prepare(
         from learncost.models.quantization import quantized
 
         built = quantized(built, kind, learns=bool(names))
-    axes = run_sizes(built, lengths["batch_size"], lengths.get("seq_len"), lengths.get("target_len"))
+    axes = run_sizes(built, *(lengths.get(name) for name in ("batch_size", "seq_len", "target_len")))
     return Run(built, axes, book, optimizer, kind.values, tokens, learning, (plan or "").strip())
 
 
@@ -222,17 +222,13 @@ def adaptation_of(*choices: object, kind: Precision | None = None) -> Adaptation
 
 def lengths_of(lengths: Mapping[str, Any], sizes: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
     """The checked sizes of a run that are given, in any spelling among the sizes too, and the sizes of the model."""
-    checked, sizes = (
-        {**lengths, "batch_size": 1 if lengths["batch_size"] is None else lengths["batch_size"]},
-        dict(sizes),
-    )
-    defaults = {"batch_size": 1}
+    checked, sizes = dict(lengths), dict(sizes)
     for spelling in [s for s in sizes if CANONICAL.get(spelled(s)) in checked]:
         name, value = resolve(spelling), sizes.pop(spelling)
-        earlier, others = checked[name], (value, defaults.get(name))
-        if earlier not in (None, *others) and (counted(earlier) or -1) not in map(counted, others):
+        earlier = checked[name]
+        if earlier not in (None, value) and (counted(earlier) or -1) != counted(value):
             raise InputError(f"{spelling} = {shown(value)} contradicts {name} = {shown(earlier)}")
-        defaults[name], checked[name] = value, value
+        checked[name] = value
     return {name: check_size(name, value) for name, value in checked.items() if value is not None}, sizes
 
 

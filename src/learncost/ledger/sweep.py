@@ -25,7 +25,7 @@ from learncost.ledger.sheet import WIDTH, Sheet, Shown
 from learncost.ledger.sheet import Row as Cells
 from learncost.models import expression
 from learncost.models.compose import SYMBOLS
-from learncost.models.families import FAMILIES
+from learncost.models.configuration import family_of
 from learncost.models.model import Model, build
 from learncost.procedures.optimizer import optimizer as find_optimizer
 from learncost.procedures.procedure import MACRO_OPERATIONS, PROCEDURES
@@ -347,14 +347,14 @@ def _axes(combinations: Grid, model: Model) -> tuple[dict[str, NDArray[np.float6
     sizes["M"] = sizes["target_len" if model.two_sided else "seq_len"]
     sizes["N"] = sizes["seq_len"]
     values: dict[str, Any] = {axis: expression.evaluate(rule, sizes) for axis, rule in model.rules.items()}
-    values |= {axis: sizes[axis] for axis in ("B", "M", *("N" if model.two_sided else ""))}
+    values |= {axis: sizes[axis] for axis in ("B", "M", "N")}
     for count in model.sizes.keys() - model.rules.keys():
         name = next((size for size, symbol in SYMBOLS.items() if symbol == count), None)
         values[count] = model.sizes[count] if name is None else sizes[name]
         if name is None and combinations.columns.keys() & {"num_hidden_layers", "n_enc", "n_dec"}:
             raise InputError(f"the blocks of {model.configuration.name} are of several kinds, so it is not swept")
     if model.configuration.unread:
-        values[UNREAD] = expression.evaluate(FAMILIES[model.configuration.family].unread, sizes)
+        values[UNREAD] = expression.evaluate(family_of(model.configuration).unread, sizes)
     columns, constants = {}, {}
     for axis, column in values.items():
         if not isinstance(column, np.ndarray):

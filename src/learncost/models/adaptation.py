@@ -183,7 +183,7 @@ def _apart(
 ) -> Model:
     """The model with its repeats split where their turns learn other weights. `table` has the paths in every turn."""
     reach = Reach(frozenset(table.weights))
-    reach.needs(table.lines, set(learning))
+    reach.needs(table.lines, {*model.differentiated, *learning})
     split_table, trained, before = table, set(learning - sliced(table)), 0
     for repeat, plain in zip(repeats(table), repeats(model.table), strict=True):
         turns = parts.turns(repeat)

@@ -23,7 +23,7 @@ GENERIC = ("encoder", "decoder", "encoder-decoder")
 class Argument:
     """A MODEL argument: the name to show, where it comes from, and its keys; `where` stands before them in errors.
 
-    `part` says which part of a larger model the keys are of.
+    `part` says which part of a larger model the keys are of; `layer` is the model where it is a layer in the notation.
     """
 
     name: str
@@ -31,6 +31,20 @@ class Argument:
     values: Mapping[str, Any]
     where: str = ""
     part: str = ""
+    layer: Layer | None = None
+
+
+def layer_given(model: object) -> Layer | None:
+    """The layer in the notation that a MODEL argument is, itself or by its path. Raises `InputError`."""
+    if isinstance(model, Layer):
+        return model
+    path = model.__fspath__() if hasattr(model, "__fspath__") else model
+    return read_layer(Path(path)) if isinstance(path, str) and path.endswith(NOTATION) else None
+
+
+def names_own_sizes(argument: str) -> bool:
+    """Whether a MODEL argument has sizes of its own names, which are known once it is read."""
+    return argument.endswith(NOTATION)
 
 
 def find(model: object, stdin: TextIO | None = None) -> Argument:
@@ -38,12 +52,15 @@ def find(model: object, stdin: TextIO | None = None) -> Argument:
 
     Raises InputError.
     """
+    if layer := layer_given(model):
+        path = layer.name if isinstance(model, Layer) else str(model)
+        return Argument(path, f"the layer {layer.name}" if isinstance(model, Layer) else path, {}, layer=layer)
     if isinstance(model, Mapping):
         return _nested(Argument(str(model.get("model_type", "model")), "a mapping", model, "the mapping"))
     if hasattr(model, "__fspath__"):
         model = model.__fspath__()
     if not isinstance(model, str):
-        raise InputError(f"a model is a preset's name, a path or a generic name, not {shown(model)}")
+        raise InputError(f"a model is a preset's name, a path or a generic name, or a layer, not {shown(model)}")
     if model == "-":
         return _nested(Argument(model, "standard input", read_stream(stdin or sys.stdin), "standard input"))
     name = model.lower()

@@ -17,9 +17,9 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.equation.parse import Block, Header, Parsed, calls_of, makes, names_of, parse_lines, split_names
 from learncost.equation.table import Line
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
-from learncost.models.families import FAMILIES, BaseLayer, Family
+from learncost.models.families import BaseLayer, Family
 from learncost.models.sizes import MODEL_SIZES
 from learncost.models.wording import shown
 
@@ -56,7 +56,7 @@ class Plan:
 
 def plan(configuration: Configuration) -> Plan:
     """The lines and the layers of a configuration. Raises `InputError` for kinds of blocks that do not exist."""
-    family = FAMILIES[configuration.family]
+    family = family_of(configuration)
     values = configuration.values
     head = family.heads[configuration.head]
     composition = _Composition(family, values, head.get("lines", ""))
@@ -77,7 +77,7 @@ def plan(configuration: Configuration) -> Plan:
 
 def making(configuration: Configuration, names_needed: Iterable[str]) -> tuple[Header, tuple[Parsed, ...]]:
     """The lines that make some of these inputs of the model's table, and their header. Raises `InputError`."""
-    family = FAMILIES[configuration.family]
+    family = family_of(configuration)
     composition, names_needed = _Composition(family, configuration.values, ""), tuple(names_needed)
     texts = [text for names, text in family.made.items() if set(names.split()) & set(names_needed)]
     lines = parse_lines([line for text in texts for line in composition.filled(text).splitlines()])

@@ -8,11 +8,14 @@ from typing import Any, TextIO
 
 from learncost.equation.displayed import Displayed
 from learncost.equation.errors import InputError
+from learncost.equation.stated import size_names
+from learncost.layers.layer import Layer
 from learncost.models.argument import find
 from learncost.models.expression import NotWholeError, evaluate, names
 from learncost.models.families import FAMILIES, Architecture, Family
 from learncost.models.given import Given, setting
 from learncost.models.sizes import CANONICAL, LARGEST, spelled
+from learncost.models.tables import RUN, TABLE, check_open, family_of_layer
 from learncost.models.wording import nearest, printable, shown
 
 SETTINGS = {
@@ -47,6 +50,7 @@ class Configuration(Displayed):
     unread      parameters that are stored with the model, and that nothing reads
     derived     sizes that followed from others, each with its expression
     learned     what learns, where a live module says so (`Learned`)
+    layer       the whole table, where a layer in the notation is the model
     """
 
     name: str
@@ -65,6 +69,7 @@ class Configuration(Displayed):
     unread: int = 0
     derived: Mapping[str, str] = field(default_factory=dict, compare=False)
     learned: Any = None
+    layer: Layer | None = None
 
     @property
     def activation(self) -> str:
@@ -79,9 +84,16 @@ class Configuration(Displayed):
     @property
     def values(self) -> dict[str, Any]:
         """What the family's expressions may read; optional sizes that nobody gave are 0."""
-        optional = dict.fromkeys(FAMILIES[self.family].optional, 0) if self.family in FAMILIES else {}
+        if self.layer is not None:
+            return dict(self.sizes)
+        optional = dict.fromkeys(FAMILIES[self.family].optional, 0)
         choices = {"head": self.head, "pooler": self.pooler, "tied": self.tied, "positions": self.positions}
         return {**optional, **self.settings, **self.sizes, **choices}
+
+
+def family_of(configuration: Configuration) -> Family:
+    """What its family's file says, or the layer that is the model."""
+    return family_of_layer(configuration.layer) if configuration.layer else FAMILIES[configuration.family]
 
 
 def adds_paths(configuration: Configuration) -> bool:
@@ -90,22 +102,34 @@ def adds_paths(configuration: Configuration) -> bool:
 
 
 def configure(
-    model: object, overrides: Mapping[str, object] | None = None, stdin: TextIO | None = None, exact: bool = True
+    model: object,
+    overrides: Mapping[str, object] | None = None,
+    stdin: TextIO | None = None,
+    exact: bool = True,
+    lengths: Mapping[str, int] | None = None,
 ) -> Configuration:
     """Return the configuration that `model` names, with `overrides` in place of what it says.
 
     model       a preset, a path to a configuration file or to a folder with a config.json, `-` for standard input, one
-                of the generic names encoder, decoder, encoder-decoder, or a mapping with the keys of a config.json
+                of the generic names encoder, decoder, encoder-decoder, a mapping with the keys of a config.json, or a
+                layer in the notation: a `Layer`, or a path that ends in .table
     overrides   sizes and settings (activation, layer_norm_epsilon, tie_word_embeddings, architecture, dropout
                 probabilities) in any accepted spelling; numbers may be text, as flags are. What follows from an
                 overridden size follows the override: gpt2 with another hidden_size has a feed-forward network of four
                 times that
     stdin       stands in for sys.stdin
     exact       else sizes that follow by a division that leaves a rest are rounded down
+    lengths     those of a run, where it is known: what a layer leaves open is then refused at once
     Raises InputError.
     """
     argument = find(model, stdin)
     flags = {spelling: Given(spelling, value) for spelling, value in (overrides or {}).items()}
+    if argument.layer is not None:
+        family = family_of_layer(argument.layer)
+        collected = _collect(family, flags, True)
+        check_open(argument.layer, argument.name, {*collected, *(RUN if lengths is None else lengths)})
+        sizes = _sizes(family, collected, {}, argument.name, exact)
+        return of_layer(argument.layer, sizes, argument.name, argument.source)
     family = _family(
         next((flag for spelling, flag in flags.items() if spelled(spelling) == "model_type"), None)
         or Given("model_type", argument.values.get("model_type"), argument.where)
@@ -137,11 +161,36 @@ def configure(
         two_sided=family.two_sided,
         derived={name: rule for name, rule in family.derived.items() if not _says(collected.get(name))},
     )
-    if not (unread := evaluate(family.unread, configuration.values) if family.unread else 0):
-        return configuration
-    return replace(
-        configuration, unread=unread, counted=f"{configuration.counted}; {unread:,} of the parameters are never read"
+    return _with_unread(configuration, evaluate(family.unread, configuration.values) if family.unread else 0)
+
+
+def of_layer(layer: Layer, sizes: Mapping[str, int], name: str = "", source: str = "") -> Configuration:
+    """The configuration of a layer that is the model, with these sizes of its axes and counts."""
+    family = family_of_layer(layer)
+    configuration = Configuration(
+        name=name or layer.name,
+        family=TABLE,
+        sizes=sizes,
+        settings={},
+        positions="none",
+        tied=False,
+        architecture="",
+        head="none",
+        pooler=False,
+        counted=f"the table {layer.name}",
+        dropout={},
+        source=source or f"the layer {layer.name}",
+        two_sided=family.two_sided,
+        layer=layer,
     )
+    return _with_unread(configuration, layer.unread)
+
+
+def _with_unread(configuration: Configuration, unread: int) -> Configuration:
+    if not unread:
+        return configuration
+    counted = f"{configuration.counted}; {unread:,} of the parameters are never read"
+    return replace(configuration, unread=unread, counted=counted)
 
 
 def _family(model_type: Given) -> Family:
@@ -197,18 +246,31 @@ def _flat(family: Family, values: Mapping[str, Given]) -> Iterator[tuple[str, Gi
             yield from ((name, entry) for name, entry in nested if name in spellings and entry.value is not None)
 
 
+def size_meant(family: Family, spelling: str) -> str:
+    """The canonical name of what may be a size of the family or of a run; letters of a layer are taken as they are."""
+    name = spelling.replace("-", "_") if family.layer else spelled(spelling)
+    if family.layer is None:
+        name = family.spellings.get(name, name)
+    elif name in family.sizes:
+        return name
+    name = CANONICAL.get(name, name)
+    return "seq_len" if family.layer and name == "target_len" and not family.two_sided else name
+
+
 def _canonical(family: Family, spelling: str) -> str | None:
+    size = size_meant(family, spelling)
+    if size in family.sizes or family.layer is not None:
+        return size if size in family.sizes else None
     name = spelled(spelling)
     name = family.spellings.get(name, name)
-    size = CANONICAL.get(name, name)
-    if size in family.sizes:
-        return size
     setting_name = SETTINGS.get(name, name)
     is_setting = setting_name in family.settings or name in family.dropout or name in family.refused
     return setting_name if is_setting or setting_name in ("model_type", "architecture", "pruned_heads") else None
 
 
 def _no_such_key(family: Family, spelling: str) -> str:
+    if family.layer is not None:
+        return f"{family.name} has no size {shown(spelling)}; its sizes are {', '.join(size_names(family.layer.table))}"
     if spelled(spelling) in CANONICAL:
         return f"{family.name} has no {spelling}; its sizes are {', '.join(family.sizes)}"
     spellings = [*(name for name in CANONICAL if CANONICAL[name] in family.sizes), *SETTINGS, *family.dropout]

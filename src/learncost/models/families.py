@@ -15,6 +15,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from learncost.layers.layer import Layer
+
 FOLDER = Path(__file__).with_name("families")
 
 _ORDER = (
@@ -102,13 +104,13 @@ class Family:
     `default` is an expression for the number of the architecture that is meant where a configuration names none, the
     first by default. `refused` are keys that change the mathematics, each with the one value that is supported.
     `heads` gives, by the name of a head, its lines and the outputs. `limit` is an expression for the longest sequence
-    (0 where none is), `length` and `target_length` for those that are meant where a run says nothing, `fixed` for the
-    one that the model always reads. `made` has, by their names, the lines of inputs that positions and settings say,
-    `numbers` what they read beside sizes and settings, each an expression. `frozen` are weights that are stored and
-    counted, but never learn; `start` is the token that the decoder of two stacks reads
+    (0 where none is), `length`, `target_length` and `batch` for those that are meant where a run says nothing, 0 where
+    it has to, `fixed` for the one length that the model always reads. `made` has, by their names, the lines of inputs
+    that positions and settings say, `numbers` what they read beside sizes and settings, each an expression. `frozen`
+    are weights that are stored and counted, but never learn; `start` is the token that the decoder of two stacks reads
     first, "" for the one that ends a text; `module` says what transformers' code does otherwise than most
     (`schedule.autograd.Module`); `unread` is an expression for the number of parameters that are stored and counted
-    although nothing reads them.
+    although nothing reads them. `layer` is the whole table where a layer in the notation is the model.
     """
 
     name: str
@@ -145,6 +147,8 @@ class Family:
     unread: str = ""
     target_length: str = ""
     start: str = ""
+    batch: str = "1"
+    layer: Layer | None = None
 
     @property
     def two_sided(self) -> bool:

@@ -37,8 +37,6 @@ def read_path(model: str, hint: str = "") -> dict[str, object]:
     the line about an absent one.
     """
     path = Path(model)
-    if path.suffix == NOTATION:
-        raise InputError(f"{shown(model)} is a layer, no model: formulas, explain, verify and emit take layers")
     try:
         if path.is_dir():
             path = path / "config.json"

@@ -1,18 +1,20 @@
-"""A layer of one's own as a model, so that every learning procedure takes it."""
+"""A layer of one's own as a model whose sizes its arrays say, so that every learning procedure trains it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from learncost.equation.errors import InputError
 from learncost.equation.table import defined
 from learncost.layers.layer import Layer
-from learncost.models.configuration import Configuration
-from learncost.models.model import Model
+from learncost.models.configuration import of_layer
+from learncost.models.model import Model, build
+from learncost.models.tables import family_of_layer
 
 
 def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
-    """The model that a layer is. One whose only output is `loss` can learn from it.
+    """The model that a layer is, to be trained: no gradient of an input is made. From `loss` alone it can learn.
 
     projected   inputs, or embeddings, to which PEPITA adds the output's error through a fixed random matrix: the
                 training's input `X.F` for X
@@ -22,18 +24,5 @@ def from_layer(layer: Layer, projected: Iterable[str] = ()) -> Model:
     for name in projected:
         if name not in names:
             raise InputError(f"{layer.name} has no {name!r} to add an error to; it has {', '.join(sorted(names))}")
-    configuration = Configuration(
-        name=layer.name,
-        family="layer",
-        sizes={},
-        settings={},
-        positions="none",
-        tied=False,
-        architecture="",
-        head="none",
-        pooler=False,
-        counted=f"the layer {layer.name}",
-        dropout={},
-        source="layer",
-    )
-    return Model(configuration, layer.table, {}, (), projected)
+    sizes = {name: size for name, size in family_of_layer(layer).sizes.items() if isinstance(size, int)}
+    return replace(build(of_layer(layer, sizes)), projected=projected, differentiated=())

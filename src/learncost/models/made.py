@@ -17,9 +17,8 @@ from learncost.equation.value import Same, Value
 from learncost.layers.layer import defined
 from learncost.layers.lower import lower
 from learncost.models.compose import making
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
-from learncost.models.families import FAMILIES
 from learncost.models.model import Model, axes_of, build
 from learncost.readings.run import execute
 
@@ -28,8 +27,7 @@ Number: TypeAlias = float | tuple[float, ...]
 
 def names_made(model: Model) -> frozenset[str]:
     """The inputs of a model's table that the lines of its family make."""
-    family = model.configuration.family
-    return FAMILIES[family].makes & frozenset(model.table.inputs) if family in FAMILIES else frozenset()
+    return family_of(model.configuration).makes & frozenset(model.table.inputs)
 
 
 def input_table(configuration: Configuration) -> Table:
@@ -46,7 +44,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
     sizes    those of the run (M, N), and of any axis that is to have another size than the configuration says
     Raises `InputError`.
     """
-    if configuration.family not in FAMILIES:
+    if configuration.layer is not None:
         return {}
     table, indices = _made(Same(configuration))
     numbers_of = _Known(configuration, sizes)
@@ -58,7 +56,7 @@ def made_inputs(configuration: Configuration, sizes: Mapping[str, int]) -> Mappi
 
 def written(configuration: Configuration, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The lines as the family has them, then what they read; nothing where nothing is made."""
-    if configuration.family not in FAMILIES:
+    if configuration.layer is not None:
         return ()
     try:
         header, lines = making(configuration, build(replace(configuration, learned=None)).table.inputs)
@@ -92,7 +90,7 @@ class _Known(dict[str, Any]):
 
     def __init__(self, configuration: Configuration, sizes: Mapping[str, int]) -> None:
         super().__init__({**configuration.values, **sizes})
-        self.family = FAMILIES[configuration.family]
+        self.family = family_of(configuration)
 
     def __missing__(self, axis: str) -> Any:
         rule = self.family.axes.get(axis) or self.family.fixed  # M or N of a model that reads one length alone

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from learncost.equation.count import Count, base
 from learncost.equation.errors import InputError
+from learncost.equation.stated import size_names
 from learncost.equation.table import Line, Literal, Repeat, Statement, Table, walk
 from learncost.equation.value import DRAWN, Same
-from learncost.layers.layer import Layer, defined, shipped_layer
+from learncost.layers.layer import Layer, defined, marked, shipped_layer
 from learncost.layers.rewrite import with_masks, with_padding
 from learncost.models.compose import Plan, PlannedLayer, plan
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate, names
-from learncost.models.families import FAMILIES
 from learncost.models.rewritings import REWRITINGS
+from learncost.models.tables import RUN, check_open
 from learncost.readings.price import parameters
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Model:
     projected: tuple[str, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
     trained: tuple[str, ...] | None = None  # the weights that learn; None: all
+    differentiated: tuple[str, ...] = ()  # inputs whose gradients are made, too
     quantized: tuple[Quantized, ...] = ()  # those that are stored as codes and scales
     plain: Table | None = None  # with the weights that the codes stand for
 
@@ -69,7 +71,7 @@ class Model:
     @property
     def causal(self) -> bool:
         """Whether it says the next token: its last stack is a decoder."""
-        return FAMILIES[self.configuration.family].blocks[-1] == "decoder"
+        return family_of(self.configuration).blocks[-1] == "decoder"
 
     @property
     def two_sided(self) -> bool:
@@ -84,8 +86,8 @@ class Structure:
     model: Model
 
     @property
-    def _key(self) -> tuple[Same[Table], tuple[str, ...] | None]:
-        return Same(self.model.table), self.model.trained
+    def _key(self) -> tuple[Same[Table], tuple[str, ...] | None, tuple[str, ...]]:
+        return Same(self.model.table), self.model.trained, self.model.differentiated
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -114,9 +116,11 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
             f"{configuration.name} is frozen in part or adapted ({configuration.learned}), which cost, compare, memory "
             "and conventions follow; give its config here"
         )
+    family = family_of(configuration)
+    if family.layer is not None:
+        return _of_layer(configuration, family.layer, dropout)
     chosen = plan(configuration)
     table, axes = _build(chosen, dropout, padding)
-    family = FAMILIES[configuration.family]
     rules = {axis: family.axes[axis] for axis in axes if axis in family.axes}
     values = configuration.values
     sizes = {axis: _size(axis, rule, values) for axis, rule in rules.items() if not names(rule) & RUN_AXES}
@@ -125,6 +129,18 @@ def build(configuration: Configuration, dropout: bool = False, padding: bool = F
     masks = masks_of(table)
     trained = tuple(name for name in table.weights if name not in family.frozen) if family.frozen else None
     return Model(configuration, table, {**sizes, **dict(chosen.counts)}, masks, rules=rules, trained=trained)
+
+
+def _of_layer(configuration: Configuration, layer: Layer, dropout: bool) -> Model:
+    """The model that a layer in the notation is: its inputs that learn have gradients, as its weights have."""
+    if dropout:
+        raise InputError(f"{configuration.name} says itself what it drops: dropout does not apply to a table")
+    table, sizes = marked(layer), dict(configuration.sizes)
+    fixed = table.indices | table.constants
+    inputs = tuple(name for name in table.inputs if name not in fixed)
+    trained = tuple(name for name in table.weights if name not in layer.frozen) if layer.frozen else None
+    rules = {size: size for size in sizes}
+    return Model(configuration, table, sizes, rules=rules, trained=trained, differentiated=inputs)
 
 
 def _size(axis: str, rule: str, values: Mapping[str, Any]) -> int:
@@ -188,22 +204,30 @@ def _in_block(line: Statement, block: str) -> Statement:
 
 def lengths_open(configuration: Configuration, seq_len: int, target_len: int) -> tuple[int | None, int | None]:
     """These lengths for a run; None for one that the model fixes, such as an image's, and where it has no decoder."""
-    fixed = FAMILIES[configuration.family].fixed
+    fixed = family_of(configuration).fixed
     return None if fixed else seq_len, target_len if configuration.two_sided else None
 
 
-def run_sizes(model: Model, batch_size: int, seq_len: int | None, target_len: int | None) -> dict[str, int]:
+def run_sizes(model: Model, batch_size: int | None, seq_len: int | None, target_len: int | None) -> dict[str, int]:
     """The sizes of all axes: the model's, and B, M, N of a run. Lengths are checked against learned positions.
 
     An encoder-decoder reads seq_len tokens on the encoder's side (N) and target_len on the decoder's (M); every other
-    model has seq_len tokens (M). Raises `InputError`.
+    model has seq_len tokens (M). A layer that is a model has the lengths that its axes M and N say. Raises
+    `InputError`.
     """
     configuration = model.configuration
-    family, values = FAMILIES[configuration.family], configuration.values
+    family, values = family_of(configuration), configuration.values
+    if family.layer is not None and not model.two_sided:  # its one length, by whatever name
+        if None not in (seq_len, target_len) and seq_len != target_len:
+            raise InputError(f"{configuration.name} has one length, not {seq_len} and {target_len}")
+        seq_len, target_len = seq_len or target_len, None
     longest = evaluate(family.limit, values) if family.limit else 0
     fixed = evaluate(family.fixed, values) if family.fixed else 0
     if fixed and seq_len not in (None, fixed):
         raise InputError(f"{configuration.name} reads {fixed:,} positions, not {seq_len:,}: {family.fixed}")
+    if family.layer is not None:
+        _check_run(configuration, family.layer, dict(zip(RUN, (batch_size, seq_len, target_len), strict=True)))
+    batch_size = batch_size or evaluate(family.batch, values)
     seq_len = seq_len or fixed or evaluate(family.length, values) or None
     if seq_len is None:
         raise InputError(f"{configuration.name} has no default length: give --seq-len")
@@ -215,5 +239,17 @@ def run_sizes(model: Model, batch_size: int, seq_len: int | None, target_len: in
         if longest and length > longest:
             raise InputError(f"{name} {length} is longer than the {longest} positions that {configuration.name} learns")
     run = {"B": batch_size} | ({"N": seq_len, "M": lengths["target_len"]} if model.two_sided else {"M": seq_len})
+    if family.layer is not None:
+        run = {"N": seq_len} | run
     late = {axis: _size(axis, rule, {**values, **run}) for axis, rule in model.rules.items() if axis not in model.sizes}
     return {**model.sizes, **late, **run}
+
+
+def _check_run(configuration: Configuration, layer: Layer, lengths: Mapping[str, int | None]) -> None:
+    """Refuse a run that leaves an axis of a layer open, or says the size of one that it does not have."""
+    names, given = size_names(layer.table), {name for name, length in lengths.items() if length is not None}
+    if {"seq_len", "target_len"} & given and not {"M", "N"} & names.keys():
+        raise InputError(f"{configuration.name} has no sequences: none of its axes is called M or N")
+    if lengths["batch_size"] not in (None, 1) and "B" not in names:
+        raise InputError(f"{configuration.name} has no batch: none of its axes is called B")
+    check_open(layer, configuration.name, {*configuration.sizes, *given})

@@ -6,7 +6,12 @@ from learncost.models.expression import evaluate
 from learncost.models.families import ACTIVATIONS, FAMILIES
 from learncost.models.model import Model
 from learncost.models.modules import joint
-from learncost.schedule.autograd.module import MODULES, Module
+from learncost.schedule.autograd.module import MODULES, USUAL_MODULE, Module
+
+
+def usual_module(model: Model) -> str:
+    """Whose code is assumed where nobody is named: of a layer of one's own, that of its lines."""
+    return Module.name if model.configuration.layer else USUAL_MODULE
 
 
 def module_of(model: Model, name: str, checkpointed: bool = False, width: int = 4) -> Module:

@@ -51,7 +51,7 @@ RUN_SIZES = (
         "seq_len", "N", "tokens in a sequence; those of the encoder where there is a decoder too", ("N", "seq_length")
     ),
     Size("target_len", "M", "tokens in a sequence of the decoder", ("M", "target_length")),
-    Size("batch_size", "B", "sequences in a batch"),
+    Size("batch_size", "B", "sequences in a batch", ("B",)),
 )
 """The sizes of one step, which no configuration holds."""
 
@@ -60,7 +60,7 @@ CANONICAL = {spelling: size.name for size in MODEL_SIZES + RUN_SIZES for spellin
 
 
 def spelled(name: str) -> str:
-    """Return `name` as the alias table spells it: underscores for hyphens, lower case except for M and N."""
+    """Return `name` as the alias table spells it: underscores for hyphens, lower case except for B, M and N."""
     name = name.replace("-", "_")
     return name if name in CANONICAL else name.lower()
 
@@ -68,7 +68,7 @@ def spelled(name: str) -> str:
 def resolve(name: str) -> str:
     """Return the canonical name of a size given in any accepted spelling.
 
-    Hyphens count as underscores, and case matters for `M` and `N` alone.
+    Hyphens count as underscores, and case matters for `B`, `M` and `N` alone.
     Raises InputError, naming the nearest known spelling, where there is no such size.
     """
     try:

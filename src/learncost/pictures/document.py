@@ -26,6 +26,7 @@ from learncost.ledger.question import flags_of, flags_typed, question
 from learncost.ledger.record import Cost
 from learncost.ledger.run import adaptation_of, prepare, shown_layer
 from learncost.ledger.show import convention, title
+from learncost.models.argument import layer_given
 from learncost.models.configuration import Configuration
 from learncost.models.model import Model
 from learncost.models.sizes import CANONICAL, spelled
@@ -48,7 +49,7 @@ def document(
     model: str | Configuration,
     procedure: str = "bp",
     price_book: str = "run",
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     optimizer: str | None = None,
@@ -153,7 +154,7 @@ def _peaks(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, 
     run = prepare(
         arguments["model"],
         "run",
-        arguments["batch_size"],
+        arguments.get("batch_size"),
         arguments.get("seq_len"),
         arguments.get("target_len"),
         None,
@@ -191,6 +192,8 @@ def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable
     learning = (arguments[name] for name in LEARNING)
     adaptation = adaptation_of(*learning)
     names = () if arguments["procedure"] in INFERENCE else (arguments["procedure"],)
+    is_table = layer_given(arguments["model"]) is not None  # which says no lengths itself
+    lengths = [arguments.get(name) if is_table else None for name in ("batch_size", "seq_len", "target_len")]
 
     def built_with(others: Mapping[str, int]) -> Model:
         dropout = 0.0 if not names else arguments["dropout"]
@@ -198,9 +201,9 @@ def _builder(arguments: Mapping[str, Any], sizes: Mapping[str, Any]) -> Callable
         return prepare(
             arguments["model"],
             "run",
-            1,
-            None,
-            None,
+            lengths[0],
+            lengths[1],
+            lengths[2],
             None,
             None,
             dropout,

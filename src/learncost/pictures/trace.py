@@ -108,7 +108,7 @@ def _length(length: int, facts: Mapping[str, str]) -> str:
 def trace(
     model: str | Configuration,
     procedure: str = "bp",
-    batch_size: int | str = 1,
+    batch_size: int | str | None = None,
     seq_len: int | str | None = None,
     target_len: int | str | None = None,
     optimizer: str | None = None,

@@ -33,7 +33,8 @@ from learncost.layers.derive import derive
 from learncost.layers.layer import shipped_layer
 from learncost.layers.recompute import in_macro
 from learncost.layers.rewrite import with_padding
-from learncost.models.families import FAMILIES, instead
+from learncost.models.configuration import family_of
+from learncost.models.families import instead
 from learncost.models.model import Model
 from learncost.procedures.numbers import names_of_numbers, values_of_numbers
 from learncost.procedures.procedure import LEARNING, PROCEDURES, Mode, Procedure
@@ -54,7 +55,7 @@ def by_differences(model: Model, chosen: Procedure, mode: Mode) -> tuple[Table, 
     """
     if model.trained is not None:
         others = " and ".join(name for name, other in PROCEDURES.items() if not other.compares)
-        frozen = FAMILIES[model.configuration.family].frozen
+        frozen = family_of(model.configuration).frozen
         example = f"as {', '.join(frozen)} of {model.configuration.family}" if frozen else "and LoRA"
         raise InputError(f"{chosen.name} updates every weight: frozen weights {example} are for {others}")
     if not model.learns:

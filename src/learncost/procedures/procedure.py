@@ -216,7 +216,7 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
     reading = chosen.moves.get("backward reading NAME for weights")
     if reading and model.quantized:
         raise InputError(f"{chosen.name} reads other matrices for weights, which quantized ones have no room for")
-    derived = derive(model.table, wanted=model.learning, jacobian=jacobian)
+    derived = derive(model.table, wanted=(*model.differentiated, *model.learning), jacobian=jacobian)
     table = derived.step
     if model.quantized:
         from learncost.layers.rewrite_quantized import made_again  # only where it is asked for: start-up counts
@@ -230,4 +230,4 @@ def _by_gradients(model: Model, chosen: Procedure, jacobian: bool) -> tuple[Tabl
         from learncost.procedures.feedback import with_feedback
 
         table = with_feedback(table, reading, chosen.lines)
-    return table, derived.gradients
+    return table, {name: gradient for name, gradient in derived.gradients.items() if name in model.table.weights}

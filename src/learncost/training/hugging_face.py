@@ -13,8 +13,7 @@ import numpy as np
 
 from learncost.engines.weights import shape
 from learncost.equation.errors import InputError
-from learncost.models.configuration import Configuration
-from learncost.models.families import FAMILIES
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.model import Model
 from learncost.training.files import check_finite, read_arrays, read_json
 from learncost.training.tokenizer import Tokenizer
@@ -140,7 +139,7 @@ def config(configuration: Configuration, dropout: float, tokenizer: Tokenizer | 
     """
     tokens = {} if tokenizer is None else {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     if tokenizer is not None and configuration.two_sided:
-        start = tokenizer.number(FAMILIES[configuration.family].start)
+        start = tokenizer.number(family_of(configuration).start)
         tokens |= {"pad_token_id": tokenizer.end, "decoder_start_token_id": start}
     keys = layouts()[configuration.family].keys if configuration.family in layouts() else {}
     values: dict[str, Any] = {**configuration.sizes, **configuration.settings}

@@ -12,9 +12,8 @@ from typing import Any
 
 from learncost.equation.errors import InputError
 from learncost.equation.precision import precision_of
-from learncost.models.configuration import Configuration
+from learncost.models.configuration import Configuration, family_of
 from learncost.models.expression import evaluate
-from learncost.models.families import FAMILIES
 from learncost.procedures.optimizer import DEFAULT
 
 LEARNS = ("train", "train_layers", "lora", "lora_rank", "lora_alpha")
@@ -261,7 +260,7 @@ def suited(options: Options, configuration: Configuration) -> Options:
     missing = {name: value for name, value in preset_options.items() if getattr(options, name) is None}
     most = configuration.sizes.get("max_position_embeddings", 0)
     length = options.seq_len or (min(missing["seq_len"], most) if most else missing["seq_len"])
-    fixed = FAMILIES[configuration.family].fixed
+    fixed = family_of(configuration).fixed
     missing["seq_len"] = options.seq_len or (evaluate(fixed, configuration.values) if fixed else length)
     if configuration.two_sided and options.target_len is None:
         missing["target_len"] = min(length, most) if most else length

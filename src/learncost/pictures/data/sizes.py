@@ -9,9 +9,8 @@ from typing import Any
 from learncost.equation.errors import InputError
 from learncost.ledger.record import Cost
 from learncost.models.compose import SYMBOLS
-from learncost.models.configuration import in_order
+from learncost.models.configuration import family_of, in_order
 from learncost.models.expression import Tree, evaluate, tree
-from learncost.models.families import FAMILIES
 from learncost.models.model import Model
 from learncost.models.sizes import MODEL_SIZES, RUN_SIZES
 
@@ -72,7 +71,7 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
     assert step.built is not None
     assert step.priced is not None
     model, axes = step.built, step.priced.sizes
-    configuration, family = model.configuration, FAMILIES[model.configuration.family]
+    configuration, family = model.configuration, family_of(model.configuration)
     fixed = family.fixed and evaluate(family.fixed, configuration.values)
     free = {name for name in configuration.sizes if _changes(model, name, built_with)}
     values = dict(configuration.values)
@@ -106,7 +105,7 @@ def sizes_of(step: Cost, names_given: Container[str], built_with: Callable[[Mapp
 def _usual(name: str, step: Cost, values: Mapping[str, Any], free: Container[str]) -> Tree | None:
     """What a size of the run is where nobody gives it: lengths follow the positions that the model has."""
     assert step.built is not None
-    family = FAMILIES[step.built.configuration.family]
+    family = family_of(step.built.configuration)
     rule = {"seq_len": family.fixed or family.length, "target_len": family.target_length or "seq_len"}.get(name)
     if step.context is not None:
         new = "target_len" if step.built.two_sided else "seq_len"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from learncost.engines.weights import shape
 from learncost.equation.errors import InputError
-from learncost.models.configuration import Configuration
-from learncost.models.families import FAMILIES, instead
+from learncost.models.configuration import Configuration, family_of
+from learncost.models.families import instead
 from learncost.models.model import Model, build, run_sizes
 from learncost.training.data.images import Images
 from learncost.training.data.readers import Classes, Pairs, Words
@@ -69,7 +69,7 @@ def task(configuration: Configuration, tokenizer: Tokenizer | None, options: Opt
         return Rows(Words(tokenizer, length) if "targets" in inputs else Classes(tokenizer, length))
     if "targets" not in inputs:
         raise InputError(f"{name} learns classes with two stacks, which train does not do from files: use lc.Training")
-    start = tokenizer.number(FAMILIES[configuration.family].start)
+    start = tokenizer.number(family_of(configuration).start)
     if "features" not in inputs:
         return Rows(Pairs(tokenizer, start, (length, target)))
     _, frames, channels = shape(model.table, "features", run_sizes(model, 1, None, None))

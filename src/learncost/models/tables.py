@@ -1,0 +1,74 @@
+"""A layer in the notation as a model family of its own: its letters are the family's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import lru_cache
+
+from learncost.equation.errors import InputError
+from learncost.equation.stated import size_names
+from learncost.equation.table import walk
+from learncost.equation.value import Same
+from learncost.layers.layer import Layer
+from learncost.models.families import Family
+
+TABLE = "table"
+"""What a configuration has for the name of its family where a layer is the model."""
+
+RUN = ("batch_size", "seq_len", "target_len")
+"""The sizes that a run says."""
+
+LENGTHS = ("N", "M")
+"""Axes whose lengths a run says: `seq_len` and `target_len`; where there is one alone it is `seq_len`."""
+
+
+def family_of_layer(layer: Layer) -> Family:
+    """The family that has this layer as its one table.
+
+    Sizes that the layer fixes are defaults, the others are required. B, M and N are the run's: the number of sequences
+    and the lengths, which a run has to say where the layer leaves them open.
+    """
+    return _family(Same(layer))
+
+
+def check_open(layer: Layer, name: str, given: Container[str]) -> None:
+    """Refuse a run of a layer that leaves sizes open; `given` are those that it says, by their names."""
+    names = size_names(layer.table)
+    said = {"B": ("batch_size",), "M": ("seq_len", "target_len"), "N": ("seq_len", *(() if "M" in names else RUN))}
+    left = [size for size in names if size not in layer.sizes and not any(s in given for s in said.get(size, (size,)))]
+    if left:
+        raise InputError(f"{name} leaves {', '.join(left)} open: give {' '.join(f'--{size} N' for size in left)}")
+
+
+@lru_cache(maxsize=64)
+def _family(same: Same[Layer]) -> Family:
+    layer = same.content
+    names = size_names(layer.table)
+    lengths = [axis for axis in LENGTHS if axis in names]
+
+    def usual(axis: str) -> str:
+        """The size that a run has where it says nothing: 0 where it has to, 1 of what the layer does not have."""
+        return str(layer.sizes.get(axis, 0 if axis in names else 1))
+
+    is_causal = any(condition.ordered for line, _ in walk(layer.table.lines) for condition in line.where)
+    return Family(
+        name=layer.name,
+        source=layer.source,
+        table="",
+        blocks=("encoder", "decoder") if len(lengths) > 1 else ("decoder" if is_causal else "encoder",),
+        inputs=(),
+        shared=(),
+        architectures=(),
+        sizes={name: layer.sizes.get(name) for name in names if name not in ("B", *LENGTHS)},
+        settings={},
+        heads={},
+        layers={},
+        axes={name: name for name in names if name not in ("B", *LENGTHS)},
+        positions="",
+        batch=usual("B"),
+        length=usual(lengths[0] if lengths else "M"),
+        target_length=("M" in layer.sizes and len(lengths) > 1 and usual("M")) or "",
+        frozen=layer.frozen,
+        unread=str(layer.unread or ""),
+        layer=layer,
+    )

@@ -88,3 +88,97 @@ def test_what_a_table_freezes_and_never_reads_is_counted_and_not_trained(mlp):
     assert cost.macro_operations["backward"][1].maccs == 2 * product  # of G, and of X, which learns
     constant = lc.layer(MLP.replace("  sizes:", "  constants: X\n  sizes:"))
     assert lc.cost(constant, price_book="matmul", B=2, M=3).macro_operations["backward"][1].maccs == product
+
+
+CONVOLUTION = """net(X; conv.weight up.weight fc.weight a) -> Y
+  sizes: g=2 c=3 o=4 y=9 x=7 u=3 v=3 i=5 j=4 k=2 m=10 n=8 z=5 w=6
+  constants: X
+  C[B g o i j] = X[B g c y=2 i + u - 1 x=2 j + v - 1] conv.weight[g o c u v] @ conv aten.convolution.default
+  T[B g k m=2 i + s n=2 j + t] = C[B g o i j] up.weight[g o k s t] @ up conv_transpose2d
+  D[B g k m n] = T[B g k m n] a[g k m n] @ . mul
+  S[B g k] = sum[m n](D[B g k m n]) @ . sum
+  Y[B z] = S[B g k] fc.weight[z g k] @ fc linear"""
+
+
+def test_the_book_of_the_flop_counter_goes_by_the_operators_of_lines():
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        first, up = torch.nn.Conv2d(6, 8, 3, 2, 1, groups=2), torch.nn.ConvTranspose2d(8, 4, 2, 2, groups=2)
+        last, gain = torch.nn.Linear(4, 5), torch.nn.Parameter(torch.empty(4, 10, 8))
+        image = torch.empty(3, 6, 9, 7)
+    with FlopCounterMode(display=False) as forward:
+        out = last((up(first(image)) * gain).sum((2, 3)))
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    net = lc.layer(CONVOLUTION.replace("z=5 w=6", "z=5 s=2 t=2"))
+    cost = lc.cost(net, price_book="torch-flop-counter", B=3)
+    macros = {name: part.flops for name, (_, part) in cost.macro_operations.items()}
+    assert macros["forward"] == forward.get_total_flops()
+    assert macros["backward"] + macros["weight_update"] == backward.get_total_flops()  # its groups forgotten, too
+    true = lc.cost(net, price_book="matmul", B=3)
+    assert true.macro_operations["weight_update"][1].flops < macros["weight_update"]
+
+
+@pytest.mark.parametrize(("operator", "products"), [(" mv", 0), (" linear", 3), ("", 3)])
+def test_another_operator_is_nothing_to_the_flop_counter_and_none_is_what_the_line_is(operator, products):
+    text = MLP.replace("@ fc1 linear", "@ fc1 mv").replace("@ fc2 linear", f"@ fc2{operator}")
+    assert lc.cost(lc.layer(text), price_book="torch-flop-counter", B=1, M=3).total.maccs == products * 3 * 8 * 16
+
+
+def test_rows_by_module_are_so_many_parts_deep_and_come_to_the_same_total(mlp):
+    deep = lc.layer(
+        MLP.replace("@ fc1 ", "@ net.h.*.fc1 ").replace("@ fc2 ", "@ net.h.*.fc2 ").replace("@ act gelu", "@ .")
+    )
+    whole = lc.cost(deep, B=2, M=3)
+    for depth, modules in ((1, {"net", "."}), (2, {"net.h", "."}), (None, {"net.h.*.fc1", "net.h.*.fc2", "."})):
+        cost = lc.cost(deep, B=2, M=3, by="module", depth=depth)
+        assert {row.module for row in cost.rows} == modules
+        assert sum(row.flops for row in cost.rows) == whole.total.flops == cost.total.flops
+        assert sum(row.bytes for row in cost.rows) == sum(row.bytes for row in whole.rows)
+        assert {row["module"] for row in cost.to_dict()["rows"]} == modules
+    forward = {row.module: row.maccs for row in cost.rows if row.macro_operation == "forward"}
+    assert forward == {"net.h.*.fc1": 2 * 3 * 8 * 16, "net.h.*.fc2": 2 * 3 * 8 * 16, ".": 0}
+    with pytest.raises(lc.InputError, match="the lines of gpt2 say no modules"):
+        lc.cost("gpt2", by="module")
+    with pytest.raises(lc.InputError, match="depth is of module paths"):
+        lc.cost(mlp, B=2, M=3, depth=2)
+
+
+PATHS = """net(tokens targets share; embed.weight h.each.attn.q_proj.weight h.each.attn.q_proj.bias h.each.attn.v_proj.weight \
+h.each.mlp.fc.weight head.weight head.bias) -> loss
+  sizes: d=8 v=11 n=4
+  share: share of targets
+  E[B M d] = embed.weight[v=tokens[B M] d] @ embed embedding
+  repeat n carry E:
+    Q[B M d'] = E[B M d] h.each.attn.q_proj.weight[d' d] @ h.*.attn.q_proj linear
+    Q[B M d] = Q[B M d] + h.each.attn.q_proj.bias[d] @ h.*.attn.q_proj linear
+    V[B M d'] = Q[B M d] h.each.attn.v_proj.weight[d' d] @ h.*.attn.v_proj linear
+    F[B M d'] = V[B M d] h.each.mlp.fc.weight[d' d] @ h.*.mlp.fc linear
+    E[B M d] = E[B M d] + F[B M d] @ h.*
+  Z[B M v] = E[B M d] head.weight[v d] @ head linear
+  U[B M v] = Z[B M v] + head.bias[v] @ head linear
+  P[B M v] = log_softmax[v](U[B M v])
+  T[B M] = P[B M v=targets[B M]]
+  loss[] = T[B M] share[B M]""".replace("\\\n", "")
+
+
+@pytest.mark.parametrize(
+    ("adapted", "learning"),
+    [
+        ({"train": "head"}, 8 * 11 + 11),
+        ({"train": "q_proj"}, 4 * (8 * 8 + 8)),
+        ({"train": "attn.q_proj.weight"}, 4 * 8 * 8),
+        ({"train": "attn"}, 4 * (2 * 8 * 8 + 8)),  # a module with what it holds
+        ({"train": "mlp,head"}, 4 * 8 * 8 + 8 * 11 + 11),
+        ({"train": "q_proj", "train_layers": "2-3"}, 2 * (8 * 8 + 8)),
+        ({"lora": "q_proj", "lora_rank": 2}, 4 * 2 * (8 + 8)),
+        ({"lora": "attn", "lora_rank": 2}, 2 * 4 * 2 * (8 + 8)),
+        ({"lora": "head", "lora_rank": 2}, 2 * (8 + 11)),
+        ({"lora": "all-linear", "lora_rank": 2}, 3 * 4 * 2 * (8 + 8)),  # but the output layer, as peft has it
+        ({"procedure": "head-only"}, 8 * 11 + 11),
+    ],
+)
+def test_what_learns_is_meant_by_the_ends_of_module_paths(adapted, learning):
+    assert lc.cost(lc.layer(PATHS), B=2, M=3, **adapted).trained_parameters == learning

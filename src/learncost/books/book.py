@@ -60,6 +60,44 @@ _UNPRICED = frozenset({"positions", "sinusoidal_positions", "token_types", "drop
 # Section 5.1 and (48): T is one-hot, and its products are charged in full.
 _ONE_HOT = frozenset({"embedding", "error_projection"})
 
+# torch 2.13.0, torch/utils/flop_counter.py: flop_registry, and what PyTorch runs as these. mv, dot, addbmm and outer
+# have no formula there.
+_COUNTED = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_scaled_mm",
+        "linear",
+        "matmul",
+        "einsum",
+        "tensordot",
+        "multi_dot",
+        "convolution",
+        "_convolution",
+        "cudnn_convolution",
+        "convolution_overrideable",
+        "_slow_conv2d_forward",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "scaled_dot_product_attention",
+        "multi_head_attention_forward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_attention_math",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "flex_attention",
+    }
+)
+
 # Those that price lines; formulas.toml has those that are a formula of a whole model.
 BOOKS: Mapping[str, Book] = {
     book.name: book
@@ -99,10 +137,12 @@ BOOKS: Mapping[str, Book] = {
         Book(
             "torch-flop-counter",
             "products as FlopCounterMode counts on CUDA",
-            "as `matmul`, with attention in fused kernels: 2 products forward, 5 backward, causal masks ignored; torch "
-            "2.13.0, torch/utils/flop_counter.py, sdpa_flop_count and sdpa_backward_flop_count",
+            "as `matmul`, with attention in fused kernels: 2 products forward, 5 backward, causal masks ignored; of "
+            "lines that say what computes them, the operators that it has a formula for; torch 2.13.0, "
+            "torch/utils/flop_counter.py, flop_registry, sdpa_flop_count and sdpa_backward_flop_count",
             "matrix",
             again=True,
+            operators=_COUNTED,
         ),
         Book(
             "paper",

@@ -13,6 +13,8 @@ from learncost.equation.sides import sides
 from learncost.equation.table import Condition, Line, Product, Read, Repeat, Statement, Table, Term, Word, each_line
 from learncost.vocabulary import entry
 
+_NAMESPACES = ("torch", "ops", "aten", "nn", "functional", "F")
+
 _Factor = tuple[tuple[str, ...], tuple[str, ...]]  # all axes that it loops over, and those that it has directly
 
 
@@ -24,6 +26,29 @@ def matrix_maccs(line: Product) -> Count:
     """
     factors = tuple([(term.loops, direct(term)) for term in line.right if isinstance(term, Term)])
     return _matrix_maccs((line.left[0].loops, direct(line.left[0])), factors)
+
+
+def operator_maccs(line: Product) -> Count:
+    """MACCs of a line as the formula of the operator that computes it has them: a term for every point of its factors.
+
+    Of a product of two factors only, whatever their axes are: a depthwise convolution has no matrices and is counted.
+    FlopCounterMode's formula of a convolution's backward pass takes the gradient of its weight for that of one without
+    groups (torch 2.13.0, torch/utils/flop_counter.py, conv_backward_flop): so many times as there are groups.
+    """
+    terms = [term for term in line.right if isinstance(term, Term)]
+    if len(terms) != 2:
+        return matrix_maccs(line)
+    loops = dict.fromkeys(chain.from_iterable(term.loops for term in terms))
+    if line.tag.macro == "weight_update" and "conv" in line.tag.operator:
+        groups = [axis for axis in line.left[0].loops if all(axis in term.loops for term in terms)]
+        return Count.of((*loops, *groups))
+    return Count.of(loops)
+
+
+def operator_name(operator: str) -> str:
+    """What an operator is called without its namespace and its overload: linear of aten.linear.default."""
+    parts = [part for part in operator.replace("::", ".").split(".") if part not in _NAMESPACES]
+    return parts[0] if parts else operator
 
 
 def in_half(line: Product, maccs: Count) -> Count:

@@ -9,7 +9,7 @@ from learncost.equation.errors import InputError
 from learncost.equation.precision import either
 from learncost.ledger.question import question
 from learncost.ledger.record import Cost
-from learncost.ledger.run import BY, adaptation_of, check_choice, prepare
+from learncost.ledger.run import BY, adaptation_of, by_module, check_choice, prepare
 from learncost.models.configuration import Configuration
 from learncost.procedures.procedure import INFERENCE
 from learncost.procedures.procedure import procedure as find_procedure
@@ -33,6 +33,7 @@ def cost(
     dropout: float | str = 0.0,
     dtype: str | None = None,
     by: str = "layer",
+    depth: int | str | None = None,
     context: int | str | None = None,
     train: object = None,
     train_layers: object = None,
@@ -61,7 +62,10 @@ def cost(
         How many tokens are in a sequence of the decoder of an encoder-decoder. The default is `seq_len`, and 1 with
         decode.
     by
-        What a row of the table is: layer, macro-operation, equation, or kind (linear, attention, elementwise).
+        What a row of the table is: layer, macro-operation, equation, kind (linear, attention, elementwise), or module,
+        where a table's lines say which module they are of.
+    depth
+        With `by` module, how many parts of a module's path a row has: 2 puts all of encoder.layers together.
     context
         With decode, how many tokens the cache holds before the step. The default is as many as the model has positions
         for.
@@ -105,6 +109,8 @@ def cost(
     181299556
     """
     find_procedure(procedure, INFERENCE)
+    if depth is not None and by != "module":
+        raise InputError(f"depth is of module paths: give --by module with it, not {by}")
     kind = None if dtype is None and precision is None else either(dtype, precision)
     adapted = adaptation_of(train, train_layers, lora, lora_rank, lora_alpha, kind=kind)
     rates = None
@@ -125,7 +131,8 @@ def cost(
         lengths = {"batch_size": batch_size, "seq_len": seq_len, "target_len": target_len, "context": context}
         inference = INFERENCE[procedure]
         priced = served(model, inference, price_book, lengths, training, type_name, sizes, rates)
-        return replace(cost_of_inference(priced, inference, by), dtype=type_name)
+        answer = replace(cost_of_inference(priced, inference, by), dtype=type_name)
+        return by_module(answer, depth) if by == "module" else answer
     run = prepare(
         model,
         price_book,
@@ -144,5 +151,5 @@ def cost(
     check_choice("by", by, BY)
     if context is not None:
         raise InputError(f"context goes with the procedure decode: {procedure} has no cache")
-    answer = run.cost(procedure, run.book, by, rates)
-    return replace(answer, dtype=type_name)
+    answer = replace(run.cost(procedure, run.book, by, rates), dtype=type_name)
+    return by_module(answer, depth) if by == "module" else answer

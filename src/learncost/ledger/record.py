@@ -34,6 +34,7 @@ class LedgerRow:
     outside_paper: bool = False
     time: RowTime | None = None  # on a device, where one is given
     not_derived: bool = False  # whether a line of it has a cost and no meaning
+    module: str = ""
     unknown: bool = False  # whether nobody knows what one of its lines costs: it costs that much at least
 
     @property
@@ -58,6 +59,8 @@ class LedgerRow:
             row |= {"line": self.line, "equation": self.equation}
         if self.kind:
             row |= {"kind": self.kind}
+        if self.module:
+            row |= {"module": self.module}
         row |= {"maccs": self.maccs, "flops": self.flops, "bytes": self.bytes}
         if self.time is not None:
             row |= self.time.to_dict()
@@ -137,7 +140,7 @@ class Cost(Drawn):
         The rows of the table: `layer`, `block`, `repeat` (blocks that the row stands for), `macro_operation`, `maccs`,
         `flops`, `bytes`, and by equation also `line` and `equation`.
     by
-        What a row stands for: layer, macro-operation, equation or kind.
+        What a row stands for: layer, macro-operation, equation, kind or module.
     dtype
         The data type in which bytes are counted.
     optimizer

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from learncost.readings.time import Rates
 
 LARGEST_TRAINING = 10**18  # tokens
-BY = {"layer": (), "macro-operation": (), "equation": (), "kind": ()}
+BY = {"layer": (), "macro-operation": (), "equation": (), "kind": (), "module": ()}
 
 # What the layers are called in the ledger.
 _SHOWN = {
@@ -189,6 +189,8 @@ def prepare(
         configuration = configure(model, sizes, lengths=lengths)
     built = build(replace(configuration, learned=None), dropout=probability > 0)
     learning, chosen = "all", adapted_by or configuration.learned
+    if configuration.layer and built.trained is not None:
+        learning = "all that the table does not freeze"
     if adapted_by is not None and configuration.learned is not None:
         raise InputError("the live module says itself what learns: leave train and lora out, or unfreeze it")
     if chosen is not None:
@@ -284,14 +286,39 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "macro-operation": ("macro_operation",),
     "equation": ("layer", "block", "macro_operation", "line", "equation"),
     "kind": ("kind", "macro_operation"),
+    "module": ("module", "macro_operation"),
 }
 
 
-def lines_by(price: Price, by: str, timed: Timing | None = None) -> list[tuple[dict[str, Any], list[Row]]]:
-    """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order."""
+def by_module(cost: Cost, depth: Any) -> Cost:
+    """The same ledger with a row for each module, so many parts of its path deep; None: for each whole path."""
+    assert cost.priced is not None
+    if not any(row.module for row in cost.priced.rows):
+        raise InputError(f"the lines of {cost.model} say no modules: leave by module out")
+    parts = None if depth is None else check_size("depth", depth)
+    passes = {name: times for name, (times, _) in cost.macro_operations.items()}
+    return replace(cost, rows=_rows(cost.priced, "module", passes, cost.timing, parts))
+
+
+def _path(row: Row, depth: int | None) -> str:
+    """The path of a row's module, so many parts of it; of a line without one that of the whole."""
+    return ".".join(row.module.split(".")[:depth]) if row.module.strip(".") else "."
+
+
+def lines_by(
+    price: Price, by: str, timed: Timing | None = None, depth: int | None = None
+) -> list[tuple[dict[str, Any], list[Row]]]:
+    """The priced lines that make each row of a ledger, under what the row is called, in the ledger's order.
+
+    depth   how many parts of a module's path its rows have; None: all
+    """
+    named: Mapping[str, Callable[[Row], Any]] = {
+        "layer": lambda row: shown_layer(row.layer),
+        "module": lambda row: _path(row, depth),
+    }
     groups: dict[tuple[tuple[Any, ...], str], list[Row]] = {}
     for priced in price.rows:
-        group = tuple(shown_layer(priced.layer) if name == "layer" else getattr(priced, name) for name in _FIELDS[by])
+        group = tuple(named[name](priced) if name in named else getattr(priced, name) for name in _FIELDS[by])
         kernel = timed.inside(priced) if timed and by == "equation" else ""  # has no time of its own: a row apart
         # Parts of a gradient are added in the turns and once more where these end: those are lines of their own.
         turns = str(priced.repeat) if by == "equation" and priced.line == "merge" else ""
@@ -301,9 +328,11 @@ def lines_by(price: Price, by: str, timed: Timing | None = None) -> list[tuple[d
     return sorted(fields_and_rows, key=lambda pair: order[pair[0]["macro_operation"]])
 
 
-def _rows(price: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None) -> tuple[LedgerRow, ...]:
+def _rows(
+    price: Price, by: str, passes: Mapping[str, int], timed: Timing | None = None, depth: int | None = None
+) -> tuple[LedgerRow, ...]:
     result = []
-    for fields_of_row, rows in lines_by(price, by, timed):
+    for fields_of_row, rows in lines_by(price, by, timed, depth):
         part = Price(price.book, tuple(rows), price.sizes, price.dtype)
         row = LedgerRow(
             layer=fields_of_row.get("layer"),
@@ -316,6 +345,7 @@ def _rows(price: Price, by: str, passes: Mapping[str, int], timed: Timing | None
             line=fields_of_row.get("line", ""),
             equation=fields_of_row.get("equation", ""),
             kind=fields_of_row.get("kind", ""),
+            module=fields_of_row.get("module", ""),
             outside_paper=any(row.outside_paper for row in part.rows),
             not_derived=any(row.opaque for row in rows),
             unknown=any(row.unknown for row in rows),

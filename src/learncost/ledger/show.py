@@ -107,7 +107,7 @@ def _sheet(cost: Cost, more: tuple[str, ...], written: Callable[[int], str]) -> 
         elif cost.by != "macro-operation":
             kinds = ("linear", "attention", "elementwise", NOT_DERIVED, "")
             for row in sorted(parts, key=lambda row: kinds.index(row.kind)):
-                add(row.kind or _layer(row, two_sided), (row,), 1)
+                add(row.kind or row.module or _layer(row, two_sided), (row,), 1)
     add("total", cost.rows, 0, "bold")
     columns = ("", "MACCs", "FLOPs", *more)
     left = frozenset({0, columns.index("bound")} if "bound" in columns else {0})
@@ -250,6 +250,7 @@ def _flat(cost: Cost) -> Sheet:
         "macro-operation": ("macro_operation",),
         "equation": ("macro_operation", "layer", "block", "repeat", "line", "equation"),
         "kind": ("macro_operation", "kind"),
+        "module": ("macro_operation", "module"),
     }[cost.by]
     rows, timed = [], _timed(cost)
     for row in cost.rows:

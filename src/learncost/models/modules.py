@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from learncost.models.families import FAMILIES
+from learncost.models.tables import TABLE
 
 Modules = Mapping[str, tuple[str, ...]]
 
@@ -39,13 +40,23 @@ def weights_named(name: str, family: str, weights: Iterable[str]) -> tuple[str, 
     """The weights that a name stands for: of the family's modules as peft matches them, of any model's, or our own.
 
     A module is meant by the end of its path: dense is attention.output.dense too. Ours are meant in full, by the end
-    of the name, or by a pattern with *.
+    of the name, or by a pattern with *; where weights are named by the paths of modules, as those of a layer that is
+    imported are, a module is meant by the end of its path, with all that it holds.
     """
     endings = [
         weight for path, ours in modules_of(family).items() if f".{path}".endswith(f".{name}") for weight in ours
     ]
     patterns = endings or (*_ANY.get(name, ()), name)
-    return tuple(w for w in weights if any(fnmatchcase(w, p) or fnmatchcase(w, f"*.{p}") for p in patterns))
+
+    def is_meant(path: str) -> bool:
+        return any(fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}") for pattern in patterns)
+
+    weights = tuple(weights)
+    if (meant := tuple(w for w in weights if is_meant(w))) or family != TABLE:
+        return meant
+    deepest = max((w.count(".") for w in weights), default=0)
+    held = (tuple(w for w in weights if is_meant(w.rsplit(".", up)[0])) for up in range(1, deepest + 1))
+    return next((several for several in held if several), ())
 
 
 def module_of(path: str, family: str, weights: Iterable[str]) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ class Parts:
         self.head = self.read_by(line for line in after if isinstance(line, Line) and "norm" not in line.tag.layer)
         self.embeddings = tuple(w for w in self.table.weights if any(_looks_up(line, w) for line in outside))
         self.linear = tuple(w for w in self.table.weights if any(is_projection(line, w) for line in self.lines))
+        if model.configuration.layer and model.learns:  # whose output layer has no name of its own
+            self.linear = tuple(weight for weight in self.linear if weight not in self.head)
 
     def read_by(self, lines: Iterable[Line]) -> tuple[str, ...]:
         """The weights that lines read."""
@@ -123,6 +125,8 @@ class Parts:
         """The weights that one name of `train` means: of a module, its biases too."""
         if name in ("all", "none"):
             return self.table.weights if name == "all" else ()
+        if named := self._of_module(name):
+            return named
         if name in _HEAD:
             return self._some(self.head, "train", name, "head")
         if name in _EMBEDDINGS and name not in self.table.weights:
@@ -137,6 +141,10 @@ class Parts:
         if name in ("encoder", "decoder") and (side := self._side(name)):
             return side
         return self.with_biases(self.weights_for("train", name, (*_PARTS, "attention", "feed_forward", "all-linear")))
+
+    def _of_module(self, name: str) -> tuple[str, ...]:
+        """What a module of a layer that is the model holds: there, names are its own."""
+        return weights_named(name, self.family, self.table.weights) if self.model.configuration.layer else ()
 
     def _side(self, name: str) -> tuple[str, ...]:
         """The weights of an encoder or a decoder where there are both; what both read is neither's."""
@@ -179,7 +187,7 @@ class Parts:
         weights: dict[str, None] = {}
         others: dict[str, Projection] = {}
         for name in lora_names:
-            if name in _HEAD:
+            if name in _HEAD and not self._of_module(name):
                 for weight in self._some(self.multiplied("head"), "lora", name, "head"):
                     path = weight if weight.startswith("head") else f"head.{weight}"  # tied: apart from the embedding's
                     others["head"] = Projection(path, (weight,), ("head",))

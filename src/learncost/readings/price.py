@@ -36,7 +36,17 @@ from learncost.equation.table import (
 from learncost.layers.alone import alone, shape
 from learncost.layers.layer import Layer
 from learncost.layers.lower import lower, lower_line
-from learncost.layers.products import Scores, in_blocks, in_half, inside, matrix_maccs, skipping, with_windows
+from learncost.layers.products import (
+    Scores,
+    in_blocks,
+    in_half,
+    inside,
+    matrix_maccs,
+    operator_maccs,
+    operator_name,
+    skipping,
+    with_windows,
+)
 from learncost.vocabulary import entry
 
 NOT_DERIVED = "not derived"
@@ -94,6 +104,9 @@ class Book(Displayed):
         "blocks" that a kernel takes.
     again
         Whether the backward pass of attention computes its scores once more, as flash attention does.
+    operators
+        The operators that it knows: of a line that says which one computes it, others cost nothing. Empty: lines cost
+        what they are, whatever computes them.
     optimizer
         The optimizer of who wrote it, which a step has where none is named; empty where they say none.
 
@@ -117,6 +130,7 @@ class Book(Displayed):
     causal: str = "full"
     again: bool = False
     optimizer: str = ""
+    operators: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,11 @@ class Row:
     place: int = 0  # among all rows
     outside_paper: bool = False
     source: Line | str = ""
+
+    @property
+    def module(self) -> str:
+        """The path of the module whose line it is; "" where the line says none."""
+        return self.source.tag.module if isinstance(self.source, Line) else ""
 
     @property
     def text(self) -> str:
@@ -436,12 +455,19 @@ def _matrix(table: Table, book: Book, sizes: Mapping[str, Any]) -> tuple[Row, ..
     scores = Scores()
     rows = []
     for line, turns in walk(table.lines):
-        maccs = matrix_maccs(line) if isinstance(line, Product) else ZERO
+        operator = operator_name(line.tag.operator) if book.operators else ""
+        maccs = ZERO
+        if isinstance(line, Product) and (not operator or operator in book.operators):
+            maccs = operator_maccs(line) if operator else matrix_maccs(line)
         kernel = line.tag.kernel
         if charge and maccs and (not blocks or (kernel and (kernel.name, line.name) in few)):
             assert isinstance(line, Product)
             maccs = charge(line, maccs)
-        if book.again and scores.again(line, kind(line, table) == "attention"):
+        if (
+            book.again
+            and scores.again(line, kind(line, table) == "attention")
+            and (not operator or "attention" in operator)
+        ):
             maccs = maccs * 2
         opaque = line.opaque.flops(line.part) if isinstance(line, Word) and line.opaque else None
         rows.append(_row(table, line, turns, maccs, opaque or maccs * 2))

@@ -146,8 +146,11 @@ def test_rows_by_module_are_so_many_parts_deep_and_come_to_the_same_total(mlp):
         lc.cost(mlp, B=2, M=3, depth=2)
 
 
-PATHS = """net(tokens targets share; embed.weight h.each.attn.q_proj.weight h.each.attn.q_proj.bias h.each.attn.v_proj.weight \
-h.each.mlp.fc.weight head.weight head.bias) -> loss
+WEIGHTS = (
+    "embed.weight h.each.attn.q_proj.weight h.each.attn.q_proj.bias h.each.attn.v_proj.weight h.each.mlp.fc.weight "
+    "head.weight head.bias"
+)
+PATHS = f"""net(tokens targets share; {WEIGHTS}) -> loss
   sizes: d=8 v=11 n=4
   share: share of targets
   E[B M d] = embed.weight[v=tokens[B M] d] @ embed embedding
@@ -161,7 +164,7 @@ h.each.mlp.fc.weight head.weight head.bias) -> loss
   U[B M v] = Z[B M v] + head.bias[v] @ head linear
   P[B M v] = log_softmax[v](U[B M v])
   T[B M] = P[B M v=targets[B M]]
-  loss[] = T[B M] share[B M]""".replace("\\\n", "")
+  loss[] = T[B M] share[B M]"""
 
 
 @pytest.mark.parametrize(
